@@ -1,0 +1,41 @@
+"""Online estimators of a prompt's reward distribution, for any trainer; needs numpy alone.
+
+    base        the contract: RewardEstimator, Estimate, State
+    registry    names: register, available, get, build; third-party entry points
+    point       GRPO's sample mean and N-1 variance (the baseline)
+    dbb         Discounted Beta-Bernoulli (the paper's estimator)
+    advantage   Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
+
+Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
+
+Example:
+    >>> import numpy as np
+    >>> from estimators import build, standardized
+    >>> dbb = build("dbb", discount=0.5)
+    >>> rewards_P_G = np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    >>> state, estimate = dbb.observe(dbb.initial_state(2), rewards_P_G)
+    >>> state["alpha"], state["beta"]
+    (array([4.5, 1.5]), array([0.5, 3.5]))
+    >>> estimate.mean
+    array([0.9, 0.3])
+    >>> standardized(rewards_P_G, estimate).round(3)
+    array([[ 0.333,  0.333,  0.333,  0.333],
+           [ 1.528, -0.655, -0.655, -0.655]])
+"""
+
+from estimators.advantage import centered, standardized
+from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
+from estimators.registry import available, build, get, register
+
+__all__ = [
+    "Estimate",
+    "RewardEstimator",
+    "RewardSupportError",
+    "State",
+    "available",
+    "build",
+    "centered",
+    "get",
+    "register",
+    "standardized",
+]

@@ -1,0 +1,20 @@
+"""Advantages from an estimate: standardized (GRPO) or centered (Dr. GRPO)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimators.base import Estimate, Floats
+
+def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
+    """``X - mean``, shape (P, G); 0 for a missing rollout (NaN). Source: paper, section 5 (Dr.GRPO)."""
+    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.mean[:, None])
+
+
+def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
+    """``(X - mean) / sqrt(variance)``, shape (P, G); 0 for a missing rollout (NaN).
+
+    0 as well where the variance is 0: such a group says nothing. Source: paper, section 2.2.
+    """
+    deviation = np.sqrt(estimate.variance)[:, None]
+    return np.divide(centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0)

@@ -1,0 +1,45 @@
+"""Point estimator: the current group alone, as GRPO does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from estimators.base import Estimate, Floats, RewardEstimator, State
+from estimators.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class PointEstimator(RewardEstimator):
+    """Sample mean and N-1 variance of the current group; nothing is kept between visits.
+
+    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are
+    not missing. The variance is exactly 0 when all N rewards agree (or N = 1): the group is lost.
+
+    Example:
+        >>> point = PointEstimator()
+        >>> point.observe(point.initial_state(1), [[1.0, 0.0, 0.0, 0.0]])[1]
+        Estimate(mean=array([0.25]), variance=array([0.25]))
+
+    Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
+    """
+
+    name: ClassVar[str] = "point"
+    min_rollouts: ClassVar[int] = 2
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        return {}
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        rollouts = np.sum(~np.isnan(rewards_P_G), axis=1)
+        mean = np.nansum(rewards_P_G, axis=1) / rollouts
+        variance = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1) / np.maximum(rollouts - 1, 1)
+        # Eight times 0.1 does not average to exactly 0.1: rounding must not pass for variance.
+        unanimous = np.nanmin(rewards_P_G, axis=1) == np.nanmax(rewards_P_G, axis=1)
+        return Estimate(mean, np.where(unanimous, 0.0, variance))
