@@ -1,0 +1,49 @@
+"""The training command: ``deepspeed --module openrlhf_dbb.cli.train_grpo --estimator dbb``.
+
+The deepspeed launcher starts one process per device; OpenRLHF needs a single driver, so that all but
+the first leave at once, and their number becomes the number of DeepSpeed ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+_LAUNCHER_VARIABLES = (
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE LOCAL_WORLD_SIZE CROSS_RANK CROSS_SIZE MASTER_ADDR MASTER_PORT".split()
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and return the exit code: 0 done, 1 the training failed, 2 the user can mend it."""
+    began = time.monotonic()
+    if int(os.environ.get("RANK", "0")) != 0:
+        return 0
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    for variable in _LAUNCHER_VARIABLES:
+        os.environ.pop(variable, None)
+
+    from openrlhf_dbb.errors import UsageError
+    from storage import StoreError
+
+    try:
+        from openrlhf_dbb import arguments, preflight, report
+
+        settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
+        start = preflight.check(settings)
+    except (UsageError, StoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(report.configuration(settings, start), flush=True)
+
+    from openrlhf_dbb.launch import launch
+
+    progress = launch(settings, start)
+    if start is not None:
+        print(report.summary(start, progress, time.monotonic() - began), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

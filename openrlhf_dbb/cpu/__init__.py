@@ -1,0 +1,117 @@
+"""What OpenRLHF, DeepSpeed and vLLM need on a machine without CUDA. Inert where CUDA is available.
+
+    __init__     is it active, flag defaults, environment of driver and Ray workers
+    strategy     DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+    weight_sync  DeepSpeed -> vLLM weight broadcast over gloo, both ends
+    shims/       flash_attn_2_cuda, importable and empty
+
+Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings
+through Ray's runtime environment, model actors through the strategy object that OpenRLHF sends them,
+vLLM workers through vLLM's ``worker_extension_cls``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb.errors import UsageError
+
+SHIMS = str(Path(__file__).parent / "shims")
+
+# OpenRLHF's defaults that cannot work without CUDA, and what can.
+FLAG_DEFAULTS: dict[str, Any] = {
+    "vllm.sync_backend": "gloo",
+    "vllm.enforce_eager": True,
+    "ds.attn_implementation": "eager",
+    "vllm.num_engines": 1,
+    "train.colocate_all": True,
+    "actor.num_gpus_per_node": 1,  # one "GPU" is one DeepSpeed rank here
+    "ref.num_gpus_per_node": 1,
+    "reward.num_gpus_per_node": 1,
+    "critic.num_gpus_per_node": 1,
+}
+
+# Flag -> why it cannot be had here.
+UNSUPPORTED: dict[str, str] = {
+    "ds.packing_samples": "it needs flash attention",
+    "train.dynamic_batch_enable": "it packs samples, which needs flash attention",
+    "train.enable_ema": "OpenRLHF moves the averaged model to 'cuda'",
+    "vllm.enable_sleep": "vLLM has no sleep mode on CPU",
+    "ds.enable_sleep": "there is no second memory to offload to",
+    "ds.load_in_4bit": "bitsandbytes quantization needs CUDA",
+    "vllm.sync_with_ray": "Ray's gloo collectives need the default process group",
+}
+
+
+def active() -> bool:
+    """True where torch sees no CUDA device."""
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def check_flags(args: SimpleNamespace) -> None:
+    """Refuse what cannot run without CUDA.
+
+    Raises:
+        UsageError: names the flag and the reason.
+    """
+    for flag, reason in UNSUPPORTED.items():
+        section, name = flag.split(".")
+        if getattr(getattr(args, section), name):
+            raise UsageError(f"--{flag} is not available without CUDA: {reason}; leave it out")
+    if args.vllm.sync_backend != "gloo":
+        raise UsageError(f"--vllm.sync_backend {args.vllm.sync_backend} needs CUDA; without it use gloo")
+    if "flash_attention" in args.ds.attn_implementation:
+        raise UsageError(f"--ds.attn_implementation {args.ds.attn_implementation} needs CUDA; use eager or sdpa")
+    if args.vllm.tensor_parallel_size > 1:
+        raise UsageError("--vllm.tensor_parallel_size above 1 is not available without CUDA; use more engines")
+
+
+def prepare_driver() -> None:
+    """Settings of the driver process; call before ``import ray`` or anything of OpenRLHF."""
+    # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, and quiet
+    # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if SHIMS not in sys.path:
+        sys.path.append(SHIMS)
+
+
+def worker_environment() -> dict[str, str]:
+    """Environment variables for every Ray worker (and so for the vLLM engines in them)."""
+    search_path = os.environ.get("PYTHONPATH")
+    return {
+        "PYTHONPATH": f"{search_path}{os.pathsep}{SHIMS}" if search_path else SHIMS,
+        # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise engines pin themselves to the same cores
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: 6 s of start-up, 0.7 GiB
+        "TORCHDYNAMO_DISABLE": "1",  # no compiler needed; the first generation takes 0.3 s, not 3 s
+    }
+
+
+def ray_resources(args: SimpleNamespace) -> dict[str, int]:
+    """Logical GPUs and CPUs for ``ray.init``: OpenRLHF reserves one GPU a rank and would wait forever."""
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    engines = 0 if args.train.colocate_all else args.vllm.num_engines * args.vllm.tensor_parallel_size
+    models = 1
+    if not args.train.colocate_all:
+        models += args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref
+        models += args.critic.model_name_or_path is not None
+        models += not args.reward.remote_url
+    return {"num_gpus": ranks * models + engines, "num_cpus": 16 + 2 * ranks * models + engines}
+
+
+def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """vLLM engine arguments with ours in place of what needs CUDA."""
+    return arguments | {
+        "worker_extension_cls": "openrlhf_dbb.cpu.weight_sync.WorkerExtension",
+        # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
+        "kv_cache_memory_bytes": 256 * 2**20,
+    }

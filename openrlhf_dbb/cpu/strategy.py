@@ -1,0 +1,54 @@
+"""DeepSpeed strategy for CPU ranks. OpenRLHF sends it to every model actor, which calls it first of all."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import deepspeed
+import torch
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+from openrlhf_dbb.cpu import weight_sync
+
+
+class _CpuDevice(str):
+    """What ``torch.cuda.current_device()`` returns here: a device name that also formats as an index.
+
+    OpenRLHF passes the value to ``tensor.to()`` and builds ``f"cuda:{...}"`` from it.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def stand_in_for_torch_cuda() -> None:
+    """Give the four ``torch.cuda`` functions that OpenRLHF calls unconditionally a meaning on CPU."""
+    torch.cuda.current_device = lambda: _CpuDevice("cpu")  # replay_buffer, ppo_actor, launcher, deepspeed
+    torch.cuda.set_device = _nothing  # DeepspeedStrategy.setup_distributed
+    torch.cuda.synchronize = _nothing  # torch_dist_barrier_and_cuda_sync, BaseModelActor.empty_cache
+    torch.cuda.current_stream = _nothing  # ActorPPOTrainer.broadcast_to_vllm
+
+
+class CpuStrategy(DeepspeedStrategy):
+    """Upstream's strategy, set up for gloo and without just-in-time compiled extensions."""
+
+    def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        stand_in_for_torch_cuda()
+        # Without this PyNccl disables itself and every weight broadcast silently does nothing.
+        from openrlhf.trainer.ray import ppo_actor
+
+        ppo_actor.stateless_init_process_group = weight_sync.connect
+        # The shared-memory op would be compiled at start: a minute and 8 GiB.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        super().setup_distributed(timeout)
+
+    def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict:
+        config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
+        if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
+            config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own Adam is compiled at start
+        return config

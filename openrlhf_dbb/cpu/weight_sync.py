@@ -1,0 +1,76 @@
+"""Weight broadcast from DeepSpeed rank 0 to the vLLM workers over gloo: both ends.
+
+Imported in vLLM workers, so it must not import openrlhf or deepspeed (seconds, and their patches).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import vllm.model_executor.layers.utils as vllm_layers
+
+# Both ends fail after this long when the other one died, instead of waiting for gloo's 30 minutes.
+TIMEOUT = timedelta(minutes=3)
+
+
+class GlooCommunicator:
+    """A process group of its own, beside the default one, with the one operation OpenRLHF uses."""
+
+    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
+        store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
+        self._group = dist.ProcessGroupGloo(store, rank, world_size, TIMEOUT)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Broadcast ``tensor`` (contiguous, any dtype) from rank ``src``, in place; blocks."""
+        options = dist.BroadcastOptions()
+        options.rootRank = src
+        options.rootTensor = 0
+        self._group.broadcast([tensor.detach().contiguous().view(-1).view(torch.uint8)], options).wait()
+
+
+def connect(host: str, port: int, rank: int, world_size: int, device: Any) -> GlooCommunicator:
+    """Same arguments as OpenRLHF's ``stateless_init_process_group``, which needs NCCL."""
+    return GlooCommunicator(host, port, rank, world_size)
+
+
+def _use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+    layer.cpu_linear = F.linear
+
+
+# vLLM packs linear weights for oneDNN at load and drops the originals, so that later updates would
+# miss them. Replaced when vLLM imports this extension, which is before it loads the model.
+vllm_layers.dispatch_cpu_unquantized_gemm = _use_plain_linear
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker: the receiving end, with the method names OpenRLHF calls."""
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "gloo",
+        use_ray: bool = False,
+    ) -> None:
+        """Join the group whose rank 0 is DeepSpeed's rank 0."""
+        self._weight_sync = connect(master_address, master_port, dist.get_rank() + rank_offset, world_size, None)
+
+    def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
+        """Receive one parameter and load it into the model.
+
+        Raises:
+            RuntimeError: the model has no such parameter, so that it would keep an old one.
+        """
+        weight = torch.empty(shape, dtype=dtype)
+        self._weight_sync.broadcast(weight, src=0)
+        if dtype != self.model_config.dtype:  # type: ignore[attr-defined]
+            weight = weight.to(self.model_config.dtype)  # type: ignore[attr-defined]
+        if not self.model_runner.model.load_weights(weights=[(name, weight)]):  # type: ignore[attr-defined]
+            raise RuntimeError(f"weight sync: vLLM's model took nothing from parameter {name!r} {tuple(shape)}")

@@ -1,0 +1,160 @@
+"""The training prompts: loaded as OpenRLHF loads them, then chosen; what is dropped is counted.
+
+Axes: P prompts kept, R rows of the data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import storage
+from openrlhf_dbb.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts that a run trains on.
+
+    Attributes:
+        texts: P prompts as the model sees them (template applied).
+        labels: P answers, as strings.
+        rows: P row numbers in the loaded data set.
+        total: rows in the data set.
+        duplicates: rows whose prompt text had appeared before (dropped or not, see ``kept_duplicates``).
+        kept_duplicates: those among them that are trained on.
+        too_long: prompts dropped for their length; ``max_tokens`` is the limit.
+        empty: empty prompts dropped.
+        cut: prompts dropped so that the rest fills whole rollout batches.
+    """
+
+    texts: list[str]
+    labels: list[str]
+    rows: list[int]
+    total: int
+    duplicates: int
+    kept_duplicates: int
+    too_long: int
+    max_tokens: int | None
+    empty: int
+    cut: int
+
+    @property
+    def digest(self) -> str:
+        """Content hash of all prompts and labels in order, 32 hex digits."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text, label in zip(self.texts, self.labels, strict=True):
+            digest.update(storage.prompt_hash(text, label))
+        return digest.hexdigest()
+
+    def report(self) -> str:
+        """One line: how many are used and what happened to the others."""
+        parts = [f"{len(self.texts)} of {self.total} prompts"]
+        if self.duplicates - self.kept_duplicates:
+            parts.append(f"{self.duplicates - self.kept_duplicates} duplicates dropped")
+        if self.kept_duplicates:
+            parts.append(
+                f"{self.kept_duplicates} duplicates kept: equal prompts with equal labels share one posterior "
+                "(--data.drop_duplicates drops them)"
+            )
+        if self.too_long:
+            parts.append(f"{self.too_long} of more than {self.max_tokens} tokens dropped")
+        if self.empty:
+            parts.append(f"{self.empty} empty dropped")
+        if self.cut:
+            parts.append(f"{self.cut} dropped to fill whole batches")
+        return "; ".join(parts)
+
+
+def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
+    """The training data set through OpenRLHF's own loader, at most ``--data.max_samples`` rows.
+
+    A label key with dots reaches into nested columns (``reward_model.ground_truth``).
+
+    Raises:
+        UsageError: a column is missing.
+    """
+    from openrlhf.datasets.utils import blending_datasets
+
+    rows = blending_datasets(
+        args.data.prompt_dataset,
+        args.data.prompt_probs,
+        strategy,
+        args.train.seed,
+        max_count=args.data.max_samples,
+        dataset_split=args.data.prompt_split,
+    )
+    return with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args)
+
+
+def with_columns(rows: Any, args: SimpleNamespace) -> Any:
+    """``rows`` with the input and label columns at the top level.
+
+    Raises:
+        UsageError: the data set does not have one of them.
+    """
+    for flag, key in (("data.input_key", args.data.input_key), ("data.label_key", args.data.label_key)):
+        if key is None:
+            continue
+        if key not in rows.column_names and "." in key:
+            rows = rows.flatten()
+        if key not in rows.column_names:
+            raise UsageError(f"--{flag} {key!r} is not a column of the data set; it has {', '.join(rows.column_names)}")
+    return rows
+
+
+def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
+    """Decide which rows of the data set are trained on.
+
+    Raises:
+        UsageError: no label key, a missing column, no prompt left, or fewer than one rollout batch.
+    """
+    from openrlhf.datasets import PromptDataset
+
+    if args.data.label_key is None:
+        raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
+    loaded = load_rows(args, strategy)
+    if len(loaded) == 0:
+        raise UsageError(f"data set {args.data.prompt_dataset!r} holds no rows")
+    first_seen, rows, duplicates = set(), [], 0
+    for row, text in enumerate(loaded[args.data.input_key]):
+        key = text if isinstance(text, str) else json.dumps(text, sort_keys=True)
+        duplicates += key in first_seen
+        if key not in first_seen or not args.data.drop_duplicates:
+            rows.append(row)
+        first_seen.add(key)
+    kept_duplicates = 0 if args.data.drop_duplicates else duplicates
+    seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
+    limit = _max_tokens(args)
+    lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
+    fits = [i for i, length in enumerate(lengths) if 0 < length and (limit is None or length <= limit)]
+    empty = sum(length == 0 for length in lengths)
+    cut = len(fits) % args.rollout.batch_size if args.data.cut_to_batches else 0
+    kept = fits[: len(fits) - cut]
+    prompts = Prompts(
+        texts=[seen.prompts[i] for i in kept],
+        labels=[str(seen.labels[i]) for i in kept],
+        rows=[rows[i] for i in kept],
+        total=len(loaded),
+        duplicates=duplicates,
+        kept_duplicates=kept_duplicates,
+        too_long=len(lengths) - len(fits) - empty,
+        max_tokens=limit,
+        empty=empty,
+        cut=cut,
+    )
+    if len(fits) < args.rollout.batch_size:
+        raise UsageError(
+            f"data set {args.data.prompt_dataset!r} leaves {len(fits)} prompts of {len(loaded)}, fewer than one "
+            f"--rollout.batch_size ({args.rollout.batch_size}); {prompts.report()}"
+        )
+    return prompts
+
+
+def _max_tokens(args: SimpleNamespace) -> int | None:
+    """Longest prompt, in tokens: longer ones would be cut from the left by OpenRLHF's rollout."""
+    limits = [args.data.max_prompt_len, args.data.max_len - (args.rollout.max_new_tokens or 1)]
+    return min(limit for limit in limits if limit is not None)

@@ -1,0 +1,113 @@
+"""Every reliance on OpenRLHF's internals, by name, so that an upgrade breaks here and says so.
+
+Used elsewhere only as ordinary imports: ``Experience``, ``compute_reward``, ``apply_length_penalties``,
+``blending_datasets``, ``PromptDataset``, ``get_tokenizer``, ``DeepspeedStrategy``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb.errors import UsageError
+
+CHECKED_VERSIONS = ("0.11.2",)
+COMMAND = "openrlhf.cli.train_ppo_ray"
+
+
+def check_version() -> None:
+    """Raise UsageError unless the installed OpenRLHF is one this file was checked against."""
+    try:
+        installed = version("openrlhf")
+    except PackageNotFoundError:
+        raise UsageError(
+            "openrlhf is not installed; run `bash scripts/quickstart.sh`, or pip install 'openrlhf-dbb[cuda]'"
+        ) from None
+    if installed not in CHECKED_VERSIONS:
+        raise UsageError(
+            f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
+            f"pip install openrlhf=={CHECKED_VERSIONS[-1]}"
+        )
+
+
+def _main_block() -> tuple[ast.Module, ast.Module]:
+    """OpenRLHF builds its parser under ``if __name__ == "__main__"``: that block's code, without the import.
+
+    Returns:
+        The statements before ``args = parser.parse_args()``, and those after it up to ``train(args)``.
+    """
+    spec = importlib.util.find_spec(COMMAND)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{COMMAND} cannot be found; reinstall openrlhf=={CHECKED_VERSIONS[-1]}")
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
+            texts = [ast.unparse(statement) for statement in node.body]
+            if "args = parser.parse_args()" in texts and texts[-1] == "train(args)":
+                split = texts.index("args = parser.parse_args()")
+                before, after = node.body[:split], node.body[split + 1 : -1]
+                return ast.Module(before, type_ignores=[]), ast.Module(after, type_ignores=[])
+    raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """OpenRLHF's own parser, every flag with its name, default, meaning and help; imports nothing heavy."""
+    from datetime import datetime
+
+    names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
+    exec(compile(_main_block()[0], COMMAND, "exec"), names)
+    return names["parser"]
+
+
+def finish_arguments(args: argparse.Namespace) -> SimpleNamespace:
+    """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
+
+    Raises:
+        UsageError: one of OpenRLHF's assertions failed; its message is kept.
+    """
+    names: dict[str, Any] = {"args": args}
+    try:
+        exec(compile(_main_block()[1], COMMAND, "exec"), names)
+    except AssertionError as error:
+        raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
+    return names["args"]
+
+
+def plain_class(remote_class: Any) -> type:
+    """The class behind a Ray actor class, which itself cannot be subclassed."""
+    return remote_class.__ray_metadata__.modified_class
+
+
+def run(
+    args: SimpleNamespace,
+    *,
+    trainer: Any | None = None,
+    rollout_actor: Any | None = None,
+    get_strategy: Callable[[SimpleNamespace], Any] | None = None,
+) -> None:
+    """OpenRLHF's ``train(args)`` with our classes in place of the names it looks up when called.
+
+    Args:
+        trainer: Ray actor class (anything with ``.remote(...)``) for ``PPOTrainer``.
+        rollout_actor: Ray actor class for ``RolloutRayActor``.
+        get_strategy: for ``get_strategy``.
+    """
+    import openrlhf.cli.train_ppo_ray as command
+    import openrlhf.trainer.ppo_trainer as ppo_trainer
+    import openrlhf.trainer.ray.vllm_engine as vllm_engine
+
+    for module, name, replacement in (
+        (ppo_trainer, "PPOTrainer", trainer),
+        (vllm_engine, "RolloutRayActor", rollout_actor),
+        (command, "get_strategy", get_strategy),
+    ):
+        if not hasattr(module, name):
+            raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
+        if replacement is not None:
+            setattr(module, name, replacement)
+    command.train(args)

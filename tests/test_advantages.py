@@ -1,0 +1,235 @@
+"""The hook on OpenRLHF's own experiences: upstream's advantages with point, Algorithm 1 with dbb."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import estimators
+import storage
+from openrlhf_dbb import arguments, cpu
+
+cpu.prepare_driver()
+
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+
+from openrlhf_dbb.advantages import PosteriorExperienceMaker  # noqa: E402
+from openrlhf_dbb.posterior import Posteriors  # noqa: E402
+
+PROMPTS = [f"{i}+1=" for i in range(4)]
+TOKENS = 5
+
+
+def settings(*flags):
+    return arguments.parse(["--preset", "tiny", "--rollout.n_samples_per_prompt", "8", *flags])
+
+
+def experiences(rewards_P_G, *, batch=4, lengths=None):
+    """A rollout batch as OpenRLHF hands it to the hook: P * G rows in micro-batches of ``batch`` rows."""
+    rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
+    prompts, group = rewards.shape
+    flat = rewards.reshape(-1)
+    lengths = torch.full_like(flat, TOKENS) if lengths is None else torch.tensor(lengths, dtype=torch.float32)
+    made = []
+    for start in range(0, prompts * group, batch):
+        rows = range(start, min(start + batch, prompts * group))
+        mask = torch.zeros(len(rows), TOKENS)
+        for i, row in enumerate(rows):
+            mask[i, : int(lengths[row])] = 1
+        made.append(
+            Experience(
+                sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
+                action_mask=mask,
+                action_log_probs=torch.zeros(len(rows), TOKENS),
+                kl=torch.zeros(len(rows), TOKENS),
+                rewards=flat[list(rows)].nan_to_num().clone(),
+                scores=flat[list(rows)].clone(),
+                prompts=[PROMPTS[row // group] for row in rows],
+                labels=[str(row // group + 1) for row in rows],
+                response_length=lengths[list(rows)],
+                truncated=torch.zeros(len(rows), dtype=torch.bool),
+                index=list(rows),
+                info={},
+            )
+        )
+    return made
+
+
+def maker(cls, args):
+    kl = SimpleNamespace(value=0.0)
+    return cls(None, None, None, None, kl, SimpleNamespace(args=args), None)
+
+
+@pytest.fixture
+def ours(tmp_path):
+    opened = []
+
+    def build(estimator="dbb", *flags, **parameters):
+        args = settings("--estimator", estimator, *flags).args
+        built = estimators.build(estimator, **parameters)
+        store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
+        opened.append(store)
+        run = store.create_run(
+            "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
+            state_fields=built.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
+        )  # fmt: skip
+        labels = [str(i + 1) for i in range(len(PROMPTS))]
+        made = maker(PosteriorExperienceMaker, args)
+        made.posteriors = Posteriors(built, run, store.register_prompts(PROMPTS, labels), PROMPTS, labels)
+        made.step = 1
+        return made, store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+def column(batch, name):
+    return torch.cat([getattr(e, name) for e in batch])
+
+
+RANDOM = np.random.default_rng(7).integers(0, 2, (4, 8)).astype(float)
+GROUPS = {
+    "mixed": RANDOM,
+    "unanimous": np.repeat([[0.0], [1.0], [0.0], [1.0]], 8, axis=1),
+    "one right": np.eye(4, 8),
+    "fractional": np.random.default_rng(8).random((4, 8)),
+}
+
+
+@pytest.mark.parametrize("form", ["group_norm", "dr_grpo"])
+@pytest.mark.parametrize("rewards_P_G", GROUPS.values(), ids=GROUPS)
+def test_point_reproduces_openrlhf(ours, form, rewards_P_G):
+    flags = ["--algo.advantage.estimator", form]
+    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
+    theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G))
+    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(rewards_P_G))
+    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(column(mine, "returns"), column(theirs, "returns"), rtol=2e-6, atol=2e-6)
+    for name in ("group_reward_std", "return"):
+        values = [torch.cat([e.info[name] for e in batch]) for batch in (mine, theirs)]
+        torch.testing.assert_close(*values, rtol=2e-6, atol=2e-6)
+
+
+def test_point_reproduces_openrlhf_under_length_penalties(ours):
+    lengths = [1 + row % TOKENS for row in range(32)]
+    flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
+    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
+    theirs = upstream.compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
+    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
+    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
+    assert column(theirs, "rewards").min() < 0  # the penalty did something
+
+
+def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
+    """Upstream has no missing rewards: it gets the groups without them, each with its own size."""
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[0, 3], rewards_P_G[1, :5], rewards_P_G[3, 7] = np.nan, np.nan, np.nan
+    mine = column(ours("point")[0].compute_advantages_and_returns(experiences(rewards_P_G)), "advantages")
+    for p, group in enumerate(rewards_P_G):
+        left = ~np.isnan(group)
+        args = settings("--estimator", "none").args
+        args.rollout.n_samples_per_prompt = int(left.sum())
+        alone = maker(RemoteExperienceMaker, args).compute_advantages_and_returns(experiences(group[None, left]))
+        rows = mine.reshape(4, 8, TOKENS)[p]
+        torch.testing.assert_close(rows[left], column(alone, "advantages"), rtol=2e-6, atol=2e-6)
+        assert torch.all(rows[~left] == 0)
+
+
+def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
+    mine, store = ours("dbb", discount=0.5)
+    batch = mine.compute_advantages_and_returns(experiences(GROUPS["unanimous"]))
+    # alpha, beta = .5 * 1 + S, .5 * 1 + 8 - S; advantage of the unanimous outcome: sqrt(minority / majority)
+    expected = math.sqrt(0.5 / 8.5)
+    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
+    for p, sign in enumerate([-1, 1, -1, 1]):
+        torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
+    info = {name: torch.cat([e.info[name] for e in batch]) for name in ("estimator/rescued", "estimator/zero_variance")}
+    assert info["estimator/rescued"].tolist() == info["estimator/zero_variance"].tolist() == [1.0] * 32
+    stored = store.query("SELECT rollouts, successes, alpha, beta, mean, variance FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")
+    wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
+    right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
+    for row, want in zip(stored, [wrong, right, wrong, right], strict=True):
+        assert tuple(row) == pytest.approx(want, rel=1e-12)
+
+
+def test_a_second_visit_continues_from_the_first(ours):
+    mine, store = ours("dbb", discount=0.5)
+    mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+    mine.step = 2
+    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))
+    rows = store.query("SELECT alpha, beta FROM posterior_history WHERE step = 2")
+    assert [tuple(row) for row in rows] == [(0.5 * 8.5, 0.5 * 0.5 + 8)] * 4
+
+
+def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
+    lengths = [TOKENS] * 32
+    mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
+    batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8)), lengths=lengths))
+    assert [tuple(r) for r in store.query("SELECT DISTINCT successes, alpha FROM posterior_history")] == [(8.0, 8.5)]
+    # reward 1 - 1 = 0 against a mean of 8.5 / 9
+    assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
+
+
+def test_advantages_beyond_the_reward_clip_are_kept(ours):
+    mine, _ = ours("dbb", "--reward.clip_range", "-1", "1", discount=1.0)
+    for step in range(1, 4):
+        mine.step = step
+        mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+    mine.step = 4
+    batch = mine.compute_advantages_and_returns(experiences(np.tile([0.0] + [1.0] * 7, (4, 1))))
+    # alpha = 1 + 24 + 7, beta = 1 + 1
+    assert column(batch, "advantages").min().item() == pytest.approx(-math.sqrt(32 / 2), rel=1e-6)
+
+
+def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
+    mine, store = ours("dbb", discount=0.5)
+    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    assert tuple(store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")[0]) == (6, 2.0, 2.5, 4.5)  # fmt: skip
+    assert torch.all(column(batch, "advantages")[2:4] == 0)
+
+
+def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[2] = np.nan
+    mine, store = ours("dbb")
+    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    assert len(store.query("SELECT prompt_id FROM posterior_history")) == 3
+    assert torch.all(column(batch, "advantages").reshape(4, 8, TOKENS)[2] == 0)
+    with pytest.raises(ValueError, match="none of the 32 rollouts of step 2 could be verified"):
+        mine.step = 2
+        mine.compute_advantages_and_returns(experiences(np.full((4, 8), np.nan)))
+
+
+def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[1, 2] = 0.25
+    mine, store = ours("dbb")
+    with pytest.raises(ValueError, match=r"score 0.25 of prompt '1\+1=' is not 0 or 1, .*--dbb.partial_credit"):
+        mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    assert store.query("SELECT * FROM posterior_history") == []
+    lenient, store = ours("dbb", partial_credit=True)
+    lenient.compute_advantages_and_returns(experiences(rewards_P_G))
+    total = np.nansum(rewards_P_G[1])
+    assert store.query("SELECT successes FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")[1][0] == total
+
+
+def test_a_prompt_twice_in_a_batch_is_one_group(ours):
+    batch = experiences(np.array([[1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]))
+    for experience in batch:
+        experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
+    mine, store = ours("dbb", discount=0.5)
+    mine.compute_advantages_and_returns(batch)
+    assert [tuple(r) for r in store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history")] == [(32, 16.0, 16.5, 16.5)]
+
+
+def test_an_unknown_prompt_is_named(ours):
+    batch = experiences(RANDOM)
+    batch[0].prompts = ["who are you"] * 4
+    with pytest.raises(ValueError, match="prompt 'who are you' is not in the data set"):
+        ours("dbb")[0].compute_advantages_and_returns(batch)

@@ -1,0 +1,187 @@
+"""The command line: OpenRLHF's flags untouched, presets beneath, ours beside."""
+
+import argparse
+import runpy
+
+import pytest
+
+from openrlhf_dbb import arguments, cpu, presets, report, upstream
+from openrlhf_dbb.errors import UsageError
+
+ON_CPU = cpu.active()
+MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1"]
+
+
+def parse(*argv, **options):
+    return arguments.parse(list(argv), **options)
+
+
+@pytest.fixture(scope="module")
+def openrlhf_parser():
+    """The parser that OpenRLHF's own command builds when it is run."""
+    cpu.prepare_driver()
+    caught = []
+
+    class Caught(Exception):
+        pass
+
+    def parse_args(self, *_):
+        caught.append(self)
+        raise Caught
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        with pytest.raises(Caught):
+            runpy.run_module(upstream.COMMAND, run_name="__main__")
+    return caught[0]
+
+
+def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser):
+    ours = {tuple(action.option_strings): action for action in arguments.build_parser()._actions}
+    compared = 0
+    for theirs in openrlhf_parser._actions:
+        mine = ours[tuple(theirs.option_strings)]
+        for attribute in ("dest", "default", "type", "nargs", "choices", "help", "const", "required"):
+            if (theirs.dest, attribute) != ("logger.wandb.run_name", "default"):  # holds the time of day
+                assert getattr(mine, attribute) == getattr(theirs, attribute), (theirs.dest, attribute)
+        assert type(mine) is type(theirs)
+        compared += 1
+    assert compared > 150
+
+
+def test_without_a_preset_the_defaults_are_openrlhfs(openrlhf_parser):
+    mine = parse("--preset", "none", *MODEL).flags
+    theirs = vars(argparse.Namespace(**{a.dest: a.default for a in openrlhf_parser._actions if a.dest != "help"}))
+    changed = {flag for flag, value in theirs.items() if flag in mine and mine[flag] != value}
+    named = {"actor.model_name_or_path", "reward.remote_url", "vllm.num_engines", "logger.wandb.run_name"}
+    assert changed - named <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
+
+
+def test_naming_a_model_means_no_preset():
+    assert parse(*MODEL).preset == "none"
+    assert parse(*MODEL, "--preset", "tiny").preset == "tiny"
+
+
+def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
+    group = ["--rollout.n_samples_per_prompt", "4"]
+    assert parse(*MODEL, *group, "--estimator", "dbb").args.algo.advantage.estimator == "group_norm"
+    explicit = [*group, "--algo.advantage.estimator", "dr_grpo", "--estimator", "dbb"]
+    assert parse(*MODEL, *explicit).args.algo.advantage.estimator == "dr_grpo"
+    assert parse(*MODEL).args.algo.advantage.estimator == "gae"
+
+
+@pytest.mark.skipif(not ON_CPU, reason="with CUDA the bare command is the paper's setting")
+def test_bare_is_the_tiny_preset_without_cuda():
+    settings = parse()
+    assert (settings.preset, settings.estimator, settings.parameters["discount"]) == ("tiny", "dbb", 0.5)
+    assert settings.args.vllm.sync_backend == "gloo"
+
+
+def test_the_command_line_wins_over_the_preset():
+    settings = parse("--preset", "tiny", "--actor.adam.lr", "0.5", "--dbb.discount", "0.9", "--no-data.drop_duplicates")
+    assert settings.args.actor.adam.lr == 0.5
+    assert settings.parameters["discount"] == 0.9
+    assert settings.args.data.drop_duplicates is False
+    assert settings.origin["actor.adam.lr"] == settings.origin["dbb.discount"] == "command line"
+    assert settings.origin["rollout.batch_size"] == "preset tiny"
+
+
+@pytest.mark.parametrize(("estimator", "clip"), [("dbb", [0.98, 0.98]), ("point", [0.2, 0.28])])
+@pytest.mark.parametrize("preset", presets.names())
+def test_the_estimator_decides_the_clip_range(preset, estimator, clip):
+    assert list(presets.load(preset, estimator)["actor.eps_clip_low_high"]) == clip
+
+
+@pytest.mark.parametrize(
+    ("preset", "model", "response", "discount"),
+    [
+        ("qwen3-0.6b", "Qwen/Qwen3-0.6B-Base", 4096, 0.25),
+        ("qwen3-1.7b", "Qwen/Qwen3-1.7B-Base", 4096, 0.5),
+        ("qwen3-8b", "Qwen/Qwen3-8B-Base", 8192, 0.75),
+    ],
+)
+def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, response, discount):
+    flags = presets.load(preset, None)
+    expected = {
+        "actor.model_name_or_path": model,
+        "data.prompt_dataset": "BytedTsinghua-SIA/DAPO-Math-17k",
+        "rollout.max_new_tokens": response,
+        "dbb.discount": discount,
+        "dbb.prior_alpha": 1.0,
+        "dbb.prior_beta": 1.0,
+        "rollout.batch_size": 128,
+        "train.batch_size": 64 * 8,
+        "rollout.n_samples_per_prompt": 8,
+        "train.num_episodes": 4,
+        "actor.adam.lr": 1e-6,
+        "actor.lr_scheduler": "constant",
+        "actor.lr_warmup_ratio": 0.0,
+        "algo.kl.init_coef": 0.0,
+        "rollout.temperature": 1.0,
+        "rollout.top_p": 1.0,
+        "actor.eps_clip_low_high": [0.98, 0.98],
+        "data.max_prompt_len": 1024,
+        "data.drop_duplicates": True,
+        "data.cut_to_batches": True,
+    }
+    assert {flag: flags[flag] for flag in expected} == expected
+
+
+def test_every_preset_sets_only_flags_that_exist():
+    known = {action.dest for action in arguments.build_parser()._actions}
+    for preset in presets.names():
+        for estimator in ("dbb", "point"):
+            assert set(presets.load(preset, estimator)) <= known
+
+
+def test_the_configuration_marks_what_differs_from_the_paper():
+    lines = report.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7"), None).splitlines()
+    assert " * --rollout.temperature 0.7  [command line]  paper: 1.0" in lines
+    assert " * --rollout.batch_size 64  [preset tiny]  paper: 128" in lines
+    assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
+    eight_b = report.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"), None)
+    assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--estimator", "dbbb"], r"--estimator: unknown estimator 'dbbb'; known: dbb, point"),
+        (["--preset", "huge"], r"unknown preset 'huge'; known: qwen3-0.6b, .*tiny, none"),
+        (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount = 1.5 is not in \(0, 1\]"),
+        (["--preset", "tiny", "--warm_start_weight", "0"], r"--warm_start_weight 0.0 is not in \(0, 1\]"),
+        (["--preset", "tiny", "--resume", "--warm_start", "x"], r"give one of them"),
+        (["--preset", "tiny", "--run_name", "a/b"], r"--run_name 'a/b'"),
+        (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
+        (["--preset", "tiny", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples_per_prompt > 1"),
+    ],
+)
+def test_bad_arguments_get_one_clear_line(argv, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(*argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
+    settings = parse(
+        "--preset", "tiny", "--store.url", "postgresql://u:hunter2@h/db", "--warm_start", "x",
+        "--warm_start_url", "postgresql://u:hunter2@h/other", "--logger.wandb.key", "wandb-hunter2",
+    )  # fmt: skip
+    assert "hunter2" not in repr(settings.args.__dict__ | {"logger": None})
+    assert "hunter2" not in repr(settings.flags)
+    assert "postgresql" not in repr(settings)
+    assert "hunter2" not in report.configuration(settings, None)
+    assert settings.store_url == "postgresql://u:hunter2@h/db"
+
+
+def test_the_launchers_rank_arguments_are_harmless():
+    settings = parse("--local_rank=1", "--preset", "tiny", world_size=2)
+    assert settings.args.local_rank == -1
+    if ON_CPU:
+        assert (settings.args.actor.num_gpus_per_node, settings.args.vllm.num_engines) == (2, 2)
+
+
+def test_another_openrlhf_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(upstream, "CHECKED_VERSIONS", ("0.0.1",))
+    with pytest.raises(UsageError, match=r"openrlhf 0.11.2 is installed, but openrlhf_dbb was checked on 0.0.1 only"):
+        parse()
