@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Resolves setup.py's extras into cpu.lock, cuda.lock and test.lock, for Python 3.10 to 3.12 on Linux x86_64.
+# Keeps the versions locked before where it can; --upgrade takes the newest. Needs uv on PATH.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export UV_PYTHON_DOWNLOADS=never
+command="bash requirements/lock.sh"
+overrides=$(mktemp)
+trap 'rm -f "$overrides"' EXIT
+
+# compile LOCK ARGUMENTS...
+compile() {
+    local lock=requirements/$1
+    shift
+    uv pip compile --quiet --universal --python-version 3.10 --override "$overrides" --no-annotate \
+        --no-emit-index-url --no-emit-find-links --custom-compile-command "$command" "$@" -o "$lock"
+    # Every line ends in the environments of pyproject.toml; only the Python versions tell something.
+    sed -i -e "s/ and platform_machine == 'x86_64'//" -e "s/ and sys_platform == 'linux'//" \
+        -e "s/ and platform_python_implementation == 'CPython'//" \
+        -e "s/ ; python_full_version < '3.13'\$//" -e "s/ and python_full_version < '3.13'//" "$lock"
+}
+
+# never NAME...: leaves these out, whoever asks for them.
+never() { printf "%s ; sys_platform == 'never'\n" "$@" >"$overrides"; }
+
+# flash-attn is built by setup_env.sh. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
+# torch's CPU build is not where other packages are, so it is added by hand, and what it asks for is listed here.
+never flash-attn triton torch torchaudio torchcodec torchvision
+sed -i '/^torch==/d' requirements/cpu.lock 2>/dev/null || true
+compile cpu.lock setup.py --extra cpu --extra postgres "$@" - <<'EOF'
+filelock
+fsspec>=0.8.5
+jinja2
+networkx>=2.5.1
+setuptools>=77.0.3
+sympy>=1.13.3
+typing-extensions>=4.10.0
+EOF
+echo "torch==2.13.0+cpu" >>requirements/cpu.lock
+
+never flash-attn
+compile cuda.lock setup.py --extra cuda --extra postgres "$@"
+
+# Constrained by both, so that it moves neither.
+never flash-attn
+compile test.lock setup.py --extra test --extra lint -c requirements/cpu.lock -c requirements/cuda.lock "$@"

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest.
+#
+#   bash scripts/test.sh                       everything
+#   bash scripts/test.sh -m "not slow and not e2e"   in seconds
+set -euo pipefail
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+OPENRLHF_DBB_VENV=$(realpath -m -s "${OPENRLHF_DBB_VENV:-$repo/.venv}")
+export OPENRLHF_DBB_VENV
+bash "$repo/scripts/setup_env.sh" --test
+
+PATH=$OPENRLHF_DBB_VENV/bin:$PATH
+cd "$repo"
+ruff check .
+ruff format --check .
+mypy
+python -m pytest "$@"
