@@ -1,0 +1,99 @@
+"""Which part of a text is the answer."""
+
+import pytest
+
+from openrlhf_dbb.rewards.answers import (
+    TAIL_CHARACTERS,
+    answer_expression,
+    compare_integers,
+    label_expression,
+    last_box,
+    response_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "response"),
+    [
+        ("Q: 1+1=2", "2"),
+        ("Q: 1+1=2<eos>", "2"),
+        ("Q: 1+1= 2 <|im_end|>\n<|endoftext|><pad><pad>", "2"),
+        ("Q: 1+1=</s>", ""),
+        ("Q: 1+1=", ""),
+        ("Q: 1+1=a</s>b", "a</s>b"),
+    ],
+)
+def test_response_is_what_follows_the_prompt_without_trailing_special_tokens(query, response):
+    assert response_text(query, "Q: 1+1=") == response
+
+
+def test_query_that_does_not_start_with_its_prompt_is_refused():
+    with pytest.raises(ValueError, match="does not start with its prompt"):
+        response_text("1+1=2", "Q: 1+1=")
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"so \boxed{5}.", "5"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} no, \boxed{2}", "2"),
+        (r"\boxed{\boxed{3}}", r"\boxed{3}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed {4}", "4"),
+        (r"an open { and \boxed{6}", "6"),
+        (r"a closed } and \boxed{7}", "7"),
+        (r"\boxed{8} or rather \boxed{9", "8"),
+        (r"\boxed{9", None),
+        (r"\boxed{}", ""),
+        ("9", None),
+    ],
+)
+def test_last_box_is_the_last_one_whose_braces_close(text, content):
+    assert last_box(text) == content
+
+
+def test_answer_is_the_box_or_else_the_end_of_the_response():
+    assert answer_expression(r"first 4, then \boxed{5} and 6") == r"\boxed{5}"
+    assert answer_expression("first 4, then 6") == "first 4, then 6"
+    assert answer_expression(r"\boxed{ }") == ""
+    assert answer_expression("7" + " " * TAIL_CHARACTERS + "8") == " " * (TAIL_CHARACTERS - 1) + "8"
+
+
+def test_latex_thousands_separator_is_dropped_only_between_thousands():
+    assert answer_expression(r"\boxed{1\,234\,567}") == r"\boxed{1234567}"
+    assert answer_expression(r"\boxed{1\,23}") == r"\boxed{1\,23}"
+    assert answer_expression(r"\boxed{5\,\text{cm}}") == r"\boxed{5\,\text{cm}}"
+
+
+@pytest.mark.parametrize("label", ["(0,1]", " (0,1] ", "$(0,1]$", r"\boxed{(0,1]}", r"Thus $x = \boxed{(0,1]}$."])
+def test_label_is_boxed_however_it_is_written(label):
+    assert label_expression(label) == r"\boxed{(0,1]}"
+
+
+def test_label_with_dollars_inside_is_left_to_math_verify_and_money_is_not():
+    assert label_expression("$1$ and $2$") == "$1$ and $2$"
+    assert label_expression(r"\$5") == r"\boxed{\$5}"
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "verdict"),
+    [
+        ("19", "19", True),
+        (r"so \boxed{19}", " 19 ", True),
+        ("27", "19", False),
+        ("-19", "19", False),
+        ("0", "0", True),
+        ("019", "19", None),
+        ("-0", "0", None),
+        ("+19", "19", None),
+        ("19.0", "19", None),
+        ("it is 19", "19", None),
+        ("19", "19.0", None),
+        ("1" * 16, "1" * 16, None),
+        ("\u0661\u0669", "19", None),
+        ("", "19", None),
+    ],
+)
+def test_only_plain_integers_are_compared_without_math_verify(response, label, verdict):
+    assert compare_integers(response, label) is verdict

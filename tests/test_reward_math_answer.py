@@ -1,0 +1,136 @@
+"""The reward function as OpenRLHF calls it: loaded by path, in threads, one rollout at a time."""
+
+import importlib.util
+import itertools
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("math_verify")
+
+import openrlhf_dbb.rewards
+from openrlhf_dbb.rewards.answers import answer_expression, compare_integers, label_expression
+
+
+@pytest.fixture(scope="module")
+def module():
+    path = Path(openrlhf_dbb.rewards.__file__).with_name("math_answer.py")
+    spec = importlib.util.spec_from_file_location("reward_func", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    module._pool.close()
+
+
+@pytest.fixture(scope="module")
+def reward(module):
+    def score(response, label, prompt="Q: "):
+        result = module.reward_func([prompt + response + "<|im_end|>"], [prompt], [label])
+        assert result["rewards"] == result["scores"]
+        return result["rewards"][0]
+
+    return score
+
+
+@pytest.mark.parametrize(
+    ("response", "label"),
+    [
+        (r"\boxed{\dfrac{1}{2}}", "1/2"),
+        (r"\boxed{\frac12}", r"\frac{1}{2}"),
+        (r"\boxed{0.5}", "1/2"),
+        (r"\boxed{0.333333}", "1/3"),
+        (r"\boxed{\left(0, 1\right]}", "(0,1]"),
+        (r"\boxed{(-\infty, 3)}", r"(-\infty,3)"),
+        (r"\boxed{\{3,2,1\}}", r"\{1,2,3\}"),
+        (r"\boxed{1, 2}", r"\{1,2\}"),
+        (r"\boxed{50\%}", r"50\%"),
+        (r"\boxed{50\%}", "0.5"),
+        (r"\boxed{5 \text{ cm}}", "5"),
+        (r"\boxed{5}", r"5\text{ cm}"),
+        (r"\boxed{90^\circ}", "90"),
+        (r"\boxed{1{,}234}", "1234"),
+        (r"\boxed{1\,234}", "1234"),
+        (r"\boxed{ x^2 \, + \; 1 }", "x^2+1"),
+        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}"),
+        (r"\boxed{x=3}", "3"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{\text{east}}", r"\text{east}"),
+        (r"\boxed{5}", r"\$5"),
+        (r"\boxed{5}", 5),
+        (r"\boxed{1} is wrong, it is \boxed{2}", "2"),
+        ("The answer is 12.", "12"),
+        ("3 plus 4 makes 7", "7"),
+        (r"it is $\frac{3}{4}$", "0.75"),
+        ("19", "19"),
+        ("019", "19"),
+        (r"\boxed{" + "7" * 10_000 + "}", "7" * 10_000),
+    ],
+)
+def test_right_answers(reward, response, label):
+    assert reward(response, label) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "label"),
+    [
+        (r"\boxed{0.33}", "1/3"),
+        (r"\boxed{[0,1]}", "(0,1]"),
+        (r"\boxed{\{1,2\}}", r"\{1,2,3\}"),
+        (r"\boxed{-5}", "5"),
+        (r"\boxed{1} is wrong, it is \boxed{2}", "1"),
+        (r"\boxed{1} \boxed{2}", r"\{1,2\}"),
+        (r"the answer is \boxed{4", "4 \\text{ apples and } x"),
+        ("no idea", "5"),
+        ("", "5"),
+        (r"\boxed{}", "5"),
+        (r"\boxed{???}", "5"),
+        (r"\boxed{\frac{1", "5"),
+        ("27", "19"),
+        ("1" * 10_000, "5"),
+        (r"\boxed{" + "1" * 10_000 + "}", "5"),
+        (r"\boxed{" * 5_000, "5"),
+        ("$ " * 20_000, "5"),
+    ],
+)
+def test_wrong_missing_and_broken_answers(reward, response, label):
+    assert reward(response, label) == 0.0
+
+
+@pytest.mark.parametrize("label", [r"\frac{1", "???", "$"])
+def test_label_that_cannot_be_read_is_an_error_that_names_it(reward, label):
+    with pytest.raises(ValueError, match="cannot read the label") as error:
+        reward("5", label)
+    assert label_expression(label).replace("\\", "\\\\") in str(error.value)
+
+
+def test_empty_label_is_an_error_that_names_the_option(reward):
+    with pytest.raises(ValueError, match=r"--data\.label_key"):
+        reward("5", " ")
+
+
+def test_batch_keeps_its_order_and_lengths_must_agree(module):
+    prompts = ["a=", "b=", "c="]
+    result = module.reward_func(["a=1", "b=2", r"c=\boxed{6/2}"], prompts, ["1", "1", "3"])
+    assert result == {"rewards": [1.0, 0.0, 1.0], "scores": [1.0, 0.0, 1.0], "extra_logs": {}}
+    with pytest.raises(ValueError, match="shorter"):
+        module.reward_func(["a=1"], ["a="], [])
+
+
+def test_eight_threads_get_their_own_verdicts(reward):
+    cases = [(rf"\boxed{{\frac{{{n}}}{{7}}}}", f"{n % 5}/7") for n in range(80)]
+    with ThreadPoolExecutor(8) as threads:
+        rewards = list(threads.map(lambda case: reward(*case), cases))
+    # n/7 equals (n mod 5)/7 for n = 0..4 only.
+    assert rewards == [1.0] * 5 + [0.0] * 75
+
+
+def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
+    random.seed(0)
+    numbers = ["0", "7", "-7", "70", "2024", "999999999999999", "-100000000000000"]
+    numbers += [str(random.randint(-(10**k), 10**k)) for k in range(1, 15)]
+    for label, number in itertools.product(numbers[::2], numbers):
+        for response in (number, rf"so \boxed{{ {number} }}"):
+            verdict = module._pool.verify(answer_expression(response), label_expression(label))
+            assert compare_integers(response, label) is verdict, (response, label)
