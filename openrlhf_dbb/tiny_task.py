@@ -1,0 +1,77 @@
+"""The tiny preset's prompts: additions, subtractions and sorting, a third each, with verifiable answers.
+
+12+9=     21 written from the last digit: "12"
+s3142=    the digits in ascending order: "1234"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+# Which sixteenths of all possible prompts, by hash.
+SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16)}
+CHARACTERS = "0123456789+-s="
+MAX_SIZE = 20_000
+
+
+def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
+    """Different prompts with their labels, in random order.
+
+    A prompt belongs to one split by its own hash, so splits have no prompt in common, whatever the seeds.
+
+    Args:
+        split: "train", "heldout" or "sft" (for the supervised warm start).
+        size: prompts, 0 to 20000; a third each of addition, subtraction, sorting (to within one).
+        seed: the same seed gives the same prompts in the same order.
+
+    Returns:
+        ``{"input": prompt, "label": answer}`` per prompt; labels are integers of 2 to 7 digits, none
+        with a leading zero.
+
+    Raises:
+        ValueError: unknown split, or size out of range.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}; name one of them")
+    if not 0 <= size <= MAX_SIZE:
+        raise ValueError(f"size {size} is not in 0..{MAX_SIZE}; larger ones would run out of short prompts")
+    draw = random.Random(f"{split} {seed}")
+    makers = (_addition, _subtraction, _sorting)
+    rows: dict[str, str] = {}
+    while len(rows) < size:
+        prompt, label = makers[len(rows) % 3](draw)
+        if _is_usable(label) and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
+            rows[prompt] = label
+    result = [{"input": prompt, "label": label} for prompt, label in rows.items()]
+    draw.shuffle(result)
+    return result
+
+
+def _is_usable(label: str) -> bool:
+    """Whether Math-Verify's verdict, which is about values, is the same as equality of the texts.
+
+    No leading zero, as 019 = 19; no palindrome (so no single digit either), for which the copied question
+    "9-4" would be a right answer.
+    """
+    return label[0] != "0" and label != label[::-1]
+
+
+def _operand(draw: random.Random) -> int:
+    digits = draw.randint(1, 3)
+    return draw.randint(10 ** (digits - 1), 10**digits - 1)
+
+
+def _addition(draw: random.Random) -> tuple[str, str]:
+    left, right = _operand(draw), _operand(draw)
+    return f"{left}+{right}=", str(left + right)[::-1]
+
+
+def _subtraction(draw: random.Random) -> tuple[str, str]:
+    right, left = sorted((_operand(draw), _operand(draw)))
+    return f"{left}-{right}=", str(left - right)[::-1]
+
+
+def _sorting(draw: random.Random) -> tuple[str, str]:
+    digits = draw.sample("123456789", draw.randint(3, 7))
+    return f"s{''.join(digits)}=", "".join(sorted(digits))

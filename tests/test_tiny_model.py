@@ -1,0 +1,160 @@
+"""The tiny model's folder: complete or absent, made once, the same for the same seed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from openrlhf_dbb.tiny_model import build_model, build_tokenizer, default_folder, prepare
+from openrlhf_dbb.tiny_task import CHARACTERS, generate
+
+FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "new" / "assets"
+    prepare(folder)
+    return folder
+
+
+def test_importing_the_module_imports_neither_torch_nor_transformers():
+    program = "import sys, openrlhf_dbb.tiny_model; assert not {'torch', 'transformers'} & set(sys.modules)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_default_folder_follows_the_cache_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "openrlhf_dbb" / "tiny"
+
+
+def test_tokenizer_round_trips_every_prompt_and_answer():
+    tokenizer = build_tokenizer()
+    for row in generate("train", 500, 0):
+        text = row["input"] + row["label"] + "<eos>"
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert len(ids) == len(text) - len("<eos>") + 1
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids, skip_special_tokens=True) == row["input"] + row["label"]
+
+
+def test_tokens_are_numbered_in_order_and_there_is_no_bos():
+    tokenizer = build_tokenizer()
+    assert tokenizer.encode(CHARACTERS) == list(range(14))
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (14, 15, None)
+    assert len(tokenizer) == 16
+
+
+def test_character_outside_of_the_vocabulary_raises():
+    with pytest.raises(Exception, match=r"unk_token|UNK"):
+        build_tokenizer().encode("12*7=")
+
+
+def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
+    import torch
+
+    before = torch.get_rng_state()
+    first, same, other = build_model(0), build_model(0), build_model(1)
+    # Embedding 16 x 64; per layer attention 4 x 64 x 128, feed-forward 3 x 64 x 128, norms 2 x 64 + 2 x 32;
+    # last norm 64.
+    assert sum(weights.numel() for weights in first.parameters()) == 1024 + 2 * (32768 + 24576 + 192) + 64
+    embeddings = [model.get_input_embeddings().weight for model in (first, same, other)]
+    assert torch.equal(embeddings[0], embeddings[1])
+    assert not torch.equal(embeddings[0], embeddings[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_folder_that_is_not_ours_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"holds no tiny\.json"):
+        prepare(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.slow
+def test_files_are_complete_and_nothing_else_is_left(folder):
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert [path.name for path in folder.parent.iterdir() if path != folder] == [".assets.lock"]
+    for name, size in (("train", 512), ("heldout", 128)):
+        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        assert rows == generate(name, size, 0)
+
+
+@pytest.mark.slow
+def test_saved_tokenizer_and_model_load_by_their_auto_classes(folder):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert tokenizer.decode(tokenizer.encode("s3142=1234<eos>")) == "s3142=1234<eos>"
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert model.dtype == torch.bfloat16
+    assert model.config.tie_word_embeddings
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (14, 15)
+
+
+@pytest.mark.slow
+def test_start_is_neither_hopeless_nor_finished(folder):
+    """Samples at temperature 1, 8 per prompt. Measured over 7 seeds of sampling: 0.394 to 0.410 right."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    torch.manual_seed(0)
+    inputs = tokenizer([row["input"] for row in rows], padding=True, return_tensors="pt")
+    samples = model.generate(
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=10,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        num_return_sequences=8,
+    )
+    texts = tokenizer.batch_decode(samples[:, inputs["input_ids"].shape[1] :])
+    right = [texts[i].replace("<pad>", "") == rows[i // 8]["label"] + "<eos>" for i in range(len(texts))]
+    groups = [sum(right[i : i + 8]) for i in range(0, len(right), 8)]
+    assert 0.35 <= sum(right) / len(right) <= 0.5
+    assert groups.count(0) + groups.count(8) >= len(groups) / 3
+
+
+@pytest.mark.slow
+def test_second_call_changes_nothing_and_broken_leftovers_do_no_harm(folder):
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    leftover = folder.with_name(".assets.building")
+    leftover.mkdir()
+    prepare(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    leftover.rmdir()
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_version(folder, tmp_path):
+    target = tmp_path / "assets"
+    target.mkdir()
+    (target / "tiny.json").write_text('{"version": 0, "seed": 0}')
+    (target / "obsolete").write_text("of version 0")
+    (tmp_path / ".assets.building").mkdir()
+    (tmp_path / ".assets.building" / "half").write_text("of a process that was killed")
+    program = f"import pathlib, openrlhf_dbb.tiny_model as m; m.prepare(pathlib.Path({str(target)!r}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert sum("tiny model: 100%" in error for error in errors) == 1  # the other one waited
+    assert contents(target) == contents(folder)
+    assert not (tmp_path / ".assets.building").exists()

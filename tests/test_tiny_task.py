@@ -1,0 +1,82 @@
+"""The tiny task: right answers, no prompt in two splits, the same prompts for the same seed."""
+
+import pytest
+
+from openrlhf_dbb.rewards.answers import compare_integers
+from openrlhf_dbb.tiny_task import CHARACTERS, MAX_SIZE, SPLITS, generate
+
+
+def recomputed(prompt):
+    body = prompt.removesuffix("=")
+    if body.startswith("s"):
+        return "".join(sorted(body[1:]))
+    if "+" in body:
+        left, right = body.split("+")
+        return str(int(left) + int(right))[::-1]
+    left, right = body.split("-")
+    return str(int(left) - int(right))[::-1]
+
+
+@pytest.fixture(scope="module", params=list(SPLITS))
+def rows(request):
+    return generate(request.param, 3000, seed=0)
+
+
+def test_answers_are_right(rows):
+    assert [row["label"] for row in rows] == [recomputed(row["input"]) for row in rows]
+
+
+def test_one_third_each_with_operands_of_one_to_three_digits_and_three_to_seven_digits_to_sort(rows):
+    additions = [row["input"] for row in rows if "+" in row["input"]]
+    subtractions = [row["input"] for row in rows if "-" in row["input"]]
+    sorting = [row["input"] for row in rows if row["input"].startswith("s")]
+    assert len(additions) == len(subtractions) == len(sorting) == 1000
+    operands = [number for prompt in additions for number in prompt[:-1].split("+")]
+    operands += [number for prompt in subtractions for number in prompt[:-1].split("-")]
+    assert {len(number) for number in operands} == {1, 2, 3}
+    assert {len(prompt) - len("s=") for prompt in sorting} == {3, 4, 5, 6, 7}
+    assert all(len(set(prompt)) == len(prompt) and "0" not in prompt for prompt in sorting)
+
+
+def test_labels_are_integers_whose_value_and_text_agree_and_copying_the_question_is_never_right(rows):
+    for row in rows:
+        label = row["label"]
+        assert str(int(label)) == label
+        assert compare_integers(label, label) is True
+        assert 2 <= len(label) <= 7
+        question = row["input"].removesuffix("=")
+        if not question.startswith("s"):
+            assert int(label) != int(label[::-1])
+
+
+def test_prompts_differ_within_a_split_and_between_splits_whatever_the_seeds():
+    prompts = [
+        {row["input"] for row in generate(split, 6000, seed)}
+        for split, seed in (("train", 0), ("heldout", 1), ("sft", 2))
+    ]
+    assert [len(split) for split in prompts] == [6000, 6000, 6000]
+    assert len(set.union(*prompts)) == 18_000
+
+
+def test_same_seed_same_prompts_and_another_seed_others():
+    assert generate("train", 50, 3) == generate("train", 50, 3)
+    assert generate("train", 50, 3) != generate("train", 50, 4)
+
+
+def test_prompts_use_the_characters_of_the_tokenizer_and_are_short(rows):
+    assert set("".join(row["input"] + row["label"] for row in rows)) <= set(CHARACTERS)
+    assert max(len(row["input"]) for row in rows) == len("s1234567=")
+
+
+def test_largest_size_works_in_the_smallest_split_and_more_is_refused():
+    assert len(generate("heldout", MAX_SIZE, 0)) == MAX_SIZE
+    assert generate("heldout", 0, 0) == []
+    with pytest.raises(ValueError, match="20001"):
+        generate("heldout", MAX_SIZE + 1, 0)
+    with pytest.raises(ValueError, match="-1"):
+        generate("heldout", -1, 0)
+
+
+def test_unknown_split_is_refused_by_name():
+    with pytest.raises(ValueError, match="'test' is none of train, heldout, sft"):
+        generate("test", 1, 0)
