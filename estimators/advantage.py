@@ -6,6 +6,7 @@ import numpy as np
 
 from estimators.base import Estimate, Floats
 
+
 def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """``X - mean``, shape (P, G); 0 for a missing rollout (NaN). Source: paper, section 5 (Dr.GRPO)."""
     return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.mean[:, None])
@@ -17,4 +18,6 @@ def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     0 as well where the variance is 0: such a group says nothing. Source: paper, section 2.2.
     """
     deviation = np.sqrt(estimate.variance)[:, None]
-    return np.divide(centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0)
+    return np.divide(
+        centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0
+    )

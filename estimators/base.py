@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +49,9 @@ class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
     An estimator is a frozen dataclass: its fields are its parameters, and they become command-line
-    flags (``--NAME.FIELD``) by themselves; a field's ``metadata["help"]`` is the flag's help. What it
-    has learnt is not in the object but in a ``State`` that the caller keeps, stores and rolls back.
+    flags (``--NAME.FIELD``) by themselves; a field's ``metadata["help"]`` is the flag's help, and every
+    field has a default. What it has learnt is not in the object but in a ``State`` that the caller keeps,
+    stores and rolls back.
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a
     missing rollout (a verifier time-out), so the number of rollouts N may differ between prompts.
@@ -63,6 +65,7 @@ class RewardEstimator(ABC):
             Algorithm 1), "before" if it must not (SPO, RAE).
         support: rewards accepted: "binary" (0 or 1), "unit" ([0, 1]) or "real" (any finite number).
             "binary" and "unit" are about the verifier's score; "real" about the reward that is optimised.
+        min_rollouts: smallest group that can yield an advantage.
     """
 
     name: ClassVar[str]
@@ -122,6 +125,7 @@ class RewardEstimator(ABC):
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
 
-    def parameters(self) -> dict[str, Any]:
-        """Field values by name, as stored with a run."""
-        return {field: getattr(self, field) for field in getattr(self, "__dataclass_fields__", {})}
+    @classmethod
+    def parameter_names(cls) -> list[str]:
+        """Names of the parameters: the dataclass's fields."""
+        return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []

@@ -68,7 +68,7 @@ def build(name: str, **parameters: Any) -> RewardEstimator:
         ValueError: unknown name, unknown parameter, or a value outside its range.
     """
     cls = get(name)
-    fields = list(getattr(cls, "__dataclass_fields__", {}))
+    fields = cls.parameter_names()
     unknown = sorted(set(parameters) - set(fields))
     if unknown:
         raise ValueError(f"estimator {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields) or 'none'}")

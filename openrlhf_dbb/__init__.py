@@ -1,18 +1,18 @@
 """GRPO with stored reward posteriors on OpenRLHF's Ray + DeepSpeed + vLLM pipeline.
 
-    cli/train_grpo        the training command: arguments -> preflight -> launch -> summary
-    arguments, presets/   OpenRLHF's flags, ours beside them, and the presets as data
-    preflight             everything that can be refused before an engine starts
-    launch                Ray, the actors, the progress bar
-    trainer               OpenRLHF's trainer with a store: resume, warm start, summary
-    rollouts              OpenRLHF's generation: strict rewards, whole batches
-    advantages            the hook: rollouts -> estimator -> store -> advantages
-    prompts               the data set: what is dropped, who is who
-    rewards/              verifiers that run as OpenRLHF reward functions
-    tiny_task, tiny_model the task and the model of the tiny preset
-    upstream              every reliance on OpenRLHF's internals
-    cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
-    cli/posteriors        look into a store (no torch needed)
+cli/train_grpo        the training command: arguments -> preflight -> launch -> summary
+arguments, presets/   OpenRLHF's flags, ours beside them, and the presets as data
+preflight             everything that can be refused before an engine starts
+launch                Ray, the actors, the progress bar
+trainer               OpenRLHF's trainer with a store: resume, warm start, summary
+rollouts              OpenRLHF's generation: strict rewards, whole batches
+advantages            the hook: rollouts -> estimator -> store -> advantages
+prompts               the data set: what is dropped, who is who
+rewards/              verifiers that run as OpenRLHF reward functions
+tiny_task, tiny_model the task and the model of the tiny preset
+upstream              every reliance on OpenRLHF's internals
+cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
+cli/posteriors        look into a store (no torch needed)
 """
 
 __version__ = "0.1.0"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,11 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import estimators
-from openrlhf_dbb import cpu, presets, upstream
+from openrlhf_dbb import cpu, presets, tiny_model, upstream
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.flags import NO_ESTIMATOR, build_parser, estimator_class, estimator_parameters
 
-NO_ESTIMATOR = "none"
 MODEL_FLAG = "actor.model_name_or_path"
 # Never printed, stored or sent to a tracker.
 SECRET_FLAGS = ("store.url", "warm_start_url", "logger.wandb.key")
@@ -86,66 +84,18 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
             ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines"), world_size
         )
         layers = [("no CUDA", platform), *layers]
+    if early.estimator not in (None, NO_ESTIMATOR):
+        layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
     origin = _apply(parser, layers)
     given = _given(parser, argv)
-    if early.estimator and early.estimator != NO_ESTIMATOR and not (preset != presets.NONE or "algo.advantage.estimator" in given):
-        parser.set_defaults(**{"algo.advantage.estimator": "group_norm"})
-        origin["algo.advantage.estimator"] = "--estimator"
     flat = parser.parse_args(argv)
     origin |= dict.fromkeys(given, "command line")
     return _settle(flat, preset, origin)
 
 
-def build_parser(estimator: str | None = None) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with our flags added.
-
-    Args:
-        estimator: a ``module:Class`` whose parameters become flags beside those of the known estimators.
-    """
-    parser = upstream.build_parser()
-    parser.prog = "train_grpo"
-    parser.usage = "deepspeed --module openrlhf_dbb.cli.train_grpo [--estimator NAME] [--preset NAME] [flags]"
-    parser.description = "GRPO with stored reward posteriors. Bare, it trains: a small model without CUDA, the paper's Qwen3-1.7B setting with it."
-    parser.epilog = "All other flags are OpenRLHF's own. A switch that a preset turns on is turned off by --no-NAME, as in --no-train.colocate_all."
-    ours = parser.add_argument_group("openrlhf_dbb")
-    add = ours.add_argument
-    add("--estimator", default=NO_ESTIMATOR, metavar="NAME", help=f"reward estimator: {', '.join(estimators.available())}, module:Class, or {NO_ESTIMATOR} (OpenRLHF's own advantages)")
-    add("--preset", default=None, metavar="NAME", help=f"flag values to start from: {', '.join(presets.names())}, or {presets.NONE}; by default tiny without CUDA and qwen3-1.7b with it, and none when a model is named")
-    add("--run_name", default=None, help="name of the run in the store; default: estimator, preset or model, and the time")
-    add("--resume", nargs="?", const="", default=None, metavar="RUN", help="continue a run from its last checkpoint; without a name the newest unfinished one")
-    add("--warm_start", default=None, metavar="RUN", help="start from the final posteriors of another run (name, uuid or number)")
-    add("--warm_start_weight", type=float, default=1.0, help="in (0, 1]: multiplies the imported counts")
-    add("--warm_start_url", default=None, metavar="URL", help="database of that run, if another")
-    add("--store.url", default=None, metavar="URL", help="SQLAlchemy URL of the posterior store; better set $OPENRLHF_DBB_STORE_URL when it holds a password; default sqlite:///openrlhf_dbb.db")
-    add("--store.take_over", action="store_true", default=False, help="continue a run owned by a process on another machine that is known to be dead")
-    add("--data.max_prompt_len", type=int, default=None, help="drop prompts of more tokens than this")
-    add("--data.drop_duplicates", action="store_true", default=False, help="keep the first of prompts with equal text")
-    add("--data.cut_to_batches", action="store_true", default=False, help="drop the last prompts that do not fill a rollout batch")
-    add("--verbose", action="store_true", default=False, help="show the output of all workers")
-    for name, cls in _estimator_classes(estimator).items():
-        _add_estimator_flags(parser, name, cls)
-    # A preset can turn a switch on, and the command line must win over it.
-    for action in list(parser._actions):
-        if isinstance(action, argparse._StoreTrueAction):
-            parser.add_argument(f"--no-{action.dest}", dest=action.dest, action="store_false", help=argparse.SUPPRESS, default=argparse.SUPPRESS)
-    return parser
-
-
 def lookup(args: SimpleNamespace, flag: str) -> Any:
     """The value of ``flag`` in OpenRLHF's nested namespace, after its own adjustments."""
     return functools.reduce(getattr, flag.split("."), args)
-
-
-def tiny_folder() -> Path:
-    """Where the tiny preset's model and data are made once and kept: in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "openrlhf_dbb" / "tiny"
-
-
-def parameters_of(estimator: str, flags: dict[str, Any]) -> dict[str, Any]:
-    """The estimator's parameters among ``flags``."""
-    cls = _get(estimator)
-    return {field.name: flags[f"{_prefix(estimator, cls)}.{field.name}"] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
 
 def _early_arguments(argv: list[str]) -> argparse.Namespace:
@@ -155,15 +105,8 @@ def _early_arguments(argv: list[str]) -> argparse.Namespace:
     early.add_argument(f"--{MODEL_FLAG}", dest="model", default=None)
     known = early.parse_known_args(argv)[0]
     if known.estimator not in (None, NO_ESTIMATOR):
-        _get(known.estimator)
+        estimator_class(known.estimator)
     return known
-
-
-def _get(name: str) -> type[estimators.RewardEstimator]:
-    try:
-        return estimators.get(name)
-    except ValueError as error:
-        raise UsageError(f"--estimator: {error}") from error
 
 
 def _default_preset(model: str | None, on_cpu: bool) -> str:
@@ -172,36 +115,9 @@ def _default_preset(model: str | None, on_cpu: bool) -> str:
     return "tiny" if on_cpu else "qwen3-1.7b"
 
 
-def _estimator_classes(extra: str | None) -> dict[str, type[estimators.RewardEstimator]]:
-    classes = dict(estimators.available())
-    if extra and ":" in extra:
-        cls = _get(extra)
-        classes[_prefix(extra, cls)] = cls
-    return classes
-
-
-def _prefix(name: str, cls: type[estimators.RewardEstimator]) -> str:
-    return cls.name if ":" in name else name
-
-
-def _add_estimator_flags(parser: argparse.ArgumentParser, name: str, cls: type[estimators.RewardEstimator]) -> None:
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    if not fields:
-        return
-    summary = (cls.__doc__ or name).strip().splitlines()[0]
-    group = parser.add_argument_group(f"--estimator {name}", summary)
-    for field in fields:
-        text = field.metadata.get("help", "")
-        flag = f"--{name}.{field.name}"
-        if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
-        else:
-            group.add_argument(flag, type=type(field.default), default=field.default, help=f"{text} (default {field.default})")
-
-
 def _apply(parser: argparse.ArgumentParser, layers: list[tuple[str, dict[str, Any]]]) -> dict[str, str]:
     known = {action.dest for action in parser._actions}
-    origin = {}
+    origin: dict[str, str] = {}
     for source, values in layers:
         unknown = sorted(set(values) - known)
         if unknown:
@@ -237,21 +153,31 @@ def _settle(flat: argparse.Namespace, preset: str, origin: dict[str, str]) -> Se
     if not flags["store.url"]:
         flags["store.url"] = None
     estimator = flags["estimator"]
-    parameters: dict[str, Any] = {}
-    if estimator != NO_ESTIMATOR:
-        parameters = parameters_of(estimator, flags)
-        try:
-            estimators.build(estimator, **parameters)
-        except ValueError as error:
-            raise UsageError(f"--{error}" if "." in str(error).split(" ")[0] else str(error)) from error
+    parameters = {} if estimator == NO_ESTIMATOR else estimator_parameters(estimator, flags)
     _fill_placeholders(flags, preset)
-    ours = {name: flags.pop(name) for name in ("preset", "run_name", "resume", "warm_start", "warm_start_weight", "warm_start_url", "store.url", "store.take_over", "verbose", "estimator")}
+    ours = {
+        name: flags.pop(name)
+        for name in (
+            "preset",
+            "run_name",
+            "resume",
+            "warm_start",
+            "warm_start_weight",
+            "warm_start_url",
+            "store.url",
+            "store.take_over",
+            "verbose",
+            "estimator",
+        )
+    }
     if ours["resume"] is not None and ours["warm_start"] is not None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     if not 0 < ours["warm_start_weight"] <= 1:
         raise UsageError(f"--warm_start_weight {ours['warm_start_weight']} is not in (0, 1]")
     flags["local_rank"] = -1  # the launcher's; in an actor it would select a device the actor cannot see
-    flags["logger.wandb.run_name"] = flags["logger.wandb.run_name"] if "logger.wandb.run_name" in origin else ours["run_name"]
+    flags["logger.wandb.run_name"] = (
+        flags["logger.wandb.run_name"] if "logger.wandb.run_name" in origin else ours["run_name"]
+    )
     args = upstream.finish_arguments(argparse.Namespace(**flags))
     shown = {name: lookup(args, name) for name in flags if name not in SECRET_FLAGS and name != "local_rank"}
     return Settings(
@@ -280,10 +206,12 @@ def _fill_placeholders(flags: dict[str, Any], preset: str) -> None:
         raise UsageError(f"--run_name {flags['run_name']!r}: use letters, digits and . _ + - only (it names folders)")
     for name, value in flags.items():
         if isinstance(value, str):
-            flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny_folder()))
+            flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny_model.default_folder()))
     url = flags["reward.remote_url"]
     if url and re.fullmatch(r"\w+", url):
         path = Path(str(files("openrlhf_dbb.rewards"))) / f"{url}.py"
         if not path.exists():
-            raise UsageError(f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb (math_answer)")
+            raise UsageError(
+                f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb (math_answer)"
+            )
         flags["reward.remote_url"] = str(path)

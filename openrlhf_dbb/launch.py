@@ -12,7 +12,7 @@ from typing import Any
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.arguments import Settings
-from openrlhf_dbb.preflight import Start
+from openrlhf_dbb.runs import Start
 
 POLL_S = 0.5
 
@@ -27,21 +27,19 @@ def launch(settings: Settings, start: Start | None) -> Any:
         Exception: whatever ended the training, with the worker's traceback in its text.
     """
     import ray
-    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+
+    from openrlhf_dbb.rollouts import PlatformRolloutActor, StrictRolloutActor
+    from openrlhf_dbb.trainer import PosteriorTrainer
 
     _start_ray(settings)
-    on_cpu = cpu.active()
-    get_strategy = _cpu_strategy if on_cpu else None
+    get_strategy = _cpu_strategy if cpu.active() else None
     try:
         if start is None:
-            actor = ray.remote(_platform_actor(upstream.plain_class(RolloutRayActor))) if on_cpu else None
-            upstream.run(settings.args, rollout_actor=actor, get_strategy=get_strategy)
+            upstream.run(settings.args, rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy)
             return None
-        from openrlhf_dbb.rollouts import StrictRolloutActor
-        from openrlhf_dbb.trainer import PosteriorTrainer
 
         watch = _Watch(settings, start, PosteriorTrainer)
-        with watch.progress_bar(), _quiet(settings.verbose):
+        with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
                 settings.args,
                 trainer=watch,
@@ -82,13 +80,6 @@ def _start_ray(settings: Settings) -> None:
         )
 
 
-@contextlib.contextmanager
-def _quiet(verbose: bool) -> Iterator[None]:
-    """Drop what OpenRLHF prints in the driver: its whole argument namespace, secrets included."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if verbose else nowhere):
-        yield
-
-
 def _cpu_strategy(args: Any) -> Any:
     from openrlhf.utils import get_strategy
 
@@ -97,16 +88,6 @@ def _cpu_strategy(args: Any) -> Any:
     strategy = get_strategy(args)
     strategy.__class__ = CpuStrategy  # same attributes; upstream's factory names its class itself
     return strategy
-
-
-def _platform_actor(base: type) -> type:
-    """OpenRLHF's own vLLM actor with engine arguments for CPU and nothing else."""
-
-    class CpuRolloutActor(base):  # type: ignore[misc, valid-type]
-        async def __init__(self, *args: Any, **kwargs: Any) -> None:
-            await super().__init__(*args, **cpu.engine_arguments(kwargs))
-
-    return CpuRolloutActor
 
 
 class _Watch:
@@ -163,14 +144,21 @@ class _Watch:
         from tqdm import tqdm
 
         interactive = sys.stderr.isatty()
-        bar = tqdm(desc="starting engines", unit="step", mininterval=0.1 if interactive else 5, dynamic_ncols=interactive)
+        bar = tqdm(
+            desc="starting engines",
+            unit="step",
+            mininterval=0.1 if interactive else 5,
+            dynamic_ncols=interactive,
+        )
         healthy: dict[Any, Any] = {}
         last = None
         while not self._done.wait(POLL_S):
             try:
                 for engine in self._engines:
                     healthy.setdefault(engine, engine.get_num_unfinished_requests.remote())
-                ready, _ = ray.wait(list(healthy.values()), num_returns=len(healthy), timeout=0) if healthy else ([], [])
+                ready, _ = (
+                    ray.wait(list(healthy.values()), num_returns=len(healthy), timeout=0) if healthy else ([], [])
+                )
                 ray.get(ready)
                 if self.trainer is None:
                     continue
@@ -217,4 +205,5 @@ def _draw(bar: Any, progress: Any) -> None:
         shown["accuracy"] = f"{list(progress.accuracy.values())[-1]:.3f}"
     bar.set_postfix(shown, refresh=False)
     bar.update(progress.step - bar.n)
-    bar.refresh()
+    if bar.dynamic_ncols:  # a terminal; a log file gets a line now and then
+        bar.refresh()

@@ -43,8 +43,12 @@ class Posteriors:
     """A run's posteriors of all its prompts: in memory to be read, in the store before they are used."""
 
     def __init__(
-        self, estimator: RewardEstimator, run: storage.Run, prompt_ids: NDArray[np.int64],
-        texts: Sequence[str], labels: Sequence[str],
+        self,
+        estimator: RewardEstimator,
+        run: storage.Run,
+        prompt_ids: NDArray[np.int64],
+        texts: Sequence[str],
+        labels: Sequence[str],
     ) -> None:
         """Load the run's current posteriors.
 
@@ -148,7 +152,9 @@ class Posteriors:
         try:
             positions = np.array([self._index[prompt] for prompt in prompts])
         except KeyError as error:
-            raise ValueError(f"prompt {error.args[0][0][:80]!r} is not in the data set this run was started with") from None
+            raise ValueError(
+                f"prompt {error.args[0][0][:80]!r} is not in the data set this run was started with"
+            ) from None
         members, group, sizes = np.unique(positions, return_inverse=True, return_counts=True)
         order = np.argsort(group, kind="stable")
         slot = np.empty(len(group), dtype=np.int64)
@@ -163,10 +169,13 @@ class Posteriors:
         hint = "use an estimator of real rewards"
         if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
             hint = f"--{self.estimator.name}.partial_credit accepts scores in [0, 1]"
-        return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {self.estimator.name} needs; {hint}"
+        name = self.estimator.name
+        return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 
-def _matrix(values: NDArray[np.float64], group: NDArray[np.int64], slot: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
+def _matrix(
+    values: NDArray[np.float64], group: NDArray[np.int64], slot: NDArray[np.int64], groups: int
+) -> NDArray[np.float64]:
     matrix = np.full((groups, int(slot.max()) + 1), np.nan)
     matrix[group, slot] = values
     return matrix

@@ -5,6 +5,7 @@ Axes: P prompts kept, R rows of the data set.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -99,11 +100,21 @@ def with_columns(rows: Any, args: SimpleNamespace) -> Any:
     for flag, key in (("data.input_key", args.data.input_key), ("data.label_key", args.data.label_key)):
         if key is None:
             continue
-        if key not in rows.column_names and "." in key:
-            rows = rows.flatten()
+        column, *fields = key.split(".")
+        if key not in rows.column_names and fields and _holds(rows.features.get(column), fields):
+            # Not Dataset.flatten(): it loses the columns of a concatenated data set, which OpenRLHF makes.
+            rows = rows.add_column(key, [functools.reduce(dict.__getitem__, fields, row) for row in rows[column]])
         if key not in rows.column_names:
             raise UsageError(f"--{flag} {key!r} is not a column of the data set; it has {', '.join(rows.column_names)}")
     return rows
+
+
+def _holds(feature: Any, fields: list[str]) -> bool:
+    for field in fields:
+        if not isinstance(feature, dict) or field not in feature:
+            return False
+        feature = feature[field]
+    return True
 
 
 def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
@@ -130,7 +141,7 @@ def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
     seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
     limit = _max_tokens(args)
     lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
-    fits = [i for i, length in enumerate(lengths) if 0 < length and (limit is None or length <= limit)]
+    fits = [i for i, length in enumerate(lengths) if length > 0 and (limit is None or length <= limit)]
     empty = sum(length == 0 for length in lengths)
     cut = len(fits) % args.rollout.batch_size if args.data.cut_to_batches else 0
     kept = fits[: len(fits) - cut]

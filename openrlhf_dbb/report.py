@@ -8,7 +8,7 @@ from typing import Any
 import storage
 from openrlhf_dbb import __version__, presets
 from openrlhf_dbb.arguments import Settings
-from openrlhf_dbb.preflight import Start
+from openrlhf_dbb.runs import Start
 
 _ZERO_VARIANCE = "(successes = 0 OR successes = rollouts)"
 
@@ -46,12 +46,13 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     """Accuracy, steps, rollouts, rescued groups, and where to look; the counts come from the store."""
     run = start.run.run_id
     with storage.open_store(start.store_url) as store:
-        [(rollouts, groups, unanimous, rescued)] = store.query(
+        counts = store.query(
             f"SELECT sum(rollouts), count(*), sum(CASE WHEN {_ZERO_VARIANCE} THEN 1 ELSE 0 END), "
             f"sum(CASE WHEN {_ZERO_VARIANCE} AND variance > 0 THEN 1 ELSE 0 END) "
             "FROM posterior_history WHERE run_id = :run",
             run=run,
         )
+    rollouts, groups, unanimous, rescued = tuple(counts[0])
     lines = ["", f"run {start.run.name} finished in {time.strftime('%M:%S', time.gmtime(seconds))} min"]
     if len(progress.accuracy) > 1:
         first, last = min(progress.accuracy), max(progress.accuracy)
@@ -68,8 +69,8 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     lines += [
         f"  database     {start.location}",
         "  try          " + held + " \\",
-        f'    "SELECT step, count(*) AS prompts, avg(mean) AS posterior_mean FROM posterior_history WHERE run_id = {run} '
-        'GROUP BY step ORDER BY step"',
+        '    "SELECT step, count(*) AS prompts, avg(mean) AS posterior_mean FROM posterior_history '
+        f'WHERE run_id = {run} GROUP BY step ORDER BY step"',
         "  or           openrlhf-dbb show " + start.run.name,
     ]
     return "\n".join(lines)

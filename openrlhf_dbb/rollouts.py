@@ -1,4 +1,4 @@
-"""OpenRLHF's generation, made strict: a broken reward stops the run, a missing one is no 0, batches are whole."""
+"""OpenRLHF's generation, made strict: broken rewards stop the run, missing ones are no 0, batches are whole."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _own_values(results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
     owned = []
     for result in results:
         if not result or "rewards" not in result:
-            raise_no_reward(result)
+            raise _no_reward(result)
         reward = _single(result["rewards"])
         score = _single(result.get("scores", reward))
         owned.append(
@@ -75,11 +75,10 @@ def _own_values(results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
     return owned
 
 
-def raise_no_reward(result: Any) -> None:
-    """Raise for a reward function's return value that holds no reward."""
+def _no_reward(result: Any) -> RewardError:
     error = RewardError(f'the reward function returned {result!r}; a dict with "rewards" (and "scores") is needed')
-    _failure.get().append(error)
-    raise error
+    _failure.get().append(error)  # upstream swallows it, execute() must not
+    return error
 
 
 def _checked(output: dict[str, Any], prompt: str) -> dict[str, Any]:
@@ -112,12 +111,19 @@ def _single(value: Any) -> Any:
     return value
 
 
-class StrictRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
-    """OpenRLHF's vLLM actor with :class:`StrictExecutor`, and engine arguments for CPU where needed."""
+class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
+    """OpenRLHF's vLLM actor, with engine arguments for CPU where there is no CUDA."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         if cpu.active():
             kwargs = cpu.engine_arguments(kwargs)
+        await super().__init__(*args, **kwargs)
+
+
+class StrictRolloutActor(PlatformRolloutActor):
+    """The same with :class:`StrictExecutor`."""
+
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         await super().__init__(*args, **kwargs)
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))

@@ -110,7 +110,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """
         states = super().init_checkpoint_states()
         if not states:  # a checkpoint folder without a complete checkpoint: killed during the first one
-            states = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
+            states = {
+                "episode": 0,
+                "global_step": 0,
+                "total_consumed_prompts": 0,
+                "data_loader_state_dict": {},
+            }
         mark = states.get(MARK)
         step = states["global_step"]
         if step and (mark is None or mark["run"] != self._run.record.uuid):
@@ -147,7 +152,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return status, step
 
     def save_logs_and_checkpoints(
-        self, global_step: int, logs_dict: dict | None = None, client_states: dict | None = None
+        self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
         """Add our state to the checkpoint, and make the store durable up to it beforehand."""
         states = client_states if client_states is not None else {}
@@ -203,5 +208,3 @@ def _train_on(rows: list[int], args: SimpleNamespace) -> None:
 def _mean_of_verified(rollouts: list[Any]) -> float:
     rewards = [r.rewards.item() for r in rollouts if not r.info.get("missing", torch.zeros(1)).any()]
     return sum(rewards) / max(len(rewards), 1)
-
-

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.util
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,6 +79,13 @@ def finish_arguments(args: argparse.Namespace) -> SimpleNamespace:
     except AssertionError as error:
         raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
     return names["args"]
+
+
+@contextlib.contextmanager
+def quiet(verbose: bool = False) -> Iterator[None]:
+    """Drop what OpenRLHF prints in this process, among it its whole argument namespace with secrets."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if verbose else nowhere):
+        yield
 
 
 def plain_class(remote_class: Any) -> type:

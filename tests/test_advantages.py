@@ -21,6 +21,7 @@ from openrlhf_dbb.posterior import Posteriors  # noqa: E402
 
 PROMPTS = [f"{i}+1=" for i in range(4)]
 TOKENS = 5
+BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
 
 
 def settings(*flags):
@@ -73,9 +74,17 @@ def ours(tmp_path):
         store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
         opened.append(store)
         run = store.create_run(
-            "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
-            state_fields=built.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
-        )  # fmt: skip
+            "run",
+            estimator=estimator,
+            estimator_version=built.version,
+            parameters=parameters,
+            state_fields=built.state_fields,
+            model="m",
+            dataset="d",
+            dataset_digest="x",
+            reward="r",
+            config={},
+        )
         labels = [str(i + 1) for i in range(len(PROMPTS))]
         made = maker(PosteriorExperienceMaker, args)
         made.posteriors = Posteriors(built, run, store.register_prompts(PROMPTS, labels), PROMPTS, labels)
@@ -149,7 +158,7 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
         torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
     info = {name: torch.cat([e.info[name] for e in batch]) for name in ("estimator/rescued", "estimator/zero_variance")}
     assert info["estimator/rescued"].tolist() == info["estimator/zero_variance"].tolist() == [1.0] * 32
-    stored = store.query("SELECT rollouts, successes, alpha, beta, mean, variance FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")
+    stored = store.query(f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
     wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
     for row, want in zip(stored, [wrong, right, wrong, right], strict=True):
@@ -190,7 +199,8 @@ def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
     rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
     mine, store = ours("dbb", discount=0.5)
     batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
-    assert tuple(store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")[0]) == (6, 2.0, 2.5, 4.5)  # fmt: skip
+    first = store.query(f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
+    assert tuple(first) == (6, 2.0, 2.5, 4.5)
     assert torch.all(column(batch, "advantages")[2:4] == 0)
 
 
@@ -216,7 +226,7 @@ def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
     lenient, store = ours("dbb", partial_credit=True)
     lenient.compute_advantages_and_returns(experiences(rewards_P_G))
     total = np.nansum(rewards_P_G[1])
-    assert store.query("SELECT successes FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt")[1][0] == total
+    assert store.query(f"SELECT successes {BY_PROMPT}")[1][0] == total
 
 
 def test_a_prompt_twice_in_a_batch_is_one_group(ours):
@@ -225,7 +235,9 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
         experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
     mine, store = ours("dbb", discount=0.5)
     mine.compute_advantages_and_returns(batch)
-    assert [tuple(r) for r in store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history")] == [(32, 16.0, 16.5, 16.5)]
+    assert [tuple(r) for r in store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history")] == [
+        (32, 16.0, 16.5, 16.5)
+    ]
 
 
 def test_an_unknown_prompt_is_named(ours):

@@ -5,11 +5,18 @@ import runpy
 
 import pytest
 
-from openrlhf_dbb import arguments, cpu, presets, report, upstream
+from openrlhf_dbb import arguments, cpu, flags, presets, report, upstream
 from openrlhf_dbb.errors import UsageError
 
 ON_CPU = cpu.active()
-MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1"]
+MODEL = [
+    "--actor.model_name_or_path",
+    "some/model",
+    "--reward.remote_url",
+    "math_answer",
+    "--vllm.num_engines",
+    "1",
+]
 
 
 def parse(*argv, **options):
@@ -37,7 +44,7 @@ def openrlhf_parser():
 
 
 def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser):
-    ours = {tuple(action.option_strings): action for action in arguments.build_parser()._actions}
+    ours = {tuple(action.option_strings): action for action in flags.build_parser()._actions}
     compared = 0
     for theirs in openrlhf_parser._actions:
         mine = ours[tuple(theirs.option_strings)]
@@ -49,12 +56,14 @@ def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser)
     assert compared > 150
 
 
-def test_without_a_preset_the_defaults_are_openrlhfs(openrlhf_parser):
-    mine = parse("--preset", "none", *MODEL).flags
-    theirs = vars(argparse.Namespace(**{a.dest: a.default for a in openrlhf_parser._actions if a.dest != "help"}))
-    changed = {flag for flag, value in theirs.items() if flag in mine and mine[flag] != value}
-    named = {"actor.model_name_or_path", "reward.remote_url", "vllm.num_engines", "logger.wandb.run_name"}
-    assert changed - named <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
+def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
+    mine = parse("--preset", "none", *MODEL)
+    theirs = openrlhf_parser.parse_args([w.replace("math_answer", str(mine.args.reward.remote_url[0])) for w in MODEL])
+    flags_of_theirs = list(vars(theirs))
+    theirs = upstream.finish_arguments(theirs)
+    changed = {f for f in flags_of_theirs if arguments.lookup(mine.args, f) != arguments.lookup(theirs, f)}
+    assert changed - {"logger.wandb.run_name"} <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
+    assert len(flags_of_theirs) > 150
 
 
 def test_naming_a_model_means_no_preset():
@@ -101,7 +110,7 @@ def test_the_estimator_decides_the_clip_range(preset, estimator, clip):
     ],
 )
 def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, response, discount):
-    flags = presets.load(preset, None)
+    values = presets.load(preset, None)
     expected = {
         "actor.model_name_or_path": model,
         "data.prompt_dataset": "BytedTsinghua-SIA/DAPO-Math-17k",
@@ -124,11 +133,11 @@ def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, respons
         "data.drop_duplicates": True,
         "data.cut_to_batches": True,
     }
-    assert {flag: flags[flag] for flag in expected} == expected
+    assert {flag: values[flag] for flag in expected} == expected
 
 
 def test_every_preset_sets_only_flags_that_exist():
-    known = {action.dest for action in arguments.build_parser()._actions}
+    known = {action.dest for action in flags.build_parser()._actions}
     for preset in presets.names():
         for estimator in ("dbb", "point"):
             assert set(presets.load(preset, estimator)) <= known

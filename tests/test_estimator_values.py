@@ -29,7 +29,12 @@ def test_dbb_follows_definition_2_over_two_visits():
 @pytest.mark.parametrize(
     ("successes", "correct", "wrong"),
     # first visit, prior (1, 1), discount .5: sqrt(beta / alpha) and -sqrt(alpha / beta)
-    [(0, None, -math.sqrt(0.5 / 8.5)), (1, math.sqrt(7.5 / 1.5), -math.sqrt(1.5 / 7.5)), (4, 1.0, -1.0), (8, math.sqrt(0.5 / 8.5), None)],
+    [
+        (0, None, -math.sqrt(0.5 / 8.5)),
+        (1, math.sqrt(7.5 / 1.5), -math.sqrt(1.5 / 7.5)),
+        (4, 1.0, -1.0),
+        (8, math.sqrt(0.5 / 8.5), None),
+    ],
 )
 def test_dbb_advantages_of_the_first_visit(successes, correct, wrong):
     dbb = build("dbb", discount=0.5)
@@ -90,7 +95,10 @@ def test_dbb_takes_partial_credit_only_when_told():
         ({"discount": math.nan}, r"dbb.discount = nan is not in"),
         ({"prior_alpha": 0.0}, r"dbb.prior_alpha = 0.0 is not"),
         ({"prior_beta": math.inf}, r"dbb.prior_beta = inf is not"),
-        ({"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial_credit"),
+        (
+            {"decay": 0.5},
+            r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial_credit",
+        ),
     ],
 )
 def test_parameters_out_of_range_are_named(parameters, message):

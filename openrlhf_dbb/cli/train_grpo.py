@@ -11,8 +11,9 @@ import sys
 import time
 
 _LAUNCHER_VARIABLES = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE LOCAL_WORLD_SIZE CROSS_RANK CROSS_SIZE MASTER_ADDR MASTER_PORT".split()
-)
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
+    "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -76,6 +76,7 @@ def prepare_driver() -> None:
     """Settings of the driver process; call before ``import ray`` or anything of OpenRLHF."""
     # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # what DeepSpeed finds by itself, after two lines of doubt
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, and quiet
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)

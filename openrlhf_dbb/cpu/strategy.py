@@ -47,7 +47,9 @@ class CpuStrategy(DeepspeedStrategy):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)
 
-    def get_ds_train_config(self, optim_dict: dict | None = None, *, max_norm: float | None = None) -> dict:
+    def get_ds_train_config(
+        self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
+    ) -> dict[str, Any]:
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own Adam is compiled at start

@@ -1,0 +1,228 @@
+"""What bad input gets: one clear line on stderr, exit code 2, before any engine starts."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+import storage
+from openrlhf_dbb import cpu
+from openrlhf_dbb.cli import train_grpo
+
+SIZES = [
+    "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8",
+    "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "4", "--rollout.max_new_tokens", "4",
+    "--data.max_len", "32",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model folder with a character tokenizer; nothing here gets as far as loading weights."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config
+
+    folder = tmp_path_factory.mktemp("model")
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", *"0123456789+="])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    Qwen3Config(vocab_size=16, hidden_size=8, num_hidden_layers=1).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"input": f"{i}+1=", "label": str(i + 1)}) + "\n" for i in range(8)))
+    return path
+
+
+@pytest.fixture
+def command(model, data, tmp_path, monkeypatch, capfd):
+    """Function: run the command in this process; its exit code and stderr's last line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
+
+    def run(*argv, label=("--data.label_key", "label")):
+        base = ["--actor.model_name_or_path", model, "--data.prompt_dataset", data, *label,
+                "--reward.remote_url", "math_answer", "--estimator", "dbb", *SIZES]  # fmt: skip
+        capfd.readouterr()
+        code = train_grpo.main([str(word) for word in [*base, *argv]])
+        return code, capfd.readouterr().err.strip().splitlines()[-1]
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_engine_starts(monkeypatch):
+    """These inputs must be refused before this."""
+    monkeypatch.setattr("openrlhf_dbb.launch.launch", lambda *_: pytest.fail("the launch was reached"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--estimator", "dbbb"], "--estimator: unknown estimator 'dbbb'; known: dbb, point, or module:Class"),
+        (["--dbb.discount", "0"], "--dbb.discount = 0.0 is not in (0, 1]"),
+        (["--actor.model_name_or_path", "/no/such/model"], "--actor.model_name_or_path /no/such/model: no model there"),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl: no such file"),
+        (["--data.label_key", "answer"], "--data.label_key 'answer' is not a column of the data set; it has input, label"),
+        (["--data.input_key", "question"], "--data.input_key 'question' is not a column of the data set"),
+        (["--rollout.batch_size", "16"], "leaves 8 prompts of 8, fewer than one --rollout.batch_size (16)"),
+        (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--resume"], "--resume: no unfinished run in"),
+        (["--warm_start", "nobody"], "there is no run 'nobody'"),
+        (["--estimator", "point", "--rollout.n_samples_per_prompt", "1"], "group_norm requires n_samples_per_prompt > 1"),
+        (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
+        (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo has no place for --estimator dbb"),
+        (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
+        (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
+        (["--ckpt.max_num", "1"], "--ckpt.max_num 1: the old checkpoint is deleted before the new one is whole"),
+        (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
+        (["--store.url", "sqlite:////proc/x.db"], "/proc/x.db"),
+        (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
+        (["--store.url", "mysql://u:hunter2@h/x"], "mysql"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line(command, argv, line):
+    code, said = command(*argv)
+    assert code == 2
+    assert said.startswith("error: ")
+    assert line in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.skipif(not cpu.active(), reason="these flags work with CUDA")
+@pytest.mark.parametrize("flag", ["--ds.packing_samples", "--train.enable_ema", "--vllm.sync_backend=nccl"])
+def test_what_needs_cuda_is_refused_without(command, flag):
+    code, said = command(flag)
+    assert code == 2
+    assert "CUDA" in said
+
+
+def test_n_1_with_point_in_dr_grpo_form(command):
+    code, said = command(
+        "--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--algo.advantage.estimator", "dr_grpo"
+    )
+    assert code == 2 and "n_samples_per_prompt" in said
+
+
+def test_an_empty_data_set_is_named(command, tmp_path):
+    (tmp_path / "empty.jsonl").touch()
+    code, said = command("--data.prompt_dataset", tmp_path / "empty.jsonl")
+    assert code == 2 and said == f"error: --data.prompt_dataset {tmp_path}/empty.jsonl is empty"
+
+
+def test_a_missing_label_key_is_asked_for(command):
+    code, said = command(label=())
+    assert code == 2 and said.startswith("error: --data.label_key is missing: name the column")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_database_is_named(command, tmp_path):
+    storage.open_store(f"sqlite:///{tmp_path}/locked.db").close()
+    (tmp_path / "locked.db").chmod(stat.S_IREAD)
+    code, said = command("--store.url", f"sqlite:///{tmp_path}/locked.db")
+    assert code == 2 and "read-only" in said
+
+
+def test_a_file_that_is_no_database_is_named(command, tmp_path):
+    (tmp_path / "notes.db").write_text("these are my notes, long enough to have a header of a hundred bytes" * 9)
+    code, said = command("--store.url", f"sqlite:///{tmp_path}/notes.db")
+    assert code == 2 and "not a SQLite database" in said
+    assert (tmp_path / "notes.db").read_text().startswith("these are my notes")
+
+
+@pytest.fixture
+def unfinished(command, monkeypatch):
+    """A run in the default database that was stopped before its first step."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_):
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openrlhf_dbb.launch.launch", stop)
+        with pytest.raises(Stopped):
+            command("--run_name", "mine")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--dbb.discount", "0.75"], "it was trained with estimator parameters {'discount': 0.5"),
+        (["--estimator", "point"], "it was trained with estimator 'dbb', not 'point'"),
+        (["--data.max_samples", "4"], "it was trained with content of the data set"),
+        (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
+    ],
+)
+def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command, argv, line):
+    code, said = command("--resume", "mine", *argv)
+    assert code == 2
+    assert line in said and "--warm_start mine" in said
+
+
+def test_another_model_cannot_resume_a_run(unfinished, command, model, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in model.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    code, said = command("--resume", "mine", "--actor.model_name_or_path", other)
+    assert code == 2
+    assert f"it was trained with model '{model}', not '{other}'" in said
+
+
+def test_a_name_is_given_once(unfinished, command):
+    code, said = command("--run_name", "mine")
+    assert code == 2 and "'mine'" in said
+
+
+def test_a_warm_start_without_a_common_prompt_is_refused(unfinished, command, tmp_path):
+    code, said = command("--run_name", "other", "--warm_start", "mine")
+    assert code == 2 and "mine" in said
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c",
+         "import storage, sys; s = storage.open_store(); s.claim_run(1); print('owned', flush=True); sys.stdin.read()"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert owner.stdout.readline() == b"owned\n"
+    code, said = command("--resume", "mine")
+    owner.communicate()
+    assert code == 2
+    assert f"process {owner.pid}" in said
+
+
+def test_ranks_other_than_0_leave_at_once(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert train_grpo.main(["--no-such-flag"]) == 0
+
+
+def test_help_shows_both_and_starts_nothing():
+    code = """
+import sys
+from openrlhf_dbb.cli.train_grpo import main
+try:
+    main(["--help"])
+except SystemExit as ended:
+    assert ended.code == 0
+assert not {"ray", "vllm", "deepspeed"} & set(sys.modules)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for flag in (
+        "--actor.adam.lr",
+        "--vllm.num_engines",
+        "--estimator",
+        "--dbb.discount",
+        "--resume",
+        "--warm_start",
+    ):
+        assert flag in shown

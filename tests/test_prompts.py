@@ -1,0 +1,112 @@
+"""Which rows of a data set are trained on, and what is said of the others."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from openrlhf_dbb import cpu, prompts
+from openrlhf_dbb.errors import UsageError
+
+cpu.prepare_driver()
+
+
+class Words:
+    """A tokenizer of one token per word, with a chat template."""
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [text.split() for text in texts]}
+
+    def apply_chat_template(self, chat, tokenize, add_generation_prompt):
+        return " ".join(message["content"] for message in chat) + " Answer:"
+
+
+def choose(path, rows, **options):
+    file = path / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {
+        "prompt_dataset": str(file), "prompt_probs": None, "prompt_split": "train", "max_samples": 10**8,
+        "input_key": "input", "label_key": "label", "input_template": None, "apply_chat_template": False,
+        "max_len": 32, "max_prompt_len": None, "drop_duplicates": False, "cut_to_batches": False, "image_key": "images",
+    }  # fmt: skip
+    args = SimpleNamespace(
+        data=SimpleNamespace(**(data | options)),
+        rollout=SimpleNamespace(batch_size=2, max_new_tokens=8),
+        train=SimpleNamespace(seed=1),
+        use_ms=False,
+    )
+    strategy = SimpleNamespace(args=args, print=lambda *_: None, is_rank_0=lambda: False)
+    return prompts.choose(args, strategy, Words())
+
+
+def row(text, label="1"):
+    return {"input": text, "label": label}
+
+
+def test_duplicates_are_reported_and_dropped_only_when_told(tmp_path):
+    rows = [row("a"), row("b"), row("a"), row("a", "2"), row("c")]
+    kept = choose(tmp_path, rows)
+    assert kept.texts == ["a", "b", "a", "a", "c"]
+    assert "2 duplicates kept" in kept.report()
+    dropped = choose(tmp_path, rows, drop_duplicates=True)
+    assert (dropped.texts, dropped.rows) == (["a", "b", "c"], [0, 1, 4])
+    assert dropped.report() == "3 of 5 prompts; 2 duplicates dropped"
+
+
+def test_long_and_empty_prompts_are_dropped(tmp_path):
+    long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24, else OpenRLHF cuts it from the left
+    kept = choose(tmp_path, [row("a"), row(long), row(""), row("b")])
+    assert kept.texts == ["a", "b"]
+    assert kept.report() == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 empty dropped"
+    assert choose(tmp_path, [row("a"), row("b c"), row("d")], max_prompt_len=1).texts == ["a", "d"]
+
+
+def test_whole_batches_on_request(tmp_path):
+    rows = [row("a"), row("b"), row("c")]
+    assert choose(tmp_path, rows).texts == ["a", "b", "c"]
+    cut = choose(tmp_path, rows, cut_to_batches=True)
+    assert cut.texts == ["a", "b"]
+    assert cut.report() == "2 of 3 prompts; 1 dropped to fill whole batches"
+
+
+def test_the_schema_of_dapo_math_17k(tmp_path):
+    """Chat prompts and an answer inside a struct, each row repeated, as the hub's file has them."""
+    rows = [
+        {"data_source": "math_dapo", "prompt": [{"role": "user", "content": f"What is {i}+{i}?"}], "ability": "MATH",
+         "reward_model": {"ground_truth": str(2 * i), "style": "rule"}, "extra_info": {"index": f"id{i}"}}
+        for i in (1, 2, 1, 2, 3)
+    ]  # fmt: skip
+    kept = choose(
+        tmp_path, rows, input_key="prompt", label_key="reward_model.ground_truth", apply_chat_template=True,
+        drop_duplicates=True, cut_to_batches=True,
+    )  # fmt: skip
+    assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:"]
+    assert kept.labels == ["2", "4"]
+    assert (kept.total, kept.duplicates, kept.cut) == (5, 2, 1)
+
+
+def test_the_digest_depends_on_text_label_and_order(tmp_path):
+    digests = {
+        choose(tmp_path, rows).digest
+        for rows in (
+            [row("a"), row("b")],
+            [row("b"), row("a")],
+            [row("a"), row("b", "2")],
+            [row("ab"), row("b")],
+        )
+    }
+    assert len(digests) == 4
+    assert choose(tmp_path, [row("a"), row("b")]).digest in digests
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_key": None}, "--data.label_key is missing"),
+        ({"label_key": "label.gold"}, "'label.gold' is not a column of the data set; it has input, label"),
+        ({"input_key": "text"}, "'text' is not a column"),
+    ],
+)
+def test_missing_columns_are_named(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        choose(tmp_path, [row("a"), row("b")], **options)

@@ -1,0 +1,201 @@
+"""The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+# 32 prompts, 16 a step: 2 steps an epoch, 3 epochs; 8 rollouts a prompt, 2 optimizer steps a step.
+SMALL = [
+    "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "16", "--train.batch_size", "64",
+    "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32", "--train.num_episodes", "3",
+    "--ckpt.save_steps", "2", "--eval.steps", "-1",
+]  # fmt: skip
+DISCOUNT = 0.5
+
+
+def rows(folder, sql):
+    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def check_history(folder, run_id, steps, prompts_a_step):
+    """Every stored step is whole, and every posterior is what Algorithm 1 makes of the one before."""
+    counts = rows(
+        folder,
+        f"SELECT step, count(*) FROM posterior_history WHERE run_id = {run_id} GROUP BY step ORDER BY step",
+    )
+    assert counts == [(step, prompts_a_step) for step in range(1, steps + 1)]
+    posterior = {}
+    history = rows(
+        folder,
+        "SELECT prompt_id, rollouts, successes, alpha, beta, mean, variance FROM posterior_history "
+        f"WHERE run_id = {run_id} ORDER BY step",
+    )
+    for prompt, rollouts, successes, alpha, beta, mean, variance in history:
+        before = posterior.get(prompt, (1.0, 1.0))
+        assert alpha == DISCOUNT * before[0] + successes
+        assert beta == DISCOUNT * before[1] + rollouts - successes
+        assert mean == pytest.approx(alpha / (alpha + beta), rel=1e-12)
+        assert variance == pytest.approx(alpha * beta / (alpha + beta) ** 2, rel=1e-12)
+        posterior[prompt] = (alpha, beta)
+    current = rows(folder, f"SELECT prompt_id, alpha, beta FROM posteriors WHERE run_id = {run_id}")
+    assert {prompt: (alpha, beta) for prompt, alpha, beta in current} == posterior
+
+
+@pytest.fixture(scope="module")
+def finished(train, tmp_path_factory):
+    """A run called "first", trained to its end through the launcher that users type."""
+    folder = tmp_path_factory.mktemp("finished")
+    result = train(folder, "--estimator", "dbb", "--run_name", "first", *SMALL, launcher=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return folder, result
+
+
+def test_a_run_leaves_every_posterior_in_the_database(finished):
+    folder, _ = finished
+    check_history(folder, run_id=1, steps=6, prompts_a_step=16)
+    assert rows(folder, "SELECT name, status, last_step FROM runs") == [("first", "finished", 6)]
+    assert rows(folder, "SELECT count(*), min(length(prompt)) > 0, min(length(label)) > 0 FROM prompts") == [(32, 1, 1)]
+    assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
+
+
+def test_a_run_prints_its_configuration_and_a_summary(finished):
+    folder, result = finished
+    assert "--actor.eps_clip_low_high 0.98 0.98  [preset tiny]" in result.stdout
+    assert " * --train.num_episodes 3  [command line]  paper: 4" in result.stdout
+    assert "steps        6" in result.stdout
+    assert f"rollouts     {32 * 3 * 8}" in result.stdout
+    assert f"database     {folder}/openrlhf_dbb.db" in result.stdout
+
+
+def test_a_run_logs_the_estimators_metrics(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = finished
+    events = EventAccumulator(str(folder / "runs/first/tensorboard/first"))
+    events.Reload()
+    scalars = {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag in ("mean", "zero_variance", "rescued", "abs_advantage"):
+        assert len(scalars[f"train/estimator/{tag}"]) == 6
+    assert len(scalars["train/ppo_clip_ratio"]) == 6
+    stored = rows(folder, "SELECT avg(mean) FROM posterior_history GROUP BY step ORDER BY step")
+    assert scalars["train/estimator/mean"] == pytest.approx([mean for (mean,) in stored], rel=1e-5)
+
+
+def test_a_finished_run_is_not_resumed_by_accident(finished, train):
+    folder, _ = finished
+    result = train(folder, "--estimator", "dbb", "--resume", "first", *SMALL)
+    assert result.returncode == 2
+    assert "finished at step 6" in result.stderr and "--warm_start first" in result.stderr
+
+
+def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(finished, train):
+    folder, _ = finished
+    (folder / "sometimes.py").write_text(UNVERIFIABLE)
+    result = train(
+        folder, "--estimator", "dbb", "--run_name", "second", "--warm_start", "first", "--warm_start_weight", "0.5",
+        *SMALL, "--train.num_episodes", "1", "--reward.remote_url", str(folder / "sometimes.py"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "warm start 32 prompts from first, weight 0.5; 0 start from the prior" in result.stdout
+    assert "warning: run first used another reward" in result.stdout
+    pairs = rows(
+        folder,
+        "SELECT a.alpha, a.beta, b.rollouts, b.successes, b.alpha, b.beta FROM posteriors a "
+        "JOIN posterior_history b USING (prompt_id) WHERE a.run_id = 1 AND b.run_id = 2",
+    )
+    assert len(pairs) == 32
+    for alpha, beta, rollouts, successes, new_alpha, new_beta in pairs:
+        assert new_alpha == pytest.approx(DISCOUNT * 0.5 * alpha + successes, rel=1e-12)
+        assert new_beta == pytest.approx(DISCOUNT * 0.5 * beta + rollouts - successes, rel=1e-12)
+    # the reward function cannot verify one rollout in four
+    missing = 1 - sum(pair[2] for pair in pairs) / (32 * 8)
+    assert 0.1 < missing < 0.4
+
+
+UNVERIFIABLE = """
+import itertools
+calls = itertools.count()
+
+def reward_func(queries, prompts, labels):
+    if next(calls) % 4 == 0:
+        return {"rewards": [None]}
+    return {"rewards": [float(queries[0].startswith(prompts[0] + labels[0]))]}
+"""
+
+BROKEN = """
+def reward_func(queries, prompts, labels):
+    return {"rewards": [1 / 0]}
+"""
+
+
+def test_a_broken_reward_function_stops_the_run_with_its_traceback(train, tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    result = train(tmp_path, "--estimator", "dbb", *SMALL, "--reward.remote_url", str(tmp_path / "broken.py"))
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
+    assert 'broken.py", line 3, in reward_func' in result.stderr
+    assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("tied", "flags"),
+    [
+        (True, ["--ds.zero_stage", "2"]),
+        (False, ["--ds.zero_stage", "3", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]),
+    ],
+    ids=["tied-zero2-one-rank", "untied-zero3-two-ranks-two-engines"],
+)
+def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, flags):
+    """After every sync vLLM's log-probs are the actor's, up to bfloat16 rounding, though the policy moves far."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = copy_of_tiny_model(tmp_path, tied)
+    result = train(
+        tmp_path, "--estimator", "dbb", "--run_name", "sync", *SMALL, "--actor.model_name_or_path", str(model),
+        "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
+        "--actor.adam.lr", "5e-3", "--train.num_episodes", "2", *flags,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    events = EventAccumulator(str(tmp_path / "runs/sync/tensorboard/sync"))
+    events.Reload()
+    divergence = [event.value for event in events.Scalars("train/vllm_kl")]
+    assert len(divergence) == 4
+    assert all(abs(value) < 0.02 for value in divergence), divergence
+    assert moved(model, tmp_path / "runs/sync/model") > 0.02
+
+
+def copy_of_tiny_model(folder, tied):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from openrlhf_dbb import tiny_model
+
+    source = tiny_model.prepare(tiny_model.default_folder()).model
+    model = AutoModelForCausalLM.from_pretrained(source)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = type(model.lm_head.weight)(model.lm_head.weight.detach().clone())
+    target = folder / "model"
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    return target
+
+
+def moved(before: Path, after: Path) -> float:
+    """Relative change of all weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    first, second = (
+        torch.cat(
+            [
+                p.detach().float().flatten()
+                for _, p in sorted(AutoModelForCausalLM.from_pretrained(f).named_parameters())
+            ]
+        )
+        for f in (before, after)
+    )
+    return ((second - first).norm() / first.norm()).item()
