@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import cpu, upstream
@@ -15,6 +16,7 @@ from openrlhf_dbb.arguments import Settings
 from openrlhf_dbb.runs import Start
 
 POLL_S = 0.5
+GRACE_S = 5.0
 
 
 def launch(settings: Settings, start: Start | None) -> Any:
@@ -60,11 +62,12 @@ def _start_ray(settings: Settings) -> None:
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
     }
     options: dict[str, Any] = {}
-    needed = cpu.ray_resources(settings.args)
+    needed = gpus_needed(settings.args)
     if cpu.active():
         environment |= cpu.worker_environment()
         if "RAY_ADDRESS" not in os.environ:
-            options = needed | {"include_dashboard": False}
+            # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
+            options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
     # Workers are silent unless asked: one weight sync alone prints a line per parameter.
     ray.init(
         runtime_env={"env_vars": environment},
@@ -73,11 +76,31 @@ def _start_ray(settings: Settings) -> None:
         **options,
     )
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus < needed["num_gpus"]:
+    if gpus < needed:
         raise RuntimeError(
-            f"these flags need {needed['num_gpus']} GPUs, Ray has {gpus}; lower --actor.num_gpus_per_node and "
+            f"these flags need {needed} GPUs, Ray has {gpus}; lower --actor.num_gpus_per_node and "
             "--vllm.num_engines, or share GPUs with --train.colocate_all (OpenRLHF would wait for ever)"
         )
+
+
+def gpus_needed(args: SimpleNamespace) -> int:
+    """GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
+
+    def of(part: SimpleNamespace) -> int:
+        return int(part.num_nodes * part.num_gpus_per_node)
+
+    needed = of(args.actor)
+    if not (args.train.colocate_all and not args.train.async_enable):
+        needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
+    if args.train.colocate_all:
+        return needed
+    if args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref:
+        needed += of(args.ref)
+    if args.critic.model_name_or_path:
+        needed += of(args.critic)
+    if not args.reward.remote_url and not (args.critic.model_name_or_path and args.train.colocate_critic_reward):
+        needed += of(args.reward)
+    return needed
 
 
 def _cpu_strategy(args: Any) -> Any:
@@ -165,7 +188,8 @@ class _Watch:
                 answer, _ = ray.wait([self.trainer.progress.remote()], timeout=60)
                 last = ray.get(answer[0]) if answer else last
             except ray.exceptions.RayError as error:
-                if not self._done.is_set():
+                # The main thread mostly sees the same error, with more to say.
+                if not self._done.wait(GRACE_S):
                     self._error = error
                     _thread.interrupt_main()
                 break

@@ -58,6 +58,11 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
         same = [run for run in store.runs() if run.config.get("ckpt.path") == settings.args.ckpt.path]
         unfinished = [run for run in same if run.status != "finished"]
         if not unfinished:
+            if (Path(settings.args.ckpt.path) / "_actor" / "latest").is_file():
+                raise UsageError(
+                    f"--ckpt.load_enable: the checkpoints in {settings.args.ckpt.path} belong to no unfinished run in "
+                    f"{store.location}; name the run with --resume, or another --ckpt.path"
+                )
             return None
         record = unfinished[-1]
     else:

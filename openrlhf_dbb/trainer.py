@@ -147,7 +147,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
             raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts are no optimizer step")
-        status["rollout/reward_mean"] = _mean_of_verified(rollout_samples)
+        verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
+        if verified:  # without a reward function a reward model scores later, and nothing is missing
+            status["rollout/reward_mean"] = sum(verified) / len(verified)
         self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
         return status, step
 
@@ -205,6 +207,5 @@ def _train_on(rows: list[int], args: SimpleNamespace) -> None:
     ppo_trainer.blending_datasets = chosen
 
 
-def _mean_of_verified(rollouts: list[Any]) -> float:
-    rewards = [r.rewards.item() for r in rollouts if not r.info.get("missing", torch.zeros(1)).any()]
-    return sum(rewards) / max(len(rewards), 1)
+def _is_missing(rollout: Any) -> bool:
+    return bool(rollout.info.get("missing", torch.zeros(1)).any())

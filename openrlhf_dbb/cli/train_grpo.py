@@ -40,7 +40,12 @@ def main(argv: list[str] | None = None) -> int:
 
     from openrlhf_dbb.launch import launch
 
-    progress = launch(settings, start)
+    try:
+        progress = launch(settings, start)
+    except BaseException:
+        if start is not None:
+            print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
+        raise
     if start is not None:
         print(report.summary(start, progress, time.monotonic() - began), flush=True)
     return 0

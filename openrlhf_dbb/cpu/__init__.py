@@ -97,18 +97,6 @@ def worker_environment() -> dict[str, str]:
     }
 
 
-def ray_resources(args: SimpleNamespace) -> dict[str, int]:
-    """Logical GPUs and CPUs for ``ray.init``: OpenRLHF reserves one GPU a rank and would wait forever."""
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    engines = 0 if args.train.colocate_all else args.vllm.num_engines * args.vllm.tensor_parallel_size
-    models = 1
-    if not args.train.colocate_all:
-        models += args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref
-        models += args.critic.model_name_or_path is not None
-        models += not args.reward.remote_url
-    return {"num_gpus": ranks * models + engines, "num_cpus": 16 + 2 * ranks * models + engines}
-
-
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """vLLM engine arguments with ours in place of what needs CUDA."""
     return arguments | {
