@@ -178,7 +178,7 @@ def _settle(flat: argparse.Namespace, preset: str, origin: dict[str, str]) -> Se
     flags["logger.wandb.run_name"] = (
         flags["logger.wandb.run_name"] if "logger.wandb.run_name" in origin else ours["run_name"]
     )
-    args = upstream.finish_arguments(argparse.Namespace(**flags))
+    args = upstream.finish_arguments(argparse.Namespace(**flags), group_baseline=estimator == NO_ESTIMATOR)
     shown = {name: lookup(args, name) for name in flags if name not in SECRET_FLAGS and name != "local_rank"}
     return Settings(
         args=args,

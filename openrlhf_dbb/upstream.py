@@ -22,6 +22,7 @@ from openrlhf_dbb.errors import UsageError
 
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
+_FORM = "algo.advantage.estimator"
 
 
 def check_version() -> None:
@@ -67,17 +68,26 @@ def build_parser() -> argparse.ArgumentParser:
     return names["parser"]
 
 
-def finish_arguments(args: argparse.Namespace) -> SimpleNamespace:
+def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
     """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
+
+    Args:
+        args: as the parser returns it.
+        group_baseline: False if OpenRLHF's baseline of the current group is replaced: its check that a group
+            has more than one rollout is then left out.
 
     Raises:
         UsageError: one of OpenRLHF's assertions failed; its message is kept.
     """
     names: dict[str, Any] = {"args": args}
+    form = getattr(args, _FORM)
+    if not group_baseline and form != "gae":
+        setattr(args, _FORM, "reinforce")  # like the group forms, without a critic
     try:
         exec(compile(_main_block()[1], COMMAND, "exec"), names)
     except AssertionError as error:
         raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
+    names["args"].algo.advantage.estimator = form
     return names["args"]
 
 

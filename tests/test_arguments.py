@@ -79,6 +79,13 @@ def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
     assert parse(*MODEL).args.algo.advantage.estimator == "gae"
 
 
+def test_one_rollout_a_prompt_is_enough_for_an_estimator_with_history():
+    settings = parse("--preset", "tiny", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64")
+    assert settings.args.rollout.n_samples_per_prompt == 1
+    assert settings.args.algo.advantage.estimator == "group_norm"
+    assert settings.args.critic.model_name_or_path is None
+
+
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA the bare command is the paper's setting")
 def test_bare_is_the_tiny_preset_without_cuda():
     settings = parse()
@@ -162,7 +169,7 @@ def test_the_configuration_marks_what_differs_from_the_paper():
         (["--preset", "tiny", "--resume", "--warm_start", "x"], r"give one of them"),
         (["--preset", "tiny", "--run_name", "a/b"], r"--run_name 'a/b'"),
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
-        (["--preset", "tiny", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples_per_prompt > 1"),
+        (["--preset", "tiny", "--estimator", "none", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples"),
     ],
 )
 def test_bad_arguments_get_one_clear_line(argv, message):

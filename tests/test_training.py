@@ -116,6 +116,25 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
     assert 0.1 < missing < 0.4
 
 
+def test_posteriors_in_postgresql_and_no_password_anywhere(train, new_url, tmp_path, monkeypatch):
+    import storage
+
+    url = new_url("postgresql").replace("postgres:@", "postgres:hunter2@")  # the server asks for none
+    assert "hunter2" in url
+    monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", url)
+    flags = ["--estimator", "dbb", "--run_name", "pg", *SMALL, "--train.num_episodes", "2"]
+    result = train(tmp_path, *flags, keep_url=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    with storage.open_store(url) as store:
+        steps = store.query("SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step")
+        assert [tuple(row) for row in steps] == [(step, 16, 128) for step in (1, 2, 3, 4)]
+        stored = repr(store.query("SELECT * FROM dbb_run") + store.query("SELECT * FROM dbb_event"))
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    for place in (result.stdout, result.stderr, stored, repr(written)):
+        assert "hunter2" not in place
+
+
 UNVERIFIABLE = """
 import itertools
 calls = itertools.count()
