@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 
 _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
@@ -24,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
+
+    # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
     from openrlhf_dbb.errors import UsageError
     from storage import StoreError
