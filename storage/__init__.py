@@ -1,0 +1,57 @@
+"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy and SQLAlchemy.
+
+    store       open_store, PosteriorStore: prompts, runs, who may write
+    run         Run: the owner's side; steps, checkpoints, roll back, warm start
+    records     what goes in and comes out: StepRows, PosteriorTable, RunRecord, WarmStart
+    prompts     identity of a prompt: prompt_hash, registration
+    warm_start  posteriors carried over from another run, of this or another database
+    inspection  reading for people: progress, extremes, one prompt's history
+    owner       which process writes a run, and does it live
+    schema      the tables and views, every column once; creation and version check
+    engine      transactions on either database; bulk insert; errors in one line
+    url         addresses: default, parsing, masking
+
+Example:
+    >>> import numpy as np, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = open_store(f"sqlite:///{folder.name}/posteriors.db")
+    >>> ids = store.register_prompts(["1 + 1 = ?", "2 + 2 = ?"], ["2", "4"])
+    >>> run = store.create_run(
+    ...     "first", estimator="dbb", estimator_version=1, parameters={"discount": 0.5},
+    ...     state_fields=("alpha", "beta"), model="tiny", dataset="sums", dataset_digest="",
+    ...     reward="exact", config={})
+    >>> before = run.load(ids)
+    >>> before.step
+    array([-1, -1])
+    >>> run.record_step(1, StepRows(
+    ...     prompt_ids=ids, rollouts=np.array([4, 4]), successes=np.array([4.0, 1.0]),
+    ...     mean=np.array([0.9, 0.3]), variance=np.array([0.09, 0.21]),
+    ...     state=np.array([[4.5, 0.5], [1.5, 3.5]]),
+    ...     previous_state=before.state, previous_step=before.step))
+    >>> run.load(ids).state
+    array([[4.5, 0.5],
+           [1.5, 3.5]])
+    >>> store.close(); folder.cleanup()
+"""
+
+from storage.errors import StoreError
+from storage.prompts import prompt_hash
+from storage.records import PosteriorTable, RunRecord, StepRows, WarmStart
+from storage.run import Run
+from storage.store import PosteriorStore, open_store
+from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
+
+__all__ = [
+    "DEFAULT_URL",
+    "URL_VARIABLE",
+    "PosteriorStore",
+    "PosteriorTable",
+    "Run",
+    "RunRecord",
+    "StepRows",
+    "StoreError",
+    "WarmStart",
+    "mask_url",
+    "open_store",
+    "prompt_hash",
+]

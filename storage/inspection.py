@@ -1,0 +1,108 @@
+"""Reading for people: how far a run is, its extreme prompts, one prompt's history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import or_, select, text
+
+from storage import schema
+from storage.errors import StoreError
+from storage.records import RunRecord
+from storage.store import PosteriorStore
+
+Rows = list[dict[str, Any]]
+
+_LARGEST_ID = 2**63 - 1
+
+
+def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    """Totals of a run.
+
+    Returns:
+        steps; visits (prompts trained on, summed over steps), rollouts, successes (rewards summed),
+        last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
+        their posterior means, None if there is none); checkpoint (step of the last one, or None).
+    """
+    query = """
+        SELECT s.steps, s.visits, s.rollouts, s.successes, s.last_step_at,
+               q.prompts, q.visited, q.mean, c.checkpoint
+        FROM (SELECT count(*) AS steps, coalesce(sum(prompts), 0) AS visits,
+                     coalesce(sum(rollouts), 0) AS rollouts, coalesce(sum(successes), 0) AS successes,
+                     max(created_at) AS last_step_at
+              FROM dbb_step WHERE run_id = :run) s
+        CROSS JOIN (SELECT count(*) AS prompts, avg(mean) AS mean,
+                           coalesce(sum(CASE WHEN visits > 0 THEN 1 ELSE 0 END), 0) AS visited
+                    FROM posteriors WHERE run_id = :run) q
+        CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c"""
+    return _rows(store, query, {"run": run.run_id})[0]
+
+
+def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
+    """Prompts with the lowest (``hardest``) or highest posterior mean.
+
+    Returns:
+        prompt_id, prompt, mean, variance, visits, step of each, most extreme first.
+    """
+    order = "ASC" if hardest else "DESC"
+    query = f"""
+        SELECT q.prompt_id, p.prompt, q.mean, q.variance, q.visits, q.step
+        FROM (SELECT prompt_id, mean, variance, visits, step FROM posteriors
+              WHERE run_id = :run AND mean IS NOT NULL ORDER BY mean {order}, prompt_id LIMIT :limit) q
+        JOIN dbb_prompt p ON p.prompt_id = q.prompt_id ORDER BY q.mean {order}, q.prompt_id"""
+    return _rows(store, query, {"run": run.run_id, "limit": limit})
+
+
+def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int = 10) -> Rows:
+    """Prompts of a run with this number, else with this piece in their text (upper and lower case alike).
+
+    Returns:
+        prompt_id, prompt, label of each, lowest id first.
+
+    Raises:
+        StoreError: there is none.
+    """
+    prompt, posterior = schema.prompt.c, schema.posterior.c
+    matches = prompt.prompt.icontains(ref, autoescape=True)
+    if ref.isascii() and ref.isdigit() and int(ref) <= _LARGEST_ID:
+        matches = or_(prompt.prompt_id == int(ref), matches)
+    query = (
+        select(prompt.prompt_id, prompt.prompt, prompt.label)
+        .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
+        .where(posterior.run_id == run.run_id, matches)
+        .order_by(prompt.prompt_id)
+        .limit(limit)
+    )
+    with store.database.transaction() as connection:
+        found = [dict(row) for row in connection.execute(query).mappings()]
+    if not found:
+        raise StoreError(
+            f"run {run.name!r} has no posterior of a prompt with number or text {ref!r}; "
+            "give a number from the table of prompts, or a piece of the text"
+        )
+    return [row for row in found if str(row["prompt_id"]) == ref] or found
+
+
+def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Rows:
+    """Every visit of one prompt.
+
+    Returns:
+        step, rollouts, successes, alpha, beta, mean, variance of each, oldest first.
+    """
+    # Walks back from step to step: the history has no index by prompt, which would slow every step down.
+    query = """
+        WITH RECURSIVE visit(step) AS (
+            SELECT step FROM dbb_posterior WHERE run_id = :run AND prompt_id = :prompt
+            UNION ALL
+            SELECT h.prev_step FROM visit v
+            JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
+            WHERE h.prev_step > 0)
+        SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance
+        FROM visit v JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
+        ORDER BY h.step"""
+    return _rows(store, query, {"run": run.run_id, "prompt": prompt_id})
+
+
+def _rows(store: PosteriorStore, query: str, parameters: dict[str, Any]) -> Rows:
+    with store.database.transaction() as connection:
+        return [dict(row) for row in connection.execute(text(query), parameters).mappings()]

@@ -1,0 +1,63 @@
+"""Which process writes a run, and whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that may write a run.
+
+    Attributes:
+        host: its host name.
+        pid: its process id on that host.
+        started: its start, so that a process id given out again is not taken for it; None if unknown.
+    """
+
+    host: str
+    pid: int
+    started: str | None
+
+    @classmethod
+    def of_this_process(cls) -> Owner:
+        return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+
+    @property
+    def is_local(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def is_alive(self) -> bool:
+        """Whether the process runs; only meaningful if ``is_local``."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # it exists and belongs to another user
+        started = _start_of(self.pid)
+        return self.started is None or started is None or started == self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+NOBODY = Owner("", 0, None)
+"""Owner of a run that has been released: anyone may claim it at once."""
+
+
+def _start_of(pid: int) -> str | None:
+    """Clock ticks from boot to the start of the process, with the boot's id; "ended" for a zombie.
+
+    Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime). None where there is no /proc.
+    """
+    try:
+        # The second field, the command in brackets, may itself hold blanks and brackets.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return "ended" if fields[0] in "ZX" else f"{fields[19]}@{boot}"

@@ -1,0 +1,115 @@
+"""Identity of a prompt, and the table that gives each one a number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, text
+
+from storage.engine import Database
+from storage.errors import StoreError
+
+HASH_BYTES = 16
+_REGISTER_CHUNK = 10_000
+
+
+def prompt_hash(prompt: str, label: str) -> bytes:
+    """16 bytes that identify a prompt with its label, in every database and run.
+
+    BLAKE2b over a version tag and the two texts as UTF-8, each after its length in bytes (8 bytes,
+    little-endian), so that ("ab", "c") and ("a", "bc") differ. The texts are taken as they are: raw,
+    before any chat template, nothing normalised. Another label is another reward, hence another prompt.
+
+    Example:
+        >>> prompt_hash("1 + 1 = ?", "2").hex()
+        'cf41dd1039e7e2bfe8da859a83110c47'
+    """
+    digest = hashlib.blake2b(b"openrlhf-dbb prompt 1", digest_size=HASH_BYTES)
+    for field in (prompt, label):
+        # JSON files may hold half a surrogate pair, which strict UTF-8 refuses.
+        encoded = field.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return digest.digest()
+
+
+def storable(string: str) -> str:
+    """The text with U+FFFD for what PostgreSQL's text cannot hold: U+0000 and unpaired surrogates."""
+    return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
+    """Ids of the prompts, in their order; new ones are stored.
+
+    Returns:
+        (P,) int64; equal prompt and label, equal id.
+
+    Raises:
+        StoreError: not as many labels as prompts, or one that is no text.
+    """
+    if len(prompts) != len(labels):
+        raise StoreError(f"{len(prompts)} prompts came with {len(labels)} labels; give one label (or '') per prompt")
+    hashes = []
+    for position, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
+        if not isinstance(prompt, str) or not isinstance(label, str):
+            raise StoreError(
+                f"prompt {position} is a {type(prompt).__name__} with a {type(label).__name__} as label; "
+                "both must be text"
+            )
+        hashes.append(prompt_hash(prompt, label))
+    first: dict[bytes, int] = {}
+    for position, digest in enumerate(hashes):
+        first.setdefault(digest, position)
+    # Sorted, so that two processes that register at once take their locks in one order.
+    ordered = sorted(first)
+    ids: dict[bytes, int] = {}
+    for start in range(0, len(ordered), _REGISTER_CHUNK):
+        part = ordered[start : start + _REGISTER_CHUNK]
+        with database.transaction(write=True) as connection:
+            found = _read_ids(connection, database, part)
+            new = [
+                (digest, storable(prompts[first[digest]]), storable(labels[first[digest]]))
+                for digest in part
+                if digest not in found
+            ]
+            if new:
+                _insert(connection, database, new)
+                found = _read_ids(connection, database, part)
+        ids |= found
+    return np.array([ids[digest] for digest in hashes], dtype=np.int64)
+
+
+def _insert(connection: Connection, database: Database, rows: list[tuple[bytes, str, str]]) -> None:
+    insert = "INSERT INTO dbb_prompt (hash, prompt, label) "
+    # Another process may have stored some of them since they were looked up.
+    ignore = " ON CONFLICT (hash) DO NOTHING"
+    if database.is_sqlite:
+        connection.exec_driver_sql(insert + "VALUES (?, ?, ?)" + ignore, rows)
+        return
+    digests, prompts, labels = (list(column) for column in zip(*rows, strict=True))
+    connection.execute(
+        text(
+            f"""{insert} SELECT * FROM unnest(
+                CAST(:hashes AS BYTEA[]), CAST(:prompts AS TEXT[]), CAST(:labels AS TEXT[])) {ignore}"""
+        ),
+        {"hashes": digests, "prompts": prompts, "labels": labels},
+    )
+
+
+def _read_ids(connection: Connection, database: Database, digests: list[bytes]) -> dict[bytes, int]:
+    if database.is_sqlite:
+        # One parameter of any length, cut up by the database: lists of parameters are limited.
+        query = f"""
+            WITH RECURSIVE position(i) AS
+                (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < :count)
+            SELECT p.hash, p.prompt_id
+            FROM position CROSS JOIN dbb_prompt p
+                ON p.hash = substr(:hashes, i * {HASH_BYTES} + 1, {HASH_BYTES})"""
+        parameters = {"count": len(digests), "hashes": b"".join(digests)}
+    else:
+        query = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash = ANY(CAST(:hashes AS BYTEA[]))"
+        parameters = {"hashes": digests}
+    return {bytes(digest): prompt_id for digest, prompt_id in connection.execute(text(query), parameters)}

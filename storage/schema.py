@@ -1,0 +1,253 @@
+"""The tables and views, every column once; their creation and the version check."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    select,
+    text,
+)
+
+from storage.engine import Database
+from storage.errors import StoreError
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only in a column of exactly this type.
+_Id = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _run_id() -> Column[int]:
+    return Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run")
+
+
+schema = Table(
+    "dbb_schema",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
+    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
+)
+
+run = Table(
+    "dbb_run",
+    metadata,
+    Column("run_id", _Id, primary_key=True, comment="number of the run in this database"),
+    Column("uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"),
+    Column("name", Text, nullable=False, unique=True, comment="name given by the user"),
+    Column("status", Text, nullable=False, comment="running or finished"),
+    Column("last_step", BigInteger, nullable=False, comment="last recorded training step, 0 before the first"),
+    Column("estimator", Text, nullable=False, comment="name of the reward estimator"),
+    Column("estimator_version", Integer, nullable=False, comment="version of the meaning of its state"),
+    Column("parameters", Text, nullable=False, comment="parameters of the estimator, JSON"),
+    Column("state_fields", Text, nullable=False, comment="names of the state's numbers, JSON list"),
+    Column("model", Text, nullable=False, comment="model that is trained"),
+    Column("dataset", Text, nullable=False, comment="data set of the prompts"),
+    Column("dataset_digest", Text, nullable=False, comment="digest of its prompts and labels"),
+    Column("reward", Text, nullable=False, comment="reward function"),
+    Column("config", Text, nullable=False, comment="training configuration, JSON"),
+    Column("created_at", Text, nullable=False, comment="start of the run, UTC, ISO 8601"),
+    Column("heartbeat_at", Text, nullable=False, comment="last write of the owner, UTC, ISO 8601"),
+    Column("writer_token", Text, nullable=False, comment="secret of the process that may write"),
+    Column("owner_host", Text, nullable=False, comment="host of that process"),
+    Column("owner_pid", BigInteger, nullable=False, comment="its process id"),
+    Column("owner_started", Text, comment="its start, ticks since boot and boot id; NULL if unknown"),
+    Column("parent_name", Text, comment="run this one was warm-started from; NULL if none"),
+    Column("parent_uuid", Text, comment="uuid of that run"),
+    Column("parent_step", BigInteger, comment="its last step at that time"),
+    Column("parent_weight", Double, comment="factor in (0, 1] on its alpha and beta"),
+    Column("parent_database", Text, comment="where it is stored"),
+    comment="Training runs",
+    sqlite_autoincrement=True,
+)
+
+prompt = Table(
+    "dbb_prompt",
+    metadata,
+    Column("prompt_id", _Id, primary_key=True, comment="number of the prompt in this database"),
+    Column("hash", LargeBinary, nullable=False, unique=True, comment="16 bytes, BLAKE2b of prompt and label"),
+    Column("prompt", Text, nullable=False, comment="text before any chat template; U+0000 is kept as U+FFFD"),
+    Column("label", Text, nullable=False, comment="reference answer; U+0000 is kept as U+FFFD"),
+    comment="Prompts of all runs; the same text with another label is another prompt",
+    sqlite_autoincrement=True,
+)
+
+# No foreign keys in the next two: they are large, and one owner writes them beside a checked ledger.
+posterior = Table(
+    "dbb_posterior",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
+    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
+    Column("alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"),
+    Column("beta", Double, comment="discounted failures, rollouts; NULL if the estimator has none"),
+    Column("state", LargeBinary, comment="other state fields, little-endian float64; NULL if none"),
+    Column("visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"),
+    Column("step", BigInteger, nullable=False, comment="the last of them; 0: warm start only"),
+    comment="Current posterior of each prompt that a run has seen or was warm-started with",
+    sqlite_with_rowid=False,
+)
+
+# Keyed by step first: appends stay at the end of the index however long the history is.
+history = Table(
+    "dbb_history",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
+    Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
+    Column("successes", Double, nullable=False, comment="their sum"),
+    Column("alpha", Double, comment="posterior after the step, as in dbb_posterior"),
+    Column("beta", Double, comment="posterior after the step"),
+    Column("state", LargeBinary, comment="posterior after the step"),
+    Column("mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"),
+    Column("variance", Double, nullable=False, comment="estimated variance of one reward, used in this step"),
+    Column("prev_alpha", Double, comment="posterior before the step; NULL if there was none"),
+    Column("prev_beta", Double, comment="posterior before the step"),
+    Column("prev_state", LargeBinary, comment="posterior before the step"),
+    Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
+    comment="Every posterior of every step, with the one before it, so that steps can be undone",
+    sqlite_with_rowid=False,
+)
+
+step = Table(
+    "dbb_step",
+    metadata,
+    _run_id(),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
+    Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
+    Column("successes", Double, nullable=False, comment="their sum"),
+    Column("digest", LargeBinary, nullable=False, comment="16 bytes, tells a repeat from other content"),
+    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
+    comment="Ledger of steps: a step is here if and only if all of it was written",
+    sqlite_with_rowid=False,
+)
+
+checkpoint = Table(
+    "dbb_checkpoint",
+    metadata,
+    _run_id(),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="step the model was saved at"),
+    Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
+    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
+    comment="Model checkpoints that the stored posteriors are known to cover",
+    sqlite_with_rowid=False,
+)
+
+event = Table(
+    "dbb_event",
+    metadata,
+    Column("event_id", _Id, primary_key=True, comment="number of the event in this database"),
+    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
+    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
+    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start or finish"),
+    Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
+    Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
+    Column("detail", Text, nullable=False, comment="JSON"),
+    comment="What happened to a run other than steps and checkpoints",
+    sqlite_autoincrement=True,
+)
+
+# The product of two ratios, not alpha * beta / (alpha + beta)^2: it cannot overflow or underflow to 0 early.
+VIEWS = {
+    "runs": """
+        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
+               dataset, reward, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
+        FROM dbb_run""",
+    "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
+    "posterior_history": """
+        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance
+        FROM dbb_history""",
+    "posteriors": """
+        SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
+               coalesce(h.mean, q.alpha / nullif(q.alpha + q.beta, 0)) AS mean,
+               coalesce((q.alpha / nullif(q.alpha + q.beta, 0)) * (q.beta / nullif(q.alpha + q.beta, 0)),
+                        h.variance) AS variance,
+               q.visits, q.step
+        FROM dbb_posterior q
+        LEFT JOIN dbb_history h ON h.run_id = q.run_id AND h.step = q.step AND h.prompt_id = q.prompt_id""",
+}
+
+# Any constant that no other program uses; PostgreSQL's advisory locks share one number space per database.
+_CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
+
+
+def prepare(database: Database, *, create: bool) -> None:
+    """Check the tables, or create them; any number of processes may do so at once.
+
+    Raises:
+        StoreError: another version, someone else's table under one of our names, or no tables and not
+            ``create``.
+    """
+    with database.transaction() as connection:
+        missing = _check(connection, database, create)
+    if create:
+        database.use_wal()
+    if not missing:
+        return
+    with database.transaction(write=True) as connection:
+        if not database.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
+        # Again, now that nobody else can create them.
+        if not _check(connection, database, create):
+            return
+        metadata.create_all(connection, checkfirst=False)
+        for name, query in VIEWS.items():
+            connection.execute(text(f"CREATE VIEW {name} AS {query}"))
+        if not database.is_sqlite:
+            # Room for updates in place, and cleaning before dead rows double the table.
+            connection.execute(
+                text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
+            )
+        connection.execute(schema.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
+
+
+def _check(connection: Connection, database: Database, create: bool) -> bool:
+    """Whether the tables have to be created."""
+    inspector = inspect(connection)
+    names = {*inspector.get_table_names(), *inspector.get_view_names()}
+    if schema.name in names:
+        _check_version(connection, database)
+        return False
+    if not create:
+        raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
+    for name in sorted(names & {*metadata.tables, *VIEWS}):
+        raise StoreError(
+            f"{database.location} already has a table or view {name!r} that is not openrlhf-dbb's; "
+            "give the posteriors a database of their own"
+        )
+    return True
+
+
+def _check_version(connection: Connection, database: Database) -> None:
+    found, library = connection.execute(select(schema.c.version, schema.c.library_version)).one()
+    if found == SCHEMA_VERSION:
+        return
+    if found > SCHEMA_VERSION:
+        advice = f"upgrade openrlhf-dbb to {library} or later, or name a new database"
+    else:
+        advice = f"use the openrlhf-dbb release that wrote it ({library}), or name a new database"
+    raise StoreError(
+        f"{database.location} has schema version {found}, this openrlhf-dbb ({_library_version()}) "
+        f"works with version {SCHEMA_VERSION}; {advice}"
+    )
+
+
+def _library_version() -> str:
+    try:
+        return version("openrlhf-dbb")
+    except PackageNotFoundError:
+        return "unknown release"

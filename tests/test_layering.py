@@ -1,0 +1,34 @@
+"""estimators and storage stay usable beside any trainer: in a fresh process they load nothing heavy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "ray", "openrlhf", "openrlhf_dbb", "vllm", "transformers", "deepspeed")
+
+
+def _loaded(imports):
+    code = f"import {imports}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("imports", "own", "absent"),
+    [
+        ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, HEAVY),
+        ("estimators", {"estimators", "numpy"}, (*HEAVY, "storage", "sqlalchemy")),
+        # the driver of a database that is not used is not needed
+        ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg")),
+        ("openrlhf_dbb", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
+        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm")),
+    ],
+)
+def test_a_fresh_process_loads_only_what_the_package_needs(imports, own, absent):
+    loaded = set(_loaded(imports))
+    assert own <= loaded
+    assert loaded.isdisjoint(absent)

@@ -1,0 +1,343 @@
+"""Opening a store: addresses, creation by many processes, versions, refusals, and no password anywhere."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect, text
+
+from storage import DEFAULT_URL, URL_VARIABLE, StoreError, mask_url, open_store
+from storage.engine import NETWORK_FS_VARIABLE, file_system
+from storage.schema import SCHEMA_VERSION, VIEWS, metadata
+from storage.url import parse_url
+
+ROOT = Path(__file__).parents[1]
+
+
+def _wait_and_open():
+    return """
+import sys, time
+from pathlib import Path
+from storage import open_store
+print("ready", flush=True)
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.001)
+with open_store(sys.argv[1]) as store:
+    print(len(store.register_prompts([f"p{i}" for i in range(50)], [""] * 50)))
+"""
+
+
+def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
+    go = tmp_path / "go"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", _wait_and_open(), url, str(go)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for _ in range(8)
+    ]  # fmt: skip
+    for child in children:
+        assert child.stdout.readline() == "ready\n"
+    go.touch()
+    outcomes = [(*child.communicate(timeout=120), child.returncode) for child in children]
+    assert outcomes == [("50\n", "", 0)] * 8
+    with open_store(url, create=False) as store:
+        assert store.query("SELECT count(*) FROM prompts") == [(50,)]
+        assert store.query("SELECT count(*) FROM dbb_schema") == [(1,)]
+
+
+def test_opening_again_keeps_everything(url, fill):
+    with open_store(url) as store:
+        run = fill.run(store)
+        ids = fill.prompts(store, 2)
+        fill.step(run, 1, ids, [4, 1])
+    with open_store(url) as store:
+        run = store.claim_run(store.find_run("run").run_id)
+        assert run.load(ids).state.tolist() == [[4.5, 0.5], [1.5, 3.5]]
+
+
+def test_all_tables_and_views_are_there(store):
+    inspector = inspect(store.database.engine)
+    assert set(inspector.get_table_names()) == set(metadata.tables)
+    assert set(inspector.get_view_names()) == set(VIEWS)
+    assert all(column.comment for table in metadata.tables.values() for column in table.columns)
+
+
+def test_a_sqlite_file_is_in_wal_mode(open_new):
+    store = open_new("sqlite")
+    assert sqlite3.connect(store.location).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_postgresql_shows_what_columns_mean(open_new):
+    columns = inspect(open_new("postgresql").database.engine).get_columns("dbb_step")
+    comments = {column["name"]: column["comment"] for column in columns}
+    assert comments["rollouts"] == "rewards seen in this step"
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (SCHEMA_VERSION + 1, "upgrade openrlhf-dbb to 9.9 or later"),
+        (0, r"use the openrlhf-dbb release that wrote it \(9.9\)"),
+    ],
+)
+def test_another_schema_version_is_refused(url, version, advice):
+    with open_store(url) as store, store.database.transaction(write=True) as connection:
+        connection.execute(text("UPDATE dbb_schema SET version = :v, library_version = '9.9'"), {"v": version})
+    with pytest.raises(StoreError, match=rf"has schema version {version}, .* works with version 1; {advice}"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
+def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, statement):
+    url = new_url(kind)
+    name = statement.split()[2]
+    if kind == "sqlite":
+        with sqlite3.connect(parse_url(url).path) as connection:
+            connection.execute(statement)
+    else:
+        import psycopg
+
+        with psycopg.connect(url) as connection:
+            connection.execute(statement)
+    with pytest.raises(StoreError, match=f"already has a table or view '{name}' that is not openrlhf-dbb's"):
+        open_store(url)
+    with pytest.raises(StoreError, match="holds no posteriors"):
+        open_store(url, create=False)
+    if kind == "sqlite":
+        with sqlite3.connect(parse_url(url).path) as connection:
+            assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(name,)]
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_looking_only_creates_nothing(new_url):
+    url = new_url("sqlite")
+    with pytest.raises(StoreError, match=r"there is no store at /.*\.db; check the path, or start a run"):
+        open_store(url, create=False)
+    assert not Path(parse_url(url).path).exists()
+
+
+def test_looking_only_at_an_empty_database(new_url):
+    with pytest.raises(StoreError, match="holds no posteriors; check the URL, or start a run to create them"):
+        open_store(new_url("postgresql"), create=False)
+
+
+def test_the_url_comes_from_the_argument_then_the_variable_then_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    with open_store() as store:
+        assert store.location == str(tmp_path / "openrlhf_dbb.db")
+        # absolute, so that it means the same in a process with another working directory
+        assert store.url == f"sqlite:///{tmp_path}/openrlhf_dbb.db"
+    assert DEFAULT_URL == "sqlite:///openrlhf_dbb.db"
+    monkeypatch.setenv(URL_VARIABLE, "sqlite:///from_variable.db")
+    with open_store() as store:
+        assert store.location == str(tmp_path / "from_variable.db")
+    with open_store("sqlite:///from_argument.db") as store:
+        assert store.location == str(tmp_path / "from_argument.db")
+
+
+def test_a_working_directory_changed_later_does_not_move_the_store(tmp_path, monkeypatch, fill):
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///here.db") as store:
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        fill.run(store)
+    assert os.listdir(tmp_path / "other") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", None),
+        ("posteriors.db", "the store URL '[*]{3}' cannot be read; write sqlite:///relative.db"),
+        ("mysql://u:secret@h/db", "a store cannot be on 'mysql'"),
+        ("postgresql+psycopg2://u:secret@h/db", r"a store cannot be on 'postgresql\+psycopg2'"),
+        ("sqlite://", "a SQLite store is one file"),
+        ("sqlite:///:memory:", "a SQLite store is one file"),
+        ("sqlite:///x.db?mode=ro", "a SQLite store is one file"),
+        ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist; create it"),
+        ("sqlite:////tmp", "/tmp is a folder; name a file in it"),
+        ("sqlite:////proc/x.db", "/proc/x.db(: the file cannot be opened| cannot be written)"),
+        ("postgresql://u:secret@/db?host=h1&host=h2", "gives several values for 'host'; give one"),
+    ],
+)  # fmt: skip
+def test_addresses_that_cannot_work_are_refused_in_one_line(url, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    if message is None:  # no URL at all: the default
+        open_store(url).close()
+        return
+    with pytest.raises(StoreError, match=message) as refusal:
+        open_store(url)
+    assert "\n" not in str(refusal.value) and "secret" not in str(refusal.value)
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "notes.db").write_text("not a database, but longer than the header of one " * 20)
+    with pytest.raises(StoreError, match=r"notes.db: this file is not a SQLite database; name another one"):
+        open_store(f"sqlite:///{tmp_path}/notes.db")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder(tmp_path):
+    tmp_path.chmod(0o555)
+    with pytest.raises(StoreError, match="cannot be written: the file or its folder is read-only"):
+        open_store(f"sqlite:///{tmp_path}/x.db")
+
+
+def test_a_writer_that_never_ends_is_named(open_new, fill, monkeypatch):
+    monkeypatch.setattr("storage.engine.BUSY_TIMEOUT_S", 0.1)
+    store = open_new("sqlite")
+    other = sqlite3.connect(store.location, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match=r"another process has held the write lock for 0.1 s"):
+        fill.run(store)
+    assert store.runs() == []  # readers do not wait
+    other.execute("ROLLBACK")
+    fill.run(store)
+
+
+def test_a_network_file_system_is_recognised():
+    mounts = (
+        "/dev/vda / ext4 rw 0 0\nserver:/x /data nfs4 rw 0 0\n/dev/vdb /data/local xfs rw 0 0\n"
+        "//win/share /my\\040share cifs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\nsrv /tmp lustre rw 0 0\n"
+    )
+    assert file_system("/home/x.db", mounts) == "ext4"
+    assert file_system("/data/x.db", mounts) == "nfs4"
+    assert file_system("/database/x.db", mounts) == "ext4"
+    assert file_system("/data/local/x.db", mounts) == "xfs"
+    assert file_system("/my share/x.db", mounts) == "cifs"
+    assert file_system("/tmp/x.db", mounts) == "lustre"  # mounted over the tmpfs
+
+
+def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
+    # The real file system of the test plays the network one: only its name is put on the list.
+    kind = file_system(os.path.realpath(tmp_path), Path("/proc/mounts").read_text())
+    monkeypatch.setattr("storage.engine._NETWORK_FILE_SYSTEMS", {kind})
+    monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
+    url = f"sqlite:///{tmp_path}/x.db"
+    with pytest.raises(StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"):
+        open_store(url)
+    monkeypatch.setenv(NETWORK_FS_VARIABLE, "1")
+    open_store(url).close()
+
+
+def test_no_driver_for_postgresql():
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "import storage\n"
+        "try: storage.open_store('postgresql://u:hidden@h/db')\n"
+        "except storage.StoreError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == (
+        "postgresql://h:5432/db needs the driver psycopg; run: pip install 'openrlhf-dbb[postgres]'\n"
+    )
+
+
+SECRET_URLS = [
+    "postgresql://ann:p%40ss@127.0.0.1:1/rl",
+    "postgres://ann:p%40ss@127.0.0.1:1/rl",
+    "postgresql+psycopg://ann:p%40ss@127.0.0.1:1/rl?connect_timeout=1",
+    "postgresql://ann@127.0.0.1:1/rl?password=p%40ss",
+    "postgresql://127.0.0.1:1/rl?user=ann&password=p%40ss&sslpassword=p%40ss",
+    "postgresql://ann:p@ss@127.0.0.1:1/rl",  # not escaped
+    "postgresql://ann/x:p@ss@127.0.0.1:1/rl",
+    "postgresql://ann:p@ss:notaport/rl",
+    "postgresql://ann:p@ss",
+]
+
+
+@pytest.mark.parametrize("url", SECRET_URLS)
+def test_a_password_is_in_no_message_and_no_traceback(url):
+    with pytest.raises(StoreError) as refusal:
+        open_store(url)
+    shown = "".join(traceback.format_exception(refusal.value)) + repr(refusal.value)
+    # Source lines quote the code of this test, which holds no password.
+    for secret in ("p%40ss", "p@ss", "@ss"):
+        assert secret not in shown
+    assert "\n" not in str(refusal.value)
+    masked = mask_url(url)
+    assert "ss@" not in masked and "p%40ss" not in masked and "***" in masked
+
+
+def test_an_unreachable_server_is_named_without_its_password():
+    with pytest.raises(StoreError, match=r"^postgresql://127\.0\.0\.1:1/rl: .*refused"):
+        open_store(SECRET_URLS[0])
+
+
+def test_neither_repr_nor_engine_nor_errors_of_an_open_store_show_the_password(new_url):
+    url = new_url("postgresql").replace("postgres:@", "postgres:p%40ss@") + "&application_name=x"
+    with open_store(url) as store:
+        shown = [
+            repr(store),
+            str(store),
+            store.location,
+            repr(store.database.engine),
+            str(store.database.engine.url),
+        ]
+        shown.append(repr(vars(store.database)))
+        value = " ".join(["private", "text"])  # in two, since a traceback quotes this source
+        with pytest.raises(StoreError) as refusal:
+            store.query("SELECT nothing FROM nowhere WHERE x = :x", x=value)
+        shown += traceback.format_exception(refusal.value)
+    assert not any("p@ss" in line or "p%40ss" in line for line in shown)
+    assert not any(value in line for line in shown)
+    assert repr(store).startswith("PosteriorStore('postgresql://postgres:***@/dbb_test_")
+
+
+def test_a_password_in_the_query_reaches_the_server(new_url):
+    import psycopg
+
+    url = new_url("postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS dbb_ann")
+        connection.execute("CREATE ROLE dbb_ann LOGIN SUPERUSER PASSWORD 'p@ss'")
+    # The server trusts everybody, so ask the driver what it was given.
+    for given in (
+        url.replace("postgres:@", "dbb_ann:p%40ss@"),
+        url.replace("postgres:@", "dbb_ann@") + "&password=p%40ss",
+    ):
+        with open_store(given) as store:
+            with store.database.engine.connect() as connection:
+                driver = connection.connection.dbapi_connection
+                assert (driver.info.user, driver.info.password) == ("dbb_ann", "p@ss")
+            assert "p@ss" not in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("url", "masked"),
+    [
+        ("sqlite:////data/x.db", "sqlite:////data/x.db"),
+        ("postgresql://ann:p%40ss@h:5432/rl", "postgresql://ann:***@h:5432/rl"),
+        (
+            "postgresql://ann@h/rl?password=x&sslmode=require",
+            "postgresql://ann@h/rl?password=***&sslmode=require",
+        ),
+        ("postgresql://ann:a@b@h/rl", "postgresql://***"),
+        ("postgresql://h/rl?host=/run/pg", "postgresql://h/rl?host=/run/pg"),
+        ("secret", "***"),
+        ("", "***"),
+    ],
+)
+def test_mask_url(url, masked):
+    assert mask_url(url) == masked
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("postgresql://ann:x@db.example/rl", "postgresql://db.example:5432/rl"),
+        ("postgresql://ann:x@db.example:6000/rl?sslmode=require", "postgresql://db.example:6000/rl"),
+        ("postgresql://ann@/rl?host=/run/pg", "postgresql://%2Frun%2Fpg:5432/rl"),
+        ("postgresql:///rl", "postgresql:///rl"),
+        ("sqlite:////data/x.db", "/data/x.db"),
+    ],
+)
+def test_location(url, location):
+    assert parse_url(url).location == location

@@ -1,0 +1,246 @@
+"""Who may write a run: fence, take-over, release, finish; how runs are found."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from storage import StoreError, open_store
+
+ROOT = Path(__file__).parents[1]
+
+CHILD = """
+import sys, time
+from storage import open_store
+store = open_store(sys.argv[1])
+store.claim_run(int(sys.argv[2]), take_over=True)
+print("owner", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def start_owner():
+    """Function: start a process that owns the run; killed after the test."""
+    children = []
+
+    def start(url, run_id):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, url, str(run_id)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        children.append(child)
+        assert child.stdout.readline() == "owner\n"
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_second_claim_fences_the_first_owner(url, fill, dump):
+    with open_store(url) as one, open_store(url) as two:
+        old = fill.run(one)
+        ids = fill.prompts(one, 1)
+        rows = fill.step(old, 1, ids, [4])
+        new = two.claim_run(old.record.run_id)
+        before = dump(one)
+        late = fill.rows(old, ids, [4])
+        for write in (
+            lambda: old.record_step(2, late),
+            lambda: old.record_step(1, rows),  # not even a repeat
+            lambda: old.record_checkpoint(1, "tag"),
+            lambda: old.roll_back(0),
+            lambda: old.finish(),
+            lambda: old.release(),
+            lambda: old.warm_start(one, old.record, ids),
+        ):
+            with pytest.raises(StoreError, match=rf"'run' was taken over by process {os.getpid()} on .*nothing was"):
+                write()
+        assert dump(one) == before
+        assert new.record.last_step == 1
+        fill.step(new, 2, ids, [4])
+
+
+def test_a_living_owner_keeps_its_run(url, fill, start_owner):
+    with open_store(url) as store:
+        run_id = fill.run(store).record.run_id
+        child = start_owner(url, run_id)
+        with pytest.raises(StoreError, match=rf"'run' is still being written by process {child.pid} on "):
+            store.claim_run(run_id, wait_s=0.3)
+        assert store.claim_run(run_id, take_over=True).record.run_id == run_id
+
+
+def test_the_run_of_a_killed_owner_is_claimed_at_once_even_before_it_is_reaped(url, fill, start_owner):
+    with open_store(url) as store:
+        run_id = fill.run(store).record.run_id
+        child = start_owner(url, run_id)
+        child.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, still a zombie
+        run = store.claim_run(run_id, wait_s=0)
+        fill.step(run, 1, fill.prompts(store, 1), [1])
+
+
+def test_a_claim_waits_for_an_owner_that_is_about_to_end(open_new, fill, start_owner):
+    store = open_new("sqlite")
+    run_id = fill.run(store).record.run_id
+    child = start_owner(store.url, run_id)
+    threading.Timer(0.5, child.kill).start()
+    assert store.claim_run(run_id, wait_s=60).record.run_id == run_id
+
+
+def _pretend(store, **columns):
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    with store.database.transaction(write=True) as connection:
+        connection.execute(text(f"UPDATE dbb_run SET {assignments}"), columns)
+
+
+def test_an_owner_on_another_host_must_be_taken_over(store, fill):
+    run_id = fill.run(store).record.run_id
+    _pretend(store, owner_host="elsewhere", owner_pid=42)
+    with pytest.raises(StoreError, match=r"owned by process 42 on elsewhere, last heard of at 20.*take_over=True"):
+        store.claim_run(run_id)
+    store.claim_run(run_id, take_over=True)
+    with store.database.transaction() as connection:
+        kind, detail = connection.execute(text("SELECT kind, detail FROM dbb_event")).one()
+    assert kind == "take_over"
+    assert '"from": {"host": "elsewhere", "pid": 42}' in detail
+
+
+def test_a_process_id_given_out_again_is_not_the_owner(store, fill):
+    run_id = fill.run(store).record.run_id
+    parent = os.getppid()  # lives, but started at another time
+    _pretend(store, owner_pid=parent, owner_started="1@another-boot")
+    store.claim_run(run_id, wait_s=0)
+
+
+def test_a_released_run_is_free_for_every_host(store, fill):
+    run = fill.run(store)
+    run.release()
+    with pytest.raises(StoreError, match="'run' has been released; claim it again"):
+        fill.step(run, 1, fill.prompts(store, 1), [1])
+    again = store.claim_run(run.record.run_id, wait_s=0)
+    fill.step(again, 1, fill.prompts(store, 1), [1])
+
+
+def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1])
+    run.finish()
+    run.finish()
+    assert run.record.status == "finished"
+    message = "run 'run' finished at step 1; start a new run, with --warm_start run to begin from its posteriors"
+    with pytest.raises(StoreError, match=message):
+        fill.step(run, 2, ids, [1])
+    with pytest.raises(StoreError, match=message):
+        run.roll_back(0)
+    with pytest.raises(StoreError, match=message):
+        store.claim_run(run.record.run_id)
+
+
+def test_claiming_an_unknown_run(store):
+    with pytest.raises(StoreError, match="no run number 7 in"):
+        store.claim_run(7)
+
+
+def test_a_record_holds_what_was_given(store, fill):
+    fill.run(store, parameters={"discount": 0.5, "note": "a\0b"}, config={"lr": [1e-6, None]}, dataset="nul\0")
+    record = store.find_run("run")
+    assert record.parameters == {"discount": 0.5, "note": "a\0b"}
+    assert record.config == {"lr": [1e-6, None]}
+    assert record.dataset == "nul\ufffd"
+    assert record.state_fields == ("alpha", "beta")
+    assert (record.status, record.last_step, record.parent) == ("running", 0, None)
+    assert len(record.uuid) == 32
+    assert record.created_at.endswith("Z") and record.created_at > "2025-01-01T00:00:00"
+
+
+def test_a_name_is_given_once(store, fill):
+    fill.run(store, "twin")
+    with pytest.raises(StoreError, match=r"there is a run named 'twin' in .*; continue it or choose another name"):
+        fill.run(store, "twin")
+    assert [run.name for run in store.runs()] == ["twin"]
+
+
+@pytest.mark.parametrize("name", ["", " run", "a\nb", "a\0b", "\x1b[31m"])
+def test_a_name_must_be_printable(store, fill, name):
+    with pytest.raises(StoreError, match="is empty, not printable or framed by blanks"):
+        fill.run(store, name)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"config": {"f": print}}, "the run's config cannot be kept as JSON"),
+        ({"parameters": {"x": float("inf")}}, "the run's parameters cannot be kept as JSON"),
+        ({"fields": ("alpha", "alpha")}, r"\['alpha', 'alpha'\] of estimator 'other' are not distinct"),
+    ],
+)
+def test_what_a_run_cannot_keep_is_refused(store, fill, values, message):
+    with pytest.raises(StoreError, match=message):
+        fill.run(store, **values)
+
+
+def test_find_run_by_name_then_uuid_then_number(store, fill):
+    one = fill.run(store, "one").record
+    two = fill.run(store, "two").record
+    number = fill.run(store, str(one.run_id)).record  # named like the number of another
+    assert store.find_run("two") == two
+    assert store.find_run(two.uuid) == two
+    assert store.find_run(one.uuid[:8].upper()) == one
+    assert store.find_run(str(two.run_id)) == two
+    assert store.find_run(str(one.run_id)) == number
+    assert [run.name for run in store.runs()] == ["one", "two", str(one.run_id)]
+
+
+def test_a_start_of_two_uuids_is_refused(store, fill):
+    for name, uuid in (("a", "abcd1" + "0" * 27), ("b", "abcd2" + "0" * 27)):
+        run_id = fill.run(store, name).record.run_id
+        with store.database.transaction(write=True) as connection:
+            connection.execute(text("UPDATE dbb_run SET uuid = :u WHERE run_id = :r"), {"u": uuid, "r": run_id})
+    with pytest.raises(StoreError, match=r"'abcd' is the start of several runs .*abcd1.* \(a\), abcd2.* \(b\)"):
+        store.find_run("abcd")
+    assert store.find_run("abcd2").name == "b"
+
+
+def test_an_unknown_run_names_the_newest_known(store, fill):
+    with pytest.raises(StoreError, match=r"no run 'x' in .*; the newest are: none yet"):
+        store.find_run("x")
+    for i in range(7):
+        fill.run(store, f"r{i}")
+    with pytest.raises(StoreError, match=r"the newest are: 'r6', 'r5', 'r4', 'r3', 'r2'$"):
+        store.find_run("x")
+
+
+def test_the_latest_run_and_the_latest_unfinished_one(store, fill):
+    assert store.latest_run() is None
+    fill.run(store, "one")
+    fill.run(store, "two").finish()
+    assert store.latest_run().name == "two"
+    assert store.latest_run(unfinished=True).name == "one"
+
+
+def test_a_store_belongs_to_its_process(store):
+    with pytest.raises(StoreError, match="an open store cannot be pickled; send its URL"):
+        pickle.dumps(store)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            store.runs()
+        except StoreError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as pipe:
+        assert f"was opened in process {os.getpid()}; open it again in this one" in pipe.read()

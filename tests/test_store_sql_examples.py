@@ -1,0 +1,114 @@
+"""The SQL of examples/sql on both databases, and the views it reads."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import inspect
+
+FOLDER = Path(__file__).parents[1] / "examples" / "sql"
+FILES = sorted(FOLDER.glob("*.sql"))
+
+# Posterior means of the latest run; see _fill.
+P0_1, P0_2 = 3.125 / 7.25, 5.5625 / 7.625
+P3_2 = 4.25 / 6.5
+
+
+def _variance(mean):
+    return mean * (1 - mean)
+
+
+def _fill(store, fill):
+    """Two runs, discount 0.5, prior (1, 1), groups of 4; returns the ids of prompts 0 to 3."""
+    p0, p1, p2, p3 = ids = [int(i) for i in fill.prompts(store, 4)]
+    first = fill.run(store, "first")
+    fill.step(first, 1, [p0, p1], [4, 1])  # p0 (4.5, 0.5); p1 (1.5, 3.5)
+    fill.step(first, 2, [p0, p2], [4, 0])  # p0 (6.25, 0.25); p2 (0.5, 4.5)
+    first.finish()
+    second = fill.run(store, "second")
+    second.warm_start(store, first.record, store.register_prompts(
+        ["prompt 0", "prompt 1", "prompt 3"], ["0", "1", "3"]))  # fmt: skip
+    fill.step(second, 1, [p0, p3], [0, 4])  # p0 (3.125, 4.125); p3 (4.5, 0.5)
+    fill.step(second, 2, [p0, p3], [4, 2])  # p0 (5.5625, 2.0625); p3 (4.25, 2.25)
+    return ids
+
+
+def _expected(p0, p1, p2, p3):
+    first_p0 = 6.25 / 6.5
+    return {
+        "01_learning_curve": [(1, 2, 0.5, (P0_1 + 0.9) / 2), (2, 2, 0.75, (P0_2 + P3_2) / 2)],
+        "02_hardest_prompts": [
+            (p1, 0.3, 0, "prompt 1"), (p3, P3_2, 2, "prompt 3"), (p0, P0_2, 2, "prompt 0"),
+        ],
+        "03_zero_variance_groups": [
+            (1, 2, 2, (_variance(P0_1) + 0.09) / 2), (2, 2, 1, _variance(P0_2)),
+        ],
+        "04_most_informative_prompts": [
+            (p3, _variance(P3_2), P3_2, 2, "prompt 3"), (p1, 0.21, 0.3, 0, "prompt 1"),
+            (p0, _variance(P0_2), P0_2, 2, "prompt 0"),
+        ],
+        "05_learnt_prompts": [(p0, P0_1, P0_2, P0_2 - P0_1, "prompt 0")],
+        "06_forgotten_prompts": [(p3, 0.9, P3_2, 0.9 - P3_2, "prompt 3")],
+        "07_prediction_error": [(2, 2, ((P0_1 - 1) ** 2 + (0.9 - 0.5) ** 2) / 2)],
+        "08_evidence": [(0, 1, 5.0, 5.0, 5.0), (2, 2, 7.0625, 6.5, 7.625)],
+        "09_compare_runs": [
+            (p0, first_p0, P0_2, P0_2 - first_p0, "prompt 0"), (p1, 0.3, 0.3, 0.0, "prompt 1"),
+        ],
+        "10_runs_and_coverage": [
+            ("first", "finished", 2, 3, 0, 4, None), ("second", "running", 2, 3, 1, 4, "first"),
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def _plain():
+    """Rows with numbers only as float, since PostgreSQL sums integers to decimals."""
+    return lambda rows: [
+        tuple(value if value is None or isinstance(value, str) else pytest.approx(float(value)) for value in row)
+        for row in rows
+    ]
+
+
+def test_every_query_gives_the_rows_worked_out_by_hand(store, fill, _plain):
+    expected = _expected(*_fill(store, fill))
+    assert [path.stem for path in FILES] == list(expected)
+    for path in FILES:
+        rows = store.query(path.read_text(encoding="ascii"))
+        assert _plain(rows) == expected[path.stem], path.stem
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_query_says_what_it_answers_and_reads_only_views(path):
+    sql = path.read_text(encoding="ascii")
+    assert sql.startswith("-- ")
+    assert "dbb_" not in sql
+
+
+def test_the_views_hold_only_what_is_documented(store):
+    inspector = inspect(store.database.engine)
+    columns = {view: [column["name"] for column in inspector.get_columns(view)] for view in inspector.get_view_names()}
+    assert set(columns) == {"posterior_history", "posteriors", "runs", "prompts"}
+    assert columns["posterior_history"] == [
+        "run_id", "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance",
+    ]  # fmt: skip
+    assert columns["posteriors"] == [
+        "run_id",
+        "prompt_id",
+        "alpha",
+        "beta",
+        "mean",
+        "variance",
+        "visits",
+        "step",
+    ]
+    assert columns["prompts"] == ["prompt_id", "prompt", "label"]
+    assert "writer_token" not in columns["runs"]
+
+
+def test_a_query_cannot_write(open_new, fill):
+    from storage import StoreError
+
+    store = open_new("postgresql")
+    fill.run(store)
+    with pytest.raises(StoreError, match="read-only transaction"):
+        store.query("UPDATE dbb_run SET last_step = 5 RETURNING run_id")
+    assert store.find_run("run").last_step == 0

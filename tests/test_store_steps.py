@@ -1,0 +1,310 @@
+"""Steps of a run: states by hand, repeats, gaps, bad rows, roll back, checkpoints."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from storage import StepRows, StoreError
+
+
+def test_a_prompt_without_posterior_loads_as_nan_and_step_minus_one(store, fill):
+    run = fill.run(store)
+    table = run.load(fill.prompts(store, 2))
+    assert np.isnan(table.state).all() and table.state.shape == (2, 2)
+    assert table.visits.tolist() == [0, 0]
+    assert table.step.tolist() == [-1, -1]
+
+
+def test_states_after_two_steps(store, fill):
+    run = fill.run(store)
+    a, b, c = fill.prompts(store, 3)
+    # Prior (1, 1), discount 0.5, 4 rollouts: a: 4 of 4 -> (0.5 + 4, 0.5 + 0); b: 1 of 4 -> (1.5, 3.5).
+    fill.step(run, 1, [a, b], [4, 1])
+    # a again, 2 of 4: (2.25 + 2, 0.25 + 2); c for the first time, 0 of 4: (0.5, 4.5).
+    fill.step(run, 2, [a, c], [2, 0])
+    table = run.load(np.array([c, b, a, c]))
+    assert table.state.tolist() == [[0.5, 4.5], [1.5, 3.5], [4.25, 2.25], [0.5, 4.5]]
+    assert table.visits.tolist() == [1, 1, 2, 1]
+    assert table.step.tolist() == [2, 1, 2, 2]
+    assert run.record.last_step == 2
+    assert store.find_run("run").last_step == 2
+
+
+def test_history_keeps_every_step_with_what_was_before(store, fill):
+    run = fill.run(store)
+    (a,) = fill.prompts(store, 1)
+    fill.step(run, 1, [a], [4])
+    fill.step(run, 2, [a], [2])
+    with store.database.transaction() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT step, rollouts, successes, alpha, beta, mean, prev_alpha, prev_beta, prev_step "
+                "FROM dbb_history ORDER BY step"
+            )
+        ).all()
+        steps = connection.execute(text("SELECT step, prompts, rollouts, successes FROM dbb_step ORDER BY step"))
+        ledger = [tuple(row) for row in steps]
+    assert tuple(rows[0]) == (1, 4, 4.0, 4.5, 0.5, 0.9, None, None, -1)
+    assert tuple(rows[1]) == (2, 4, 2.0, 4.25, 2.25, 4.25 / 6.5, 4.5, 0.5, 1)
+    assert ledger == [(1, 1, 4, 4.0), (2, 1, 4, 2.0)]
+
+
+def test_floats_come_back_bit_for_bit(store, fill):
+    run = fill.run(store)
+    (a,) = fill.prompts(store, 1)
+    rows = fill.rows(run, [a], [1])
+    rows.state = np.array([[0.1 + 0.2, np.finfo(float).tiny]])
+    run.record_step(1, rows)
+    assert run.load(np.array([a])).state.tolist() == [[0.30000000000000004, 2.2250738585072014e-308]]
+
+
+def test_other_state_fields_are_packed_in_order(store, fill):
+    run = fill.run(store, fields=("value", "alpha", "speed"))
+    ids = fill.prompts(store, 2)
+    state = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    zeros = np.zeros(2)
+    for step, values in ((1, state), (2, -state)):
+        before = run.load(ids)
+        run.record_step(step, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, values, before.state, before.step))
+    assert run.load(ids).state.tolist() == (-state).tolist()
+    with store.database.transaction() as connection:
+        alpha, beta, packed, prev_alpha, prev_packed = connection.execute(
+            text("SELECT alpha, beta, state, prev_alpha, prev_state FROM dbb_history WHERE step = 2 ORDER BY prompt_id")
+        ).first()
+    assert (alpha, beta, prev_alpha) == (-2.0, None, 2.0)
+    assert np.frombuffer(packed, "<f8").tolist() == [-1.0, -3.0]
+    assert np.frombuffer(prev_packed, "<f8").tolist() == [1.0, 3.0]
+    run.roll_back(1)
+    assert run.load(ids).state.tolist() == state.tolist()
+
+
+def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
+    run = fill.run(store, fields=())
+    ids = fill.prompts(store, 2)
+    nothing = np.empty((2, 0))
+    for step in (1, 2):
+        before = run.load(ids)
+        run.record_step(
+            step,
+            StepRows(ids, np.array([4, 4]), np.array([1.0, 2.0]), np.array([0.25, 0.5]),
+                     np.array([0.25, 1 / 3]), nothing, nothing, before.step),
+        )  # fmt: skip
+    table = run.load(ids)
+    assert table.state.shape == (2, 0)
+    assert table.visits.tolist() == [2, 2]
+    with store.database.transaction() as connection:
+        rows = connection.execute(text("SELECT alpha, mean, variance FROM posteriors ORDER BY prompt_id")).all()
+    assert [tuple(row) for row in rows] == [(None, 0.25, 0.25), (None, 0.5, 1 / 3)]
+    assert run.roll_back(1) == 2
+    assert run.load(ids).visits.tolist() == [1, 1]
+
+
+def test_repeating_a_step_changes_nothing_in_any_order_of_rows(store, fill, dump):
+    run = fill.run(store)
+    ids = fill.prompts(store, 3)
+    rows = fill.step(run, 1, ids, [4, 1, 0])
+    before = dump(store)
+    run.record_step(1, rows)
+    backwards = StepRows(**{name: values[::-1] for name, values in vars(rows).items()})
+    run.record_step(1, backwards)
+    assert dump(store) == before
+    fill.step(run, 2, ids, [4, 1, 0])
+    run.record_step(1, rows)  # an old one
+    assert run.record.last_step == 2
+
+
+def test_the_same_step_with_other_content_is_refused(store, fill, dump):
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
+    rows = fill.step(run, 1, ids, [4])
+    before = dump(store)
+    with pytest.raises(StoreError, match=r"step 1 of run 'run' is recorded with other content .*roll back to step 0"):
+        run.record_step(1, dataclasses.replace(rows, successes=np.array([3.0])))
+    assert dump(store) == before
+
+
+@pytest.mark.parametrize("step", [0, 2, -1])
+def test_a_gap_is_refused(store, fill, dump, step):
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
+    rows = dataclasses.replace(fill.rows(run, ids, [1]), previous_step=np.array([-1]))
+    before = dump(store)
+    with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
+        run.record_step(step, dataclasses.replace(rows, prompt_ids=ids[:0], **_empty(rows)))
+    assert dump(store) == before
+
+
+def _empty(rows):
+    return {name: values[:0] for name, values in vars(rows).items() if name != "prompt_ids"}
+
+
+def test_a_step_without_prompts_is_a_step(store, fill):
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
+    rows = fill.rows(run, ids, [1])
+    run.record_step(1, dataclasses.replace(rows, prompt_ids=ids[:0], **_empty(rows)))
+    fill.step(run, 2, ids, [4])
+    assert run.load(ids).step.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("prompt_ids", np.array([1, 1]), "holds prompt 1 more than once"),
+        ("prompt_ids", np.array([1.0, 2.0]), "prompt_ids has type float64"),
+        ("prompt_ids", np.array([[1, 2]]), r"prompt_ids has shape \(1, 2\)"),
+        ("rollouts", np.array([4, 0]), r"rollouts\[1\] = 0 is below 1"),
+        ("successes", np.array([1.0]), r"successes has shape \(1,\); \(2,\) is needed"),
+        ("successes", np.array([1.0, np.inf]), "successes of prompt 2 is inf"),
+        ("mean", np.array([np.nan, 0.5]), "mean of prompt 1 is nan"),
+        ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]"),
+        ("state", np.ones((2, 3)), r"state has shape \(2, 3\); \(2, 2\) is needed"),
+        ("previous_state", np.array([[1.0, np.nan], [1.0, 1.0]]), r"previous_state of prompt 1 is \[1"),
+        ("previous_step", np.array([-2, -1]), r"previous_step\[0\] = -2 is below -1"),
+        ("previous_step", np.array([1, -1]), "previous_step of prompt 1 is 1, not before 1"),
+        ("previous_step", np.array([0, -1]), "previous_step of prompt 1 is 0, its posterior is of step -1"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_refused_and_leave_nothing(store, fill, dump, name, value, message):
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
+    assert set(ids.tolist()) == {1, 2}
+    rows = fill.rows(run, np.array([1, 2]), [1, 1])
+    rows.previous_state = np.ones((2, 2))
+    before = dump(store)
+    with pytest.raises(StoreError, match=message):
+        run.record_step(1, dataclasses.replace(rows, **{name: value}))
+    assert dump(store) == before
+    run.record_step(1, rows)
+
+
+def test_a_known_prompt_must_say_what_it_was(store, fill):
+    run = fill.run(store)
+    ids = fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1])
+    rows = fill.rows(run, ids, [1])
+    with pytest.raises(StoreError, match=r"previous_state of prompt 1 is \[nan, nan\]"):
+        run.record_step(2, dataclasses.replace(rows, previous_state=np.full((1, 2), np.nan)))
+
+
+def test_roll_back_restores_each_step_exactly(store, fill, dump):
+    run = fill.run(store)
+    a, b, c = fill.prompts(store, 3)
+    states = [dump(store)]
+    visits = [([a, b], [4, 1]), ([a, c], [2, 0]), ([b, c], [4, 4]), ([a, b, c], [1, 2, 3])]
+    for step, (ids, successes) in enumerate(visits, start=1):
+        fill.step(run, step, ids, successes)
+        states.append(dump(store))
+    assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
+    assert _progress(dump(store)) == _progress(states[2])
+    assert run.record.last_step == 2
+    assert run.roll_back(2) == 0
+    assert run.roll_back(1) == 2
+    assert _progress(dump(store)) == _progress(states[1])
+    table = run.load(np.array([a, b, c]))
+    np.testing.assert_array_equal(table.state, [[4.5, 0.5], [1.5, 3.5], [np.nan, np.nan]])
+    assert table.visits.tolist() == [1, 1, 0]
+    assert run.roll_back(0) == 2
+    assert _progress(dump(store)) == _progress(states[0])
+    # and the steps can be taken again
+    for step, (ids, successes) in enumerate(visits, start=1):
+        fill.step(run, step, ids, successes)
+    assert _progress(dump(store)) == _progress(states[4])
+
+
+def _progress(tables):
+    """Without the events, and without the times of the ledger."""
+    return {
+        "dbb_posterior": tables["dbb_posterior"],
+        "dbb_history": tables["dbb_history"],
+        "dbb_step": [row[:-1] for row in tables["dbb_step"]],
+        "dbb_run": tables["dbb_run"],
+    }
+
+
+def test_roll_back_notes_what_was_undone(store, fill):
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
+    for step in (1, 2, 3):
+        fill.step(run, step, ids, [1, 2])
+    run.record_checkpoint(1, "global_step1")
+    run.record_checkpoint(3, "global_step3")
+    run.roll_back(1)
+    with store.database.transaction() as connection:
+        event = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).one()
+        tags = connection.execute(text("SELECT step, tag FROM dbb_checkpoint")).all()
+    assert tuple(event) == ("roll_back", 3, 1, '{"history_rows": 4, "steps": 2, "checkpoints": 1}')
+    assert [tuple(tag) for tag in tags] == [(1, "global_step1")]
+
+
+@pytest.mark.parametrize("step", [3, -1])
+def test_roll_back_beyond_the_run_is_refused(store, fill, step):
+    run = fill.run(store)
+    fill.step(run, 1, fill.prompts(store, 1), [1])
+    with pytest.raises(StoreError, match=rf"is at step 1, it cannot go back to step {step};"):
+        run.roll_back(step)
+
+
+def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, fill):
+    run = fill.run(store)
+    fill.step(run, 1, fill.prompts(store, 1), [1])
+    run.record_checkpoint(1, "best")
+    run.record_checkpoint(1, "best")
+    with pytest.raises(StoreError, match="checkpoint 'last' is of step 2, run 'run' is at step 1; record the step"):
+        run.record_checkpoint(2, "last")
+    with store.database.transaction() as connection:
+        assert connection.execute(text("SELECT step, tag FROM dbb_checkpoint")).all() == [(1, "best")]
+
+
+def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
+    store = open_new("sqlite")
+    run = fill.run(store)
+    modes = []
+
+    def synchronous(connection):
+        modes.append(connection.connection.dbapi_connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    from sqlalchemy import event
+
+    event.listen(store.database.engine, "commit", synchronous)
+    fill.step(run, 1, fill.prompts(store, 1), [1])
+    run.record_checkpoint(1, "global_step1")
+    fill.step(run, 2, fill.prompts(store, 1), [1])
+    # SQLite's numbers: 1 is NORMAL, 2 is FULL.
+    assert modes.count(2) == 1 and set(modes) == {1, 2} and modes[-1] == 1
+
+
+def test_interleaved_runs_do_not_touch_each_other(store, fill):
+    one, two = fill.run(store, "one"), fill.run(store, "two")
+    ids = fill.prompts(store, 2)
+    fill.step(one, 1, ids, [4, 4])
+    fill.step(two, 1, ids, [0, 0])
+    fill.step(one, 2, ids, [4, 4])
+    fill.step(two, 2, ids[:1], [0])
+    one.roll_back(1)
+    assert one.load(ids).state.tolist() == [[4.5, 0.5]] * 2
+    # 0 of 4 twice: (1, 1) -> (0.5, 4.5) -> (0.25, 6.25)
+    assert two.load(ids).state.tolist() == [[0.25, 6.25], [0.5, 4.5]]
+    assert (one.record.last_step, two.record.last_step) == (1, 2)
+
+
+def test_the_number_of_statements_does_not_grow_with_the_prompts(store, fill):
+    from sqlalchemy import event
+
+    counts = []
+    event.listen(store.database.engine, "before_cursor_execute", lambda *_: counts.append(1))
+
+    def statements(size):
+        counts.clear()
+        ids = fill.prompts(store, size)
+        run, child = fill.run(store, f"run {size}"), fill.run(store, f"child {size}")
+        for step in (1, 2):
+            fill.step(run, step, ids, np.ones(size))
+        child.warm_start(store, run.record, ids)
+        run.roll_back(1)
+        return len(counts)
+
+    statements(4)  # the first use of a connection asks the server about itself
+    assert statements(128) == statements(4096)

@@ -1,0 +1,189 @@
+"""Warm starts within a database and between databases, and what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from storage import StoreError
+
+PAIRS = [("sqlite", None), ("postgresql", None), ("sqlite", "sqlite"), ("sqlite", "postgresql"),
+         ("postgresql", "sqlite"), ("postgresql", "postgresql")]  # fmt: skip
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-to-{pair[1] or 'itself'}")
+def two_stores(request, open_new):
+    """Source and target store; the same one if the pair names no target."""
+    source = open_new(request.param[0])
+    return source, open_new(request.param[1]) if request.param[1] else source
+
+
+def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old", dataset="A")
+    a, b, _ = source_store.register_prompts(["p", "q", "r"], ["1", "2", "3"])
+    fill.step(source, 1, [a, b], [4, 1])  # (4.5, 0.5), (1.5, 3.5)
+    fill.step(source, 2, [a], [4])  # (6.25, 0.25)
+    run = fill.run(store, "new", dataset="B")
+    # Other order and numbers; "q" with another label is another prompt; "r" was never trained on.
+    ids = store.register_prompts(["new", "r", "q", "q", "p"], ["0", "3", "other", "2", "1"])
+    outcome = run.warm_start(source_store, source.record, ids)
+    assert (outcome.matched, outcome.unmatched) == (2, 3)
+    assert outcome.source.name == "old" and outcome.source.last_step == 2
+    table = run.load(ids)
+    nan = np.nan
+    np.testing.assert_array_equal(table.state, [[nan, nan], [nan, nan], [nan, nan], [1.5, 3.5], [6.25, 0.25]])
+    assert table.step.tolist() == [-1, -1, -1, 0, 0]
+    assert table.visits.tolist() == [0] * 5
+    parent = {
+        "name": "old",
+        "uuid": source.record.uuid,
+        "step": 2,
+        "weight": 1.0,
+        "database": source_store.location,
+    }
+    assert run.record.parent == parent
+    assert store.find_run("new").parent == parent
+    # the source is as it was
+    assert source_store.find_run("old").parent is None
+    assert source.load(np.array([a])).state.tolist() == [[6.25, 0.25]]
+
+
+def test_the_weight_scales_the_counts(two_stores, fill):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old")
+    fill.step(source, 1, fill.prompts(source_store, 1), [4])
+    run = fill.run(store, "new")
+    ids = fill.prompts(store, 2)
+    run.warm_start(source_store, source.record, ids, weight=0.5)
+    assert run.load(ids[:1]).state.tolist() == [[2.25, 0.25]]
+    assert store.find_run("new").parent["weight"] == 0.5
+
+
+def test_roll_back_to_the_start_restores_the_warm_start(two_stores, fill):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old")
+    fill.step(source, 1, fill.prompts(source_store, 1), [4])
+    run = fill.run(store, "new")
+    ids = fill.prompts(store, 2)
+    run.warm_start(source_store, source.record, ids)
+    fill.step(run, 1, ids, [0, 0])  # (2.25, 4.25) from (4.5, 0.5); (0.5, 4.5) from the prior
+    assert run.load(ids).state.tolist() == [[2.25, 4.25], [0.5, 4.5]]
+    assert run.roll_back(0) == 2
+    table = run.load(ids)
+    np.testing.assert_array_equal(table.state, [[4.5, 0.5], [np.nan, np.nan]])
+    assert table.step.tolist() == [0, -1]
+    assert table.visits.tolist() == [0, 0]
+
+
+def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
+    from storage import StepRows
+
+    source_store, store = two_stores
+    fields = ("value", "speed")
+    source = fill.run(source_store, "old", fields=fields)
+    ids = fill.prompts(source_store, 1)
+    state, one = np.array([[0.1 + 0.2, -1e300]]), np.ones(1)
+    before = source.load(ids)
+    source.record_step(1, StepRows(ids, np.array([1]), one, one, one, state, before.state, before.step))
+    run = fill.run(store, "new", fields=fields)
+    run.warm_start(source_store, source.record, fill.prompts(store, 1))
+    assert run.load(fill.prompts(store, 1)).state.tolist() == [[0.30000000000000004, -1e300]]
+
+
+def test_no_shared_prompt_is_refused(two_stores, fill, dump):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old", dataset="A")
+    fill.step(source, 1, fill.prompts(source_store, 1), [4])
+    run = fill.run(store, "new", dataset="B")
+    ids = store.register_prompts(["else"], ["0"])
+    before = dump(store)
+    with pytest.raises(StoreError) as refusal:
+        run.warm_start(source_store, source.record, ids)
+    assert str(refusal.value) == (
+        "none of the 1 prompts of run 'new' (data set 'B') has a posterior in run 'old' (data set 'A', "
+        "step 1); name another run"
+    )
+    assert dump(store) == before
+
+
+def test_only_a_new_run_can_be_warm_started(store, fill):
+    source = fill.run(store, "old")
+    ids = fill.prompts(store, 2)
+    fill.step(source, 1, ids, [4, 4])
+    run = fill.run(store, "new")
+    run.warm_start(store, source.record, ids)
+    with pytest.raises(StoreError, match=r"'new' has posteriors of its own \(step 0\); only a new run"):
+        run.warm_start(store, source.record, ids)
+    trained = fill.run(store, "trained")
+    fill.step(trained, 1, ids, [1, 1])
+    with pytest.raises(StoreError, match=r"'trained' has posteriors of its own \(step 1\)"):
+        trained.warm_start(store, source.record, ids)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1.5, float("nan")])
+def test_a_weight_outside_its_range_is_refused(store, fill, weight):
+    source, run = fill.run(store, "old"), fill.run(store, "new")
+    with pytest.raises(StoreError, match=r"weight is .*; it must be in \(0, 1\]"):
+        run.warm_start(store, source.record, fill.prompts(store, 1), weight=weight)
+
+
+def test_states_that_do_not_fit_are_refused(store, fill):
+    ids = fill.prompts(store, 1)
+    dbb, value = fill.run(store, "dbb"), fill.run(store, "value", fields=("value",))
+    with pytest.raises(StoreError, match=r"'dbb' keeps \['alpha', 'beta'\] .*'value' needs \['value'\]"):
+        value.warm_start(store, dbb.record, ids)
+    with pytest.raises(StoreError, match="only alpha and beta can be weighted; use weight 1"):
+        fill.run(store, "value 2", fields=("value",)).warm_start(store, value.record, ids, weight=0.5)
+    newer = fill.run(store, "newer", estimator_version=2)
+    with pytest.raises(StoreError, match="written by version 1 of estimator 'dbb', this is version 2"):
+        newer.warm_start(store, dbb.record, ids)
+
+
+def test_a_source_that_is_gone_is_named(store, fill):
+    source, run = fill.run(store, "old"), fill.run(store, "new")
+    gone = dataclasses.replace(source.record, run_id=99)
+    with pytest.raises(StoreError, match="there is no run number 99 in"):
+        run.warm_start(store, gone, fill.prompts(store, 1))
+
+
+def test_two_stores_on_one_file_are_one_database(open_new, fill):
+    from storage import open_store
+
+    store = open_new("sqlite")
+    source = fill.run(store, "old")
+    ids = fill.prompts(store, 1)
+    fill.step(source, 1, ids, [4])
+    with open_store(f"sqlite:///{store.location}") as second:
+        run = fill.run(store, "new")
+        assert run.warm_start(second, source.record, ids).matched == 1
+
+
+def test_two_schemas_of_one_postgresql_database_are_two_stores(new_url, fill):
+    import psycopg
+
+    from storage import open_store
+
+    url = new_url("postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA other")
+    with open_store(url) as one, open_store(url + "&options=-csearch_path%3Dother") as two:
+        source = fill.run(one, "old")
+        fill.prompts(two, 3)  # so that equal prompts have other numbers
+        ids = two.register_prompts(["prompt 0", "x"], ["0", ""])
+        fill.step(source, 1, one.register_prompts(["y", "x", "prompt 0"], ["", "", "0"]), [4, 0, 1])
+        run = fill.run(two, "new")
+        assert run.warm_start(one, source.record, ids).matched == 2
+        assert run.load(ids).state.tolist() == [[1.5, 3.5], [0.5, 4.5]]
+
+
+def test_the_lineage_is_an_event_too(store, fill):
+    source, run = fill.run(store, "old"), fill.run(store, "new")
+    ids = fill.prompts(store, 2)
+    fill.step(source, 1, ids[:1], [4])
+    run.warm_start(store, source.record, ids)
+    with store.database.transaction() as connection:
+        kind, detail = connection.execute(text("SELECT kind, detail FROM dbb_event")).one()
+    assert kind == "warm_start"
+    assert '"matched": 1, "unmatched": 1' in detail
