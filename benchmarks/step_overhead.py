@@ -1,10 +1,11 @@
 """What a step costs with stored posteriors, beside OpenRLHF's own GRPO on the same pipeline.
 
-Runs upstream (``--estimator none``: OpenRLHF's trainer and advantages), ``point`` and ``dbb`` in turn,
-several rounds, and compares the median wall-clock time between steps (from the event files, so that
-everything in the loop counts), leaving out each run's first steps.
+Starts three trainings at once, upstream (``--estimator none``: OpenRLHF's trainer and advantages),
+``point`` and ``dbb``, and lets them run in turn for some seconds each (the others are stopped by SIGSTOP), so
+that whatever else the machine does meets all three alike. Compares the median wall-clock time between
+steps, from the event files, so that everything in the loop counts.
 
-    python benchmarks/step_overhead.py            4 rounds, about 12 minutes on two cores
+    python benchmarks/step_overhead.py            about 6 minutes and 14 GiB on two cores
     python benchmarks/step_overhead.py --check    exit code 1 if a ratio is above 1.02
 """
 
@@ -17,45 +18,99 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
 
 ESTIMATORS = ("none", "point", "dbb")
 BOUND = 1.02
+SLICE_S = 3.5  # the others stand still for twice as long, which Ray's health checks (10 s) must not notice
 WARM_UP_STEPS = 8
 
 
-def step_times(estimator: str, round_number: int, episodes: int, folder: Path) -> list[float]:
-    """Seconds from step to step of one run, after the warm-up."""
-    name = f"{estimator}-{round_number}"
-    command = [
-        sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--estimator", estimator,
-        "--run_name", name, "--train.num_episodes", str(episodes), "--eval.steps", "-1", "--ckpt.save_steps", "-1",
-        "--actor.eps_clip_low_high", "0.2", "0.28", "--actor.adam.lr", "1e-9",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    events = EventAccumulator(str(folder / "runs" / name / "tensorboard" / name))
-    events.Reload()
-    moments = [event.wall_time for event in events.Scalars("train/policy_loss")]
-    return [later - earlier for earlier, later in itertools.pairwise(moments)][WARM_UP_STEPS:]
+@dataclass
+class Training:
+    """One run of the training command, all of whose processes can be stopped and continued."""
+
+    estimator: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    slices: list[tuple[float, float]] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, estimator: str, episodes: int, folder: Path) -> Training:
+        command = [
+            sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--estimator", estimator,
+            "--run_name", estimator, "--train.num_episodes", str(episodes), "--eval.steps", "-1",
+            "--ckpt.save_steps", "-1", "--actor.eps_clip_low_high", "0.2", "0.28", "--actor.adam.lr", "1e-9",
+        ]  # fmt: skip
+        with open(folder / f"{estimator}.log", "w") as log:
+            return cls(estimator, folder, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, name: str) -> None:
+        """``suspend`` or ``resume`` the whole process tree."""
+        try:
+            root = psutil.Process(self.process.pid)
+            for member in [root, *root.children(recursive=True)]:
+                getattr(member, name)()
+        except psutil.NoSuchProcess:
+            pass  # it has just ended
+
+    def moments(self) -> list[float]:
+        """Wall-clock times at which steps ended, as far as they are written."""
+        path = self.folder / "runs" / self.estimator / "tensorboard" / self.estimator
+        if not path.exists():
+            return []
+        events = EventAccumulator(str(path))
+        events.Reload()
+        return [e.wall_time for e in events.Scalars("train/policy_loss")] if events.Tags()["scalars"] else []
+
+    def step_times(self, until: float) -> list[float]:
+        """Seconds of the steps that lie within one of its own slices, up to a point in time."""
+        steps = list(itertools.pairwise(self.moments()))[WARM_UP_STEPS:]
+        return [b - a for a, b in steps for start, end in self.slices if start <= a and b <= min(end, until)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--episodes", type=int, default=6, help="passes over the 512 prompts, 8 steps each")
+    parser.add_argument("--episodes", type=int, default=12, help="passes over the 512 prompts, 8 steps each")
     parser.add_argument("--check", action="store_true", help=f"exit with 1 if a ratio is above {BOUND}")
     options = parser.parse_args()
 
-    times: dict[str, list[float]] = {estimator: [] for estimator in ESTIMATORS}
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [(r, e) for r in range(options.rounds) for e in (ESTIMATORS if r % 2 == 0 else ESTIMATORS[::-1])]
-        for round_number, estimator in tqdm(runs, unit="run"):
-            times[estimator] += step_times(estimator, round_number, options.episodes, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        trainings = []
+        for estimator in ESTIMATORS:
+            training = Training.start(estimator, options.episodes, Path(name))
+            log = Path(name) / "runs" / estimator / "tensorboard" / estimator
+            while not log.exists():  # made when the trainer is
+                if not training.running():
+                    raise SystemExit((Path(name) / f"{estimator}.log").read_text()[-4000:])
+                time.sleep(0.5)
+            time.sleep(8)  # the model is loaded and the first steps are done
+            training.signal("suspend")
+            trainings.append(training)
+        with tqdm(desc="slices", unit="slice") as bar:
+            while all(training.running() for training in trainings):
+                for training in trainings:
+                    training.signal("resume")
+                    start = time.time()
+                    time.sleep(SLICE_S)
+                    training.slices.append((start, time.time()))
+                    training.signal("suspend")
+                    bar.update()
+        until = time.time()
+        for training in trainings:
+            training.signal("resume")
+        for training in trainings:
+            training.process.wait()
+        times = {training.estimator: training.step_times(until) for training in trainings}
 
     medians = {estimator: statistics.median(values) for estimator, values in times.items()}
     ratios = {estimator: medians[estimator] / medians["none"] for estimator in ESTIMATORS}

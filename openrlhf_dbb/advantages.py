@@ -19,10 +19,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     Attributes:
         posteriors: set by the trainer before the first step.
         step: global step of the batch being made, 1 for the first; set by the trainer.
+        metrics: of the last batch, means over its rollouts, to be logged.
     """
 
     posteriors: Posteriors
     step: int
+    metrics: dict[str, float]
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
@@ -42,30 +44,31 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             scores.numpy(),
             self.advantage_estimator,
         )
-        sizes = [len(experience.rewards) for experience in experiences]
-        columns = {
-            "advantage": scored.advantages,
-            "estimator/mean": scored.mean,
-            "estimator/variance": scored.variance,
-            "estimator/zero_variance": scored.zero_variance,
-            "estimator/rescued": scored.rescued,
-            "estimator/abs_advantage": abs(scored.advantages),
-            "group_reward_std": scored.group_std,
+        # Not through ``info``: every key there costs a reduction over all ranks in every micro-batch.
+        self.metrics = {
+            "estimator/mean": float(scored.mean.mean()),
+            "estimator/variance": float(scored.variance.mean()),
+            "estimator/zero_variance": float(scored.zero_variance.mean()),
+            "estimator/rescued": float(scored.rescued.mean()),
+            "estimator/abs_advantage": float(abs(scored.advantages).mean()),
+            "estimator/missing": float(scores.isnan().double().mean()),
         }
-        parts = {name: torch.from_numpy(values).float().split(sizes) for name, values in columns.items()}
-        for i, experience in enumerate(experiences):
-            self._finish(experience, {name: values[i] for name, values in parts.items()})
+        sizes = [len(experience.rewards) for experience in experiences]
+        advantages = torch.from_numpy(scored.advantages).float().split(sizes)
+        group_stds = torch.from_numpy(scored.group_std).float().split(sizes)
+        for experience, advantage, group_std in zip(experiences, advantages, group_stds, strict=True):
+            experience.info.pop("missing", None)
+            experience.info["group_reward_std"] = group_std
+            self._finish(experience, advantage)
         return experiences
 
-    def _finish(self, experience: Experience, columns: dict[str, torch.Tensor]) -> None:
+    def _finish(self, experience: Experience, advantage: torch.Tensor) -> None:
         """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
-        reward: Any = compute_reward(
-            columns.pop("advantage"), self.kl_ctl.value, experience.kl, action_mask=experience.action_mask
-        )
+        reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=experience.action_mask)
         experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)
         experience.advantages = experience.returns.clone()
         experience.kl = None
-        experience.info |= columns | {"return": reward.sum(dim=-1)}
+        experience.info["return"] = reward.sum(dim=-1)
 
 
 def _scores(experience: Experience) -> torch.Tensor:

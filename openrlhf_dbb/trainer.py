@@ -147,6 +147,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
             raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts are no optimizer step")
+        status |= self.experience_maker.metrics
         verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
             status["rollout/reward_mean"] = sum(verified) / len(verified)

@@ -156,8 +156,9 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     rows = column(batch, "advantages").reshape(4, 8, TOKENS)
     for p, sign in enumerate([-1, 1, -1, 1]):
         torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
-    info = {name: torch.cat([e.info[name] for e in batch]) for name in ("estimator/rescued", "estimator/zero_variance")}
-    assert info["estimator/rescued"].tolist() == info["estimator/zero_variance"].tolist() == [1.0] * 32
+    assert mine.metrics["estimator/rescued"] == mine.metrics["estimator/zero_variance"] == 1.0
+    assert mine.metrics["estimator/mean"] == pytest.approx(0.5)
+    assert mine.metrics["estimator/abs_advantage"] == pytest.approx(expected)
     stored = store.query(f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
     wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
@@ -202,6 +203,7 @@ def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
     first = store.query(f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
     assert tuple(first) == (6, 2.0, 2.5, 4.5)
     assert torch.all(column(batch, "advantages")[2:4] == 0)
+    assert mine.metrics["estimator/missing"] == 2 / 32
 
 
 def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
