@@ -20,8 +20,8 @@ def prompt_hash(prompt: str, label: str) -> bytes:
     """16 bytes that identify a prompt with its label, in every database and run.
 
     BLAKE2b over a version tag and the two texts as UTF-8, each after its length in bytes (8 bytes,
-    little-endian), so that ("ab", "c") and ("a", "bc") differ. The texts are taken as they are: raw,
-    before any chat template, nothing normalised. Another label is another reward, hence another prompt.
+    little-endian), so that ("ab", "c") and ("a", "bc") differ. The texts are taken as they are,
+    nothing normalised; give the prompt as the model sees it. Another label is another reward, hence another prompt.
 
     Example:
         >>> prompt_hash("1 + 1 = ?", "2").hex()

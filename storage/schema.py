@@ -79,7 +79,7 @@ prompt = Table(
     metadata,
     Column("prompt_id", _Id, primary_key=True, comment="number of the prompt in this database"),
     Column("hash", LargeBinary, nullable=False, unique=True, comment="16 bytes, BLAKE2b of prompt and label"),
-    Column("prompt", Text, nullable=False, comment="text before any chat template; U+0000 is kept as U+FFFD"),
+    Column("prompt", Text, nullable=False, comment="what the model saw; U+0000 is kept as U+FFFD"),
     Column("label", Text, nullable=False, comment="reference answer; U+0000 is kept as U+FFFD"),
     comment="Prompts of all runs; the same text with another label is another prompt",
     sqlite_autoincrement=True,
