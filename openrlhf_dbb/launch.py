@@ -48,7 +48,7 @@ def launch(settings: Settings, start: Start | None) -> Any:
                 rollout_actor=watch.watching(ray.remote(StrictRolloutActor)),
                 get_strategy=get_strategy,
             )
-        return ray.get(watch.trainer.progress.remote())
+            return ray.get(watch.trainer.finish.remote())
     finally:
         ray.shutdown()
 

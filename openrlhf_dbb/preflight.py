@@ -83,6 +83,10 @@ def check_arguments(settings: Settings) -> None:
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
             f"got {group}: one rollout alone has no deviation from its mean"
         )
+    if settings.warm_start is not None and not estimators.get(settings.estimator).state_fields:
+        raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
+    if not args.vllm.num_engines:
+        raise UsageError("--vllm.num_engines is missing; name the number of engines that generate the rollouts")
     _check_batches(args)
     if args.ckpt.max_num < 2:
         raise UsageError(

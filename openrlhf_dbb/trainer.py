@@ -93,14 +93,18 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return self._progress
 
     def fit(self, global_step: int = 0) -> None:
-        """Train to the end, evaluate the result, and mark the run as finished."""
+        """Train to the end and evaluate the result."""
         super().fit(global_step)
         # The trackers are closed by now. A last step that is no multiple of eval.steps is evaluated here.
         self.wandb_logger = self.tensorboard_logger = None
         if self._evaluates and self._progress.step not in self._progress.accuracy:
             self._evaluate_now(self._progress.step)
+
+    def finish(self) -> Progress:
+        """Mark the run as finished: called once the model is saved, since a finished run is not resumed."""
         self._run.finish()
         self._progress.phase = "finished"
+        return self._progress
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states; the store is rolled back to their step, which later steps may have left behind.

@@ -77,6 +77,8 @@ def no_engine_starts(monkeypatch):
         (["--resume"], "--resume: no unfinished run in"),
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "more, got 1"),
+        (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
+        (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
         (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo has no place for --estimator dbb"),
         (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),

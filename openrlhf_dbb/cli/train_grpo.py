@@ -18,7 +18,7 @@ _LAUNCHER_VARIABLES = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and return the exit code: 0 done, 1 the training failed, 2 the user can mend it."""
+    """Train, and return the exit code: 0 done, 1 the training failed, 2 the user can mend it, 130 interrupted."""
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
@@ -46,9 +46,11 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         progress = launch(settings, start)
-    except BaseException:
+    except BaseException as error:
         if start is not None:
             print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
+        if isinstance(error, KeyboardInterrupt):
+            return 130
         raise
     if start is not None:
         print(report.summary(start, progress, time.monotonic() - began), flush=True)
