@@ -177,15 +177,16 @@ def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, 
     result = train(
         tmp_path, "--estimator", "dbb", "--run_name", "sync", *SMALL, "--actor.model_name_or_path", str(model),
         "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
-        "--actor.adam.lr", "5e-3", "--train.num_episodes", "2", *flags,
+        "--actor.adam.lr", "1e-3", "--train.num_episodes", "2", *flags,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     events = EventAccumulator(str(tmp_path / "runs/sync/tensorboard/sync"))
     events.Reload()
     divergence = [event.value for event in events.Scalars("train/vllm_kl")]
     assert len(divergence) == 4
-    assert all(abs(value) < 0.02 for value in divergence), divergence
-    assert moved(model, tmp_path / "runs/sync/model") > 0.02
+    # bfloat16 rounding alone gives about 0.001; weights of the step before some 0.02
+    assert all(abs(value) < 0.005 for value in divergence), divergence
+    assert moved(model, tmp_path / "runs/sync/model") > 0.01
 
 
 def copy_of_tiny_model(folder, tied):
