@@ -209,7 +209,7 @@ def _train_on(rows: list[int], args: SimpleNamespace) -> None:
             return prompts.load_rows(args, positional[1]).select(rows)
         return prompts.with_columns(load(datasets, *positional, **options), args)
 
-    ppo_trainer.blending_datasets = chosen
+    upstream.replace(ppo_trainer, "blending_datasets", chosen)
 
 
 def _is_missing(rollout: Any) -> bool:

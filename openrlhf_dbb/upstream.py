@@ -1,5 +1,9 @@
-"""Every reliance on OpenRLHF's internals, by name, so that an upgrade breaks here and says so.
+"""How OpenRLHF's internals are reached, so that an upgrade breaks here and says so.
 
+Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, ``get_strategy`` (in
+:func:`run`), ``ppo_trainer.blending_datasets`` (trainer.py) and ``ppo_actor.stateless_init_process_group``
+(cpu/strategy.py).
+Subclassed: those two actors, ``RemoteExperienceMaker``, ``SamplesGenerator``, ``SingleTurnAgentExecutor``.
 Used elsewhere only as ordinary imports: ``Experience``, ``compute_reward``, ``apply_length_penalties``,
 ``blending_datasets``, ``PromptDataset``, ``get_tokenizer``, ``DeepspeedStrategy``.
 """
@@ -15,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
@@ -103,6 +107,17 @@ def plain_class(remote_class: Any) -> type:
     return remote_class.__ray_metadata__.modified_class
 
 
+def replace(module: ModuleType, name: str, replacement: Any) -> None:
+    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up when it runs.
+
+    Raises:
+        UsageError: there is no such name any more.
+    """
+    if not hasattr(module, name):
+        raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
+    setattr(module, name, replacement)
+
+
 def run(
     args: SimpleNamespace,
     *,
@@ -126,8 +141,6 @@ def run(
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "get_strategy", get_strategy),
     ):
-        if not hasattr(module, name):
-            raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
         if replacement is not None:
-            setattr(module, name, replacement)
+            replace(module, name, replacement)
     command.train(args)

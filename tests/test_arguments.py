@@ -197,6 +197,11 @@ def test_the_launchers_rank_arguments_are_harmless():
         assert (settings.args.actor.num_gpus_per_node, settings.args.vllm.num_engines) == (2, 2)
 
 
+def test_a_name_that_openrlhf_has_lost_is_told():
+    with pytest.raises(UsageError, match=r"openrlhf no longer has argparse\.no_such_name; use 0\.11\.2"):
+        upstream.replace(argparse, "no_such_name", None)
+
+
 def test_another_openrlhf_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(upstream, "CHECKED_VERSIONS", ("0.0.1",))
     with pytest.raises(UsageError, match=r"openrlhf 0.11.2 is installed, but openrlhf_dbb was checked on 0.0.1 only"):

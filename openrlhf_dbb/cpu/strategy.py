@@ -9,6 +9,7 @@ import deepspeed
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.cpu import weight_sync
 
 
@@ -42,7 +43,7 @@ class CpuStrategy(DeepspeedStrategy):
         # Without this PyNccl disables itself and every weight broadcast silently does nothing.
         from openrlhf.trainer.ray import ppo_actor
 
-        ppo_actor.stateless_init_process_group = weight_sync.connect
+        upstream.replace(ppo_actor, "stateless_init_process_group", weight_sync.connect)
         # The shared-memory op would be compiled at start: a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)
