@@ -149,7 +149,11 @@ def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) 
     if settings.warm_start is not None:
         with source_store(settings) as source:
             record = source.find_run(settings.warm_start)
-            warm_start = run.warm_start(source, record, ids, weight=settings.warm_start_weight)
+            try:
+                warm_start = run.warm_start(source, record, ids, weight=settings.warm_start_weight)
+            except storage.StoreError:
+                run.discard()  # or --resume would find a run that never began
+                raise
         for what, theirs, mine in (
             ("model", record.model, identity["model"]),
             ("data set", record.dataset, identity["dataset"]),

@@ -332,6 +332,21 @@ class Run:
                 )
             )
 
+    def discard(self) -> None:
+        """Delete the run, which must have recorded no step, so that its name is free again.
+
+        Raises:
+            StoreError: it has steps, or is no longer this owner's.
+        """
+        with self._database.transaction(write=True) as connection:
+            last_step = self._hold(connection)
+            if last_step:
+                raise StoreError(
+                    f"run {self.record.name!r} is at step {last_step}; only a run without steps is deleted"
+                )
+            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
+                connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
+
     def finish(self) -> None:
         """Mark the run as complete; nothing can be written to it any more. Repeating it is harmless."""
         if self.record.status == "finished":

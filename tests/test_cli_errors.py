@@ -180,7 +180,9 @@ def test_a_name_is_given_once(unfinished, command):
 
 def test_a_warm_start_without_a_common_prompt_is_refused(unfinished, command, tmp_path):
     code, said = command("--run_name", "other", "--warm_start", "mine")
-    assert code == 2 and "mine" in said
+    assert code == 2 and "has a posterior in run 'mine'" in said
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        assert [run.name for run in store.runs()] == ["mine"]  # nothing of the new run is left
 
 
 def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path):

@@ -244,3 +244,13 @@ def test_a_store_belongs_to_its_process(store):
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
         assert f"was opened in process {os.getpid()}; open it again in this one" in pipe.read()
+
+
+def test_a_run_without_steps_can_be_discarded_and_its_name_used_again(store, fill):
+    fill.run(store, "again").discard()
+    assert store.runs() == []
+    run = fill.run(store, "again")
+    fill.step(run, 1, fill.prompts(store, 1), [4])
+    with pytest.raises(StoreError, match="is at step 1; only a run without steps is deleted"):
+        run.discard()
+    assert [kept.name for kept in store.runs()] == ["again"]
