@@ -1,16 +1,20 @@
 """GRPO with stored reward posteriors on OpenRLHF's Ray + DeepSpeed + vLLM pipeline.
 
 cli/train_grpo        the training command: arguments -> preflight -> launch -> summary
-arguments, presets/   OpenRLHF's flags, ours beside them, and the presets as data
+flags                 the parser: OpenRLHF's flags and ours beside them
+arguments, presets/   command line over preset over defaults; the presets as data
 preflight             everything that can be refused before an engine starts
+runs                  the run to train: new, resumed or warm-started
+report                what is printed: configuration before, summary after
 launch                Ray, the actors, the progress bar
 trainer               OpenRLHF's trainer with a store: resume, warm start, summary
 rollouts              OpenRLHF's generation: strict rewards, whole batches
-advantages            the hook: rollouts -> estimator -> store -> advantages
+advantages            the hook in OpenRLHF's experience maker
+posterior             rollouts of a step -> posteriors, stored -> advantages
 prompts               the data set: what is dropped, who is who
 rewards/              verifiers that run as OpenRLHF reward functions
 tiny_task, tiny_model the task and the model of the tiny preset
-upstream              every reliance on OpenRLHF's internals
+upstream              how OpenRLHF's internals are reached; the versions checked
 cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
 cli/posteriors        look into a store (no torch needed)
 """
