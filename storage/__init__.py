@@ -2,10 +2,13 @@
 
     store       open_store, PosteriorStore: prompts, runs, who may write
     run         Run: the owner's side; steps, checkpoints, roll back, warm start
-    records     what goes in and comes out: StepRows, PosteriorTable, RunRecord, WarmStart
+    records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
+    checks      columns that do not fit are refused
+    shared      the estimator's run-wide state, as text in the database
     prompts     identity of a prompt: prompt_hash, registration
     warm_start  posteriors carried over from another run, of this or another database
-    inspection  reading for people: progress, extremes, one prompt's history
+    log         reading for analysis: read_log, read_probes; a run as numpy columns
+    inspection  reading for people: progress, run-wide state, extremes, one prompt's history
     owner       which process writes a run, and does it live
     schema      the tables and views, every column once; creation and version check
     engine      transactions on either database; bulk insert; errors in one line
@@ -31,12 +34,15 @@ Example:
     >>> run.load(ids).state
     array([[4.5, 0.5],
            [1.5, 3.5]])
+    >>> read_log(store, run.record).rollouts
+    array([4, 4])
     >>> store.close(); folder.cleanup()
 """
 
 from storage.errors import StoreError
+from storage.log import ProbeLog, StepLog, read_log, read_probes
 from storage.prompts import prompt_hash
-from storage.records import PosteriorTable, RunRecord, StepRows, WarmStart
+from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
 from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
@@ -46,12 +52,17 @@ __all__ = [
     "URL_VARIABLE",
     "PosteriorStore",
     "PosteriorTable",
+    "ProbeLog",
+    "ProbeRows",
     "Run",
     "RunRecord",
+    "StepLog",
     "StepRows",
     "StoreError",
     "WarmStart",
     "mask_url",
     "open_store",
     "prompt_hash",
+    "read_log",
+    "read_probes",
 ]

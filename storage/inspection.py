@@ -1,4 +1,4 @@
-"""Reading for people: how far a run is, its extreme prompts, one prompt's history."""
+"""Reading for people: how far a run is, its run-wide state, its extreme prompts, one prompt's history."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import or_, select, text
 
-from storage import schema
+from storage import schema, shared
 from storage.errors import StoreError
 from storage.records import RunRecord
 from storage.store import PosteriorStore
@@ -22,11 +22,12 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     Returns:
         steps; visits (prompts trained on, summed over steps), rollouts, successes (rewards summed),
         last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
-        their posterior means, None if there is none); checkpoint (step of the last one, or None).
+        their posterior means, None if there is none); checkpoint (step of the last one, or None);
+        probes (probed groups, summed over steps), samples (of the probes; none of them are in rollouts).
     """
     query = """
         SELECT s.steps, s.visits, s.rollouts, s.successes, s.last_step_at,
-               q.prompts, q.visited, q.mean, c.checkpoint
+               q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
         FROM (SELECT count(*) AS steps, coalesce(sum(prompts), 0) AS visits,
                      coalesce(sum(rollouts), 0) AS rollouts, coalesce(sum(successes), 0) AS successes,
                      max(created_at) AS last_step_at
@@ -34,8 +35,16 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT count(*) AS prompts, avg(mean) AS mean,
                            coalesce(sum(CASE WHEN visits > 0 THEN 1 ELSE 0 END), 0) AS visited
                     FROM posteriors WHERE run_id = :run) q
-        CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c"""
+        CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
+        CROSS JOIN (SELECT count(*) AS probes, coalesce(sum(samples), 0) AS samples
+                    FROM dbb_probe WHERE run_id = :run) p"""
     return _rows(store, query, {"run": run.run_id})[0]
+
+
+def shared_state(store: PosteriorStore, run: RunRecord) -> shared.SharedState | None:
+    """The estimator's run-wide vectors by name, as ``Run.load_shared``, of a run that anyone may own."""
+    with store.database.transaction() as connection:
+        return shared.from_text(shared.newest(connection, run.run_id))
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:

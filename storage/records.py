@@ -1,19 +1,21 @@
 """What goes into a store and what comes out: plain records around numpy arrays.
 
-Axes in comments: P prompts, F state fields of the run's estimator.
+Axes in comments: P prompts, Q probed prompts, F state fields of the run's estimator.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.checks import check_finite, counts, reals, sorted_ids
 from storage.errors import StoreError
+from storage.shared import SharedState, checked_shared, to_text
 
 _COLUMN_FIELDS = ("alpha", "beta")
 
@@ -75,6 +77,37 @@ class PosteriorTable:
 
 
 @dataclass
+class ProbeRows:
+    """Extra rollouts of some prompts under the policy of one training step, never trained on.
+
+    Attributes:
+        prompt_ids: (Q,) int, unique; a probed prompt need not be among those the step trained on.
+        samples: (Q,) int, >= 1, scores of the probe.
+        successes: (Q,) float, their sum.
+        squares: (Q,) float, sum of their squares; for scores 0 and 1 the same as ``successes``.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    successes: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    def checked(self, step: int) -> ProbeRows:
+        """A copy with exact types, sorted by prompt id; raises StoreError as :meth:`StepRows.checked` does."""
+        ids, order = sorted_ids(step, "probes.prompt_ids", self.prompt_ids)
+        size = len(ids)
+        rows = ProbeRows(
+            prompt_ids=ids,
+            samples=counts(step, "probes.samples", self.samples, size, 1)[order],
+            successes=reals(step, "probes.successes", self.successes, (size,))[order],
+            squares=reals(step, "probes.squares", self.squares, (size,))[order],
+        )
+        check_finite(step, "probes.successes", ids, rows.successes)
+        check_finite(step, "probes.squares", ids, rows.squares)
+        return rows
+
+
+@dataclass
 class StepRows:
     """The posteriors that one training step changed, with what they were before.
 
@@ -86,6 +119,8 @@ class StepRows:
         state: (P, F) float, the posterior after the step.
         previous_state: (P, F) float, before it; NaN rows where there was none.
         previous_step: (P,) int, as ``PosteriorTable.step``.
+        shared: the estimator's run-wide vectors after the step, finite; empty: none, or as they were.
+        probes: None if no prompt was probed.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -96,6 +131,8 @@ class StepRows:
     state: NDArray[np.float64]
     previous_state: NDArray[np.float64]
     previous_step: NDArray[np.int64]
+    shared: SharedState = field(default_factory=dict)
+    probes: ProbeRows | None = None
 
     def checked(self, step: int, num_fields: int) -> StepRows:
         """A copy with exact types, sorted by prompt id.
@@ -103,42 +140,25 @@ class StepRows:
         Raises:
             StoreError: a shape, a type, a value that is not finite, or a prompt that comes twice.
         """
-        ids = whole_numbers("prompt_ids", self.prompt_ids)
+        ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
         size = len(ids)
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
-        if size > 1 and (ids[1:] == ids[:-1]).any():
-            twice = ids[1:][ids[1:] == ids[:-1]][0]
-            raise StoreError(f"step {step} holds prompt {twice} more than once; merge its rollouts into one row")
-
-        def whole(name: str, lowest: int) -> NDArray[np.int64]:
-            values = whole_numbers(name, getattr(self, name))
-            _check_shape(step, name, values, (size,))
-            if size and values.min() < lowest:
-                at = int(values.argmin())
-                raise StoreError(f"step {step}: {name}[{at}] = {values[at]} is below {lowest}")
-            return values[order]
-
-        def real(name: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-            values = np.asarray(getattr(self, name), dtype=np.float64)
-            _check_shape(step, name, values, shape)
-            return values[order]
-
         rows = StepRows(
             prompt_ids=ids,
-            rollouts=whole("rollouts", 1),
-            successes=real("successes", (size,)),
-            mean=real("mean", (size,)),
-            variance=real("variance", (size,)),
-            state=real("state", (size, num_fields)),
-            previous_state=real("previous_state", (size, num_fields)),
-            previous_step=whole("previous_step", -1),
+            rollouts=counts(step, "rollouts", self.rollouts, size, 1)[order],
+            successes=reals(step, "successes", self.successes, (size,))[order],
+            mean=reals(step, "mean", self.mean, (size,))[order],
+            variance=reals(step, "variance", self.variance, (size,))[order],
+            state=reals(step, "state", self.state, (size, num_fields))[order],
+            previous_state=reals(step, "previous_state", self.previous_state, (size, num_fields))[order],
+            previous_step=counts(step, "previous_step", self.previous_step, size, -1)[order],
+            shared=checked_shared(step, self.shared),
+            probes=None if self.probes is None else self.probes.checked(step),
         )
         for name in ("successes", "mean", "variance", "state"):
-            _check_finite(step, name, ids, getattr(rows, name), np.ones(size, dtype=bool))
+            check_finite(step, name, ids, getattr(rows, name))
         # A new prompt may come with its prior or with NaN; one that was there before must say what it was.
         known = (rows.previous_step >= 0) | ~np.isnan(rows.previous_state).all(axis=1)
-        _check_finite(step, "previous_state", ids, rows.previous_state, known)
+        check_finite(step, "previous_state", ids, rows.previous_state, known)
         late = rows.previous_step >= step
         if late.any():
             prompt, previous = ids[late][0], rows.previous_step[late][0]
@@ -147,8 +167,13 @@ class StepRows:
 
     def digest(self, step: int) -> bytes:
         """16 bytes that tell two contents of a step apart; of checked rows only (sorted, exact types)."""
-        digest = hashlib.blake2b(f"step rows 1:{step}:{self.state.shape}".encode(), digest_size=16)
-        for values in vars(self).values():
+        contents = vars(self).copy()
+        shared, probes = to_text(contents.pop("shared")), contents.pop("probes")
+        probed = 0 if probes is None else len(probes.prompt_ids)
+        arrays = [*contents.values(), *(vars(probes).values() if probed else ())]
+        header = f"step rows 2:{step}:{self.state.shape}:{probed}:{shared}"
+        digest = hashlib.blake2b(header.encode(), digest_size=16)
+        for values in arrays:
             digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
         return digest.digest()
 
@@ -213,30 +238,9 @@ def history_rows(run_id: int, step: int, rows: StepRows, layout: StateLayout) ->
     )
 
 
-def whole_numbers(name: str, values: Any) -> NDArray[np.int64]:
-    """The values as a vector of int64.
-
-    Raises:
-        StoreError: they are not one-dimensional, or not whole numbers.
-    """
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise StoreError(f"{name} has shape {array.shape}; one number per prompt is needed")
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise StoreError(f"{name} has type {array.dtype}; whole numbers (int64) are needed")
-    return array.astype(np.int64)
-
-
-def _check_shape(step: int, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if values.shape != shape:
-        raise StoreError(f"step {step}: {name} has shape {values.shape}; {shape} is needed, a row per prompt id")
-
-
-def _check_finite(
-    step: int, name: str, ids: NDArray[np.int64], values: NDArray[np.float64], rows: NDArray[np.bool_]
-) -> None:
-    finite = np.isfinite(values)
-    bad = rows & ~(finite.all(axis=1) if values.ndim > 1 else finite)
-    if bad.any():
-        at = int(bad.argmax())
-        raise StoreError(f"step {step}: {name} of prompt {ids[at]} is {values[at].tolist()}; finite numbers are needed")
+def probe_rows(run_id: int, step: int, probes: ProbeRows | None) -> list[tuple[Any, ...]]:
+    """The rows of ``dbb_probe``, in the order of its columns."""
+    if probes is None:
+        return []
+    columns = (column.tolist() for column in vars(probes).values())
+    return [(run_id, step, *row) for row in zip(*columns, strict=True)]

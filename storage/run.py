@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from storage import schema
+from storage import schema, shared
+from storage.checks import whole_numbers
 from storage.engine import Database, chunks
 from storage.errors import StoreError
 from storage.owner import NOBODY, Owner
@@ -23,7 +24,7 @@ from storage.records import (
     StepRows,
     WarmStart,
     history_rows,
-    whole_numbers,
+    probe_rows,
 )
 from storage.warm_start import copy_posteriors
 
@@ -119,8 +120,13 @@ class Run:
         at[known_ids[at] != ids] = len(known_ids) - 1
         return PosteriorTable(state[at], visits[at], steps[at])
 
+    def load_shared(self) -> shared.SharedState | None:
+        """The estimator's run-wide vectors by name, as of the last step or the warm start; None if there are none."""
+        with self._database.transaction() as connection:
+            return shared.from_text(shared.newest(connection, self.record.run_id))
+
     def record_step(self, step: int, rows: StepRows) -> None:
-        """Store the posteriors that a training step changed.
+        """Store the posteriors and the run-wide state that a training step changed, and its probes.
 
         The same step with the same content again changes nothing, so a caller that does not know
         whether its last call succeeded may repeat it.
@@ -147,12 +153,14 @@ class Run:
                     prompts=len(rows.prompt_ids),
                     rollouts=int(rows.rollouts.sum()),
                     successes=float(rows.successes.sum()),
+                    shared=shared.to_text(rows.shared),
                     digest=digest,
                     created_at=utc_now(),
                 )
             )
             table = list(history_rows(self.record.run_id, step, rows, self._layout))
             self._database.insert_rows(connection, schema.history, table)
+            self._database.insert_rows(connection, schema.probe, probe_rows(self.record.run_id, step, rows.probes))
             stale = connection.execute(_STALE, key).first()
             if stale is not None:
                 raise StoreError(
@@ -224,12 +232,13 @@ class Run:
             if step < last_step:
                 connection.execute(_UNDO_NEW, key)
                 connection.execute(_UNDO_CHANGED, key)
-                undone, steps, checkpoints = (
+                # The run-wide state goes back with its steps.
+                undone, steps, checkpoints, probes = (
                     connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
-                    for table in ("dbb_history", "dbb_step", "dbb_checkpoint")
+                    for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe")
                 )
                 connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
-                detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints}
+                detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes}
                 record_event(connection, self.record.run_id, "roll_back", last_step, step, detail)
         self.record = replace(self.record, last_step=step)
         return undone
@@ -242,7 +251,7 @@ class Run:
         *,
         weight: float = 1.0,
     ) -> WarmStart:
-        """Begin with the posteriors that another run, here or in another database, ended with.
+        """Begin with the posteriors and the run-wide state that another run, here or elsewhere, ended with.
 
         Args:
             source_store: where the source is; may be this run's own store.
@@ -266,7 +275,7 @@ class Run:
                 raise StoreError(
                     f"run {own.name!r} has posteriors of its own (step {last_step}); only a new run can be warm-started"
                 )
-            matched, source_step = copy_posteriors(
+            matched, source_step, source_shared = copy_posteriors(
                 connection, target, own.run_id, source_store.database, source.run_id, ids, weight
             )
             if not matched:
@@ -285,7 +294,7 @@ class Run:
             connection.execute(
                 schema.run.update()
                 .where(schema.run.c.run_id == own.run_id)
-                .values({f"parent_{key}": value for key, value in parent.items()})
+                .values({f"parent_{key}": value for key, value in parent.items()} | {"shared_start": source_shared})
             )
             detail = {**parent, "matched": matched, "unmatched": len(ids) - matched}
             record_event(connection, own.run_id, "warm_start", 0, 0, detail)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from storage.engine import Database
 from storage.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -70,6 +70,7 @@ run = Table(
     Column("parent_step", BigInteger, comment="its last step at that time"),
     Column("parent_weight", Double, comment="factor in (0, 1] on its alpha and beta"),
     Column("parent_database", Text, comment="where it is stored"),
+    Column("shared_start", Text, comment="run-wide state from the warm start, JSON; NULL if none"),
     comment="Training runs",
     sqlite_autoincrement=True,
 )
@@ -85,7 +86,7 @@ prompt = Table(
     sqlite_autoincrement=True,
 )
 
-# No foreign keys in the next two: they are large, and one owner writes them beside a checked ledger.
+# No foreign keys in the next three: they are large, and one owner writes them beside a checked ledger.
 posterior = Table(
     "dbb_posterior",
     metadata,
@@ -122,6 +123,19 @@ history = Table(
     sqlite_with_rowid=False,
 )
 
+probe = Table(
+    "dbb_probe",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step whose policy is probed"),
+    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
+    Column("samples", BigInteger, nullable=False, comment="extra rollouts"),
+    Column("successes", Double, nullable=False, comment="sum of their scores"),
+    Column("squares", Double, nullable=False, comment="sum of their squared scores"),
+    comment="Extra rollouts that measure the policy; never trained on, never seen by the estimator",
+    sqlite_with_rowid=False,
+)
+
 step = Table(
     "dbb_step",
     metadata,
@@ -130,6 +144,7 @@ step = Table(
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
     Column("successes", Double, nullable=False, comment="their sum"),
+    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none, or as it was"),
     Column("digest", LargeBinary, nullable=False, comment="16 bytes, tells a repeat from other content"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     comment="Ledger of steps: a step is here if and only if all of it was written",
@@ -171,6 +186,10 @@ VIEWS = {
     "posterior_history": """
         SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance
         FROM dbb_history""",
+    "probes": """
+        SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
+        FROM dbb_probe""",
+    "steps": "SELECT run_id, step, prompts, rollouts, successes, shared, created_at FROM dbb_step",
     "posteriors": """
         SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
                coalesce(h.mean, q.alpha / nullif(q.alpha + q.beta, 0)) AS mean,

@@ -1,4 +1,4 @@
-"""Copy a run's posteriors to a new run, in the same database or from another one."""
+"""Copy a run's posteriors to a new run, in the same database or from another one, and read its run-wide state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from storage import schema
+from storage import schema, shared
 from storage.engine import Database, chunks
 from storage.errors import StoreError
 
@@ -23,7 +23,7 @@ def copy_posteriors(
     source_run_id: int,
     ids: NDArray[np.int64],
     weight: float,
-) -> tuple[int, int]:
+) -> tuple[int, int, str | None]:
     """Copy the posteriors of the prompts that both runs have, as step 0 with 0 visits.
 
     Args:
@@ -32,7 +32,8 @@ def copy_posteriors(
         weight: factor on alpha and beta.
 
     Returns:
-        The number of posteriors copied, and the last step of the source they belong to.
+        The number of posteriors copied; the last step of the source they belong to, and the text of its
+        run-wide state then.
     """
     if source.identity == target.identity:
         step = _last_step(connection, target, source_run_id, lock=True)
@@ -44,7 +45,7 @@ def copy_posteriors(
             ),
             {"run": run_id, "weight": float(weight), "source": source_run_id, "ids": target.ids(ids)},
         )
-        return copied.rowcount, step
+        return copied.rowcount, step, shared.newest(connection, source_run_id)
 
     own_ids: dict[bytes, int] = {}
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {target.one_of('prompt_id')}"
@@ -52,8 +53,8 @@ def copy_posteriors(
         own_ids.update((bytes(digest), prompt_id) for digest, prompt_id in rows)
     matched = 0
     with closing(_read_posteriors(source, source_run_id)) as parts:
-        source_step, _ = next(parts)
-        for _, rows in parts:
+        source_step, source_shared, _ = next(parts)
+        for _, _, rows in parts:
             copies = [
                 (run_id, own_ids[bytes(digest)], _scaled(alpha, weight), _scaled(beta, weight), state, 0, 0)
                 for digest, alpha, beta, state in rows
@@ -61,19 +62,20 @@ def copy_posteriors(
             ]
             target.insert_rows(connection, schema.posterior, copies)
             matched += len(copies)
-    return matched, source_step
+    return matched, source_step, source_shared
 
 
-def _read_posteriors(source: Database, run_id: int) -> Generator[tuple[int, Sequence[Any]], None, None]:
-    """The run's last step, with its posteriors by prompt hash in parts (first an empty one)."""
+def _read_posteriors(source: Database, run_id: int) -> Generator[tuple[int, str | None, Sequence[Any]], None, None]:
+    """The run's last step and run-wide state, with its posteriors by prompt hash in parts (first an empty one)."""
     with source.transaction() as connection:
         step = _last_step(connection, source, run_id, lock=False)
-        yield step, []
+        run_wide = shared.newest(connection, run_id)
+        yield step, run_wide, []
         query = """SELECT p.hash, q.alpha, q.beta, q.state
                    FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id
                    WHERE q.run_id = :run"""
         for rows in chunks(connection, query, {"run": run_id}):
-            yield step, rows
+            yield step, run_wide, rows
 
 
 def _last_step(connection: Connection, database: Database, run_id: int, *, lock: bool) -> int:

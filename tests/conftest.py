@@ -109,7 +109,7 @@ class Filler:
         return store.register_prompts([f"prompt {i}" for i in range(count)], [str(i) for i in range(count)])
 
     @classmethod
-    def rows(cls, run, ids, successes, rollouts=4):
+    def rows(cls, run, ids, successes, rollouts=4, **more):
         """DBB with discount 0.5 and prior Beta(1, 1), from what the run has stored."""
         ids, successes = np.asarray(ids), np.asarray(successes, dtype=float)
         before = run.load(ids)
@@ -125,12 +125,13 @@ class Filler:
             state=state,
             previous_state=before.state,
             previous_step=before.step,
+            **more,
         )
 
     @classmethod
-    def step(cls, run, step, ids, successes, rollouts=4):
+    def step(cls, run, step, ids, successes, rollouts=4, **more):
         """Record one step; the rows recorded."""
-        rows = cls.rows(run, ids, successes, rollouts)
+        rows = cls.rows(run, ids, successes, rollouts, **more)
         run.record_step(step, rows)
         return rows
 
@@ -147,6 +148,7 @@ def dump(store):
     tables = {
         "dbb_posterior": "run_id, prompt_id",
         "dbb_history": "run_id, step, prompt_id",
+        "dbb_probe": "run_id, step, prompt_id",
         "dbb_step": "run_id, step",
         "dbb_checkpoint": "run_id, step, tag",
         "dbb_event": "event_id",
@@ -156,7 +158,9 @@ def dump(store):
             table: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY {order}"))]
             for table, order in tables.items()
         }
-        runs = connection.execute(text("SELECT run_id, status, last_step, parent_uuid FROM dbb_run ORDER BY run_id"))
+        runs = connection.execute(
+            text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
+        )
         return rows | {"dbb_run": [tuple(row) for row in runs]}
 
 

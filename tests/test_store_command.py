@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.posteriors import main, shown
+from storage import ProbeRows
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +70,23 @@ def test_show(filled, capsys):
     ]
     assert easiest == hardest[::-1]
     assert '  actor: {"lr": 1e-06}\n  seed: 7\n' in out
+
+
+def test_show_run_wide_state_and_probes(store, fill, capsys):
+    run = fill.run(store)
+    ids = fill.prompts(store, 2)
+    assert main(["show", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert "run-wide" not in out and "probes" not in out
+    for step in (1, 2):
+        shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
+        probes = ProbeRows(ids, np.array([128, 64]), np.array([100.0, 4.0]), np.array([100.0, 4.0]))
+        fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
+    assert main(["show", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert "run-wide state: discount 0.6667, prior (2 numbers)\n" in out
+    assert "probes:         384 rollouts of 4 groups, never trained on\n" in out
+    assert "rollouts:       16 in 4 visits, 50.0% of the full reward\n" in out
 
 
 def test_show_without_a_name_is_of_the_latest_run(filled, capsys):

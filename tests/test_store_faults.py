@@ -4,16 +4,22 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
+from storage import ProbeRows
+
 
 class Killed(Exception):
     """Stands for the end of the process."""
+
+
+def _probes(ids):
+    return ProbeRows(ids[:1], np.array([8]), np.array([2.0]), np.array([2.0]))
 
 
 def _record_step(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 3)
     fill.step(run, 1, ids, [4, 1, 0])
-    rows = fill.rows(run, ids[:2], [2, 2])
+    rows = fill.rows(run, ids[:2], [2, 2], shared={"clock": np.ones(1)}, probes=_probes(ids))
     return lambda: run.record_step(2, rows)
 
 
@@ -21,14 +27,14 @@ def _roll_back(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 3)
     fill.step(run, 1, ids[:2], [4, 1])
-    fill.step(run, 2, ids, [4, 1, 0])
+    fill.step(run, 2, ids, [4, 1, 0], shared={"clock": np.ones(1)}, probes=_probes(ids))
     return lambda: run.roll_back(1)
 
 
 def _warm_start(store, fill, source_store=None):
     source_store = source_store or store
     source = fill.run(source_store, "old")
-    fill.step(source, 1, fill.prompts(source_store, 3), [4, 1, 0])
+    fill.step(source, 1, fill.prompts(source_store, 3), [4, 1, 0], shared={"clock": np.ones(1)})
     run = fill.run(store, "new")
     ids = fill.prompts(store, 3)
     return lambda: run.warm_start(source_store, source.record, ids)
@@ -47,7 +53,7 @@ def _finish(store, fill):
 # The least number of places to be cut at: the statements, and the commit.
 @pytest.mark.parametrize(
     ("prepare", "least"),
-    [(_record_step, 5), (_roll_back, 9), (_warm_start, 7), (_checkpoint, 4), (_finish, 4)],
+    [(_record_step, 5), (_roll_back, 10), (_warm_start, 8), (_checkpoint, 4), (_finish, 4)],
 )
 def test_cut_at_every_statement(store, fill, dump, prepare, least):
     action = prepare(store, fill)

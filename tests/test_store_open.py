@@ -82,13 +82,15 @@ def test_postgresql_shows_what_columns_mean(open_new):
     ("version", "advice"),
     [
         (SCHEMA_VERSION + 1, "upgrade openrlhf-dbb to 9.9 or later"),
-        (0, r"use the openrlhf-dbb release that wrote it \(9.9\)"),
+        (1, r"use the openrlhf-dbb release that wrote it \(9.9\)"),
     ],
 )
 def test_another_schema_version_is_refused(url, version, advice):
     with open_store(url) as store, store.database.transaction(write=True) as connection:
         connection.execute(text("UPDATE dbb_schema SET version = :v, library_version = '9.9'"), {"v": version})
-    with pytest.raises(StoreError, match=rf"has schema version {version}, .* works with version 1; {advice}"):
+    with pytest.raises(
+        StoreError, match=rf"has schema version {version}, .* works with version {SCHEMA_VERSION}; {advice}"
+    ):
         open_store(url)
 
 

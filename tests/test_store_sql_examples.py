@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sqlalchemy import inspect
+
+from storage import ProbeRows
 
 FOLDER = Path(__file__).parents[1] / "examples" / "sql"
 FILES = sorted(FOLDER.glob("*.sql"))
@@ -17,6 +20,12 @@ def _variance(mean):
     return mean * (1 - mean)
 
 
+def _probes(ids, samples, successes):
+    return ProbeRows(
+        np.array(ids), np.array(samples), np.array(successes, dtype=float), np.array(successes, dtype=float)
+    )
+
+
 def _fill(store, fill):
     """Two runs, discount 0.5, prior (1, 1), groups of 4; returns the ids of prompts 0 to 3."""
     p0, p1, p2, p3 = ids = [int(i) for i in fill.prompts(store, 4)]
@@ -27,8 +36,13 @@ def _fill(store, fill):
     second = fill.run(store, "second")
     second.warm_start(store, first.record, store.register_prompts(
         ["prompt 0", "prompt 1", "prompt 3"], ["0", "1", "3"]))  # fmt: skip
-    fill.step(second, 1, [p0, p3], [0, 4])  # p0 (3.125, 4.125); p3 (4.5, 0.5)
-    fill.step(second, 2, [p0, p3], [4, 2])  # p0 (5.5625, 2.0625); p3 (4.25, 2.25)
+    # p0 (3.125, 4.125); p3 (4.5, 0.5); probes: 2 of 5, 1 of 1, which alone says nothing of its noise
+    fill.step(
+        second, 1, [p0, p3], [0, 4], shared={"discount": np.array([0.5])}, probes=_probes([p0, p3], [5, 1], [2, 1])
+    )
+    fill.step(
+        second, 2, [p0, p3], [4, 2], probes=_probes([p0, p3], [5, 5], [3, 5])
+    )  # p0 (5.5625, 2.0625); p3 (4.25, 2.25)
     return ids
 
 
@@ -56,6 +70,11 @@ def _expected(p0, p1, p2, p3):
         "10_runs_and_coverage": [
             ("first", "finished", 2, 3, 0, 4, None), ("second", "running", 2, 3, 1, 4, "first"),
         ],
+        # noise of a probe: 0.4 * 0.6 / 4, 0.6 * 0.4 / 4, and 1 * 0 / 4
+        "11_error_against_probes": [
+            (1, 1, (P0_1 - 0.4) ** 2 - 0.06), (2, 2, ((P0_2 - 0.6) ** 2 - 0.06 + (P3_2 - 1) ** 2) / 2),
+        ],
+        "12_run_wide_state": [(1, 0.5, '{"discount": [0.5]}')],
     }  # fmt: skip
 
 
@@ -86,7 +105,7 @@ def test_every_query_says_what_it_answers_and_reads_only_views(path):
 def test_the_views_hold_only_what_is_documented(store):
     inspector = inspect(store.database.engine)
     columns = {view: [column["name"] for column in inspector.get_columns(view)] for view in inspector.get_view_names()}
-    assert set(columns) == {"posterior_history", "posteriors", "runs", "prompts"}
+    assert set(columns) == {"posterior_history", "posteriors", "probes", "runs", "prompts", "steps"}
     assert columns["posterior_history"] == [
         "run_id", "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance",
     ]  # fmt: skip
@@ -100,6 +119,8 @@ def test_the_views_hold_only_what_is_documented(store):
         "visits",
         "step",
     ]
+    assert columns["probes"] == ["run_id", "step", "prompt_id", "samples", "successes", "mean"]
+    assert columns["steps"] == ["run_id", "step", "prompts", "rollouts", "successes", "shared", "created_at"]
     assert columns["prompts"] == ["prompt_id", "prompt", "label"]
     assert "writer_token" not in columns["runs"]
 

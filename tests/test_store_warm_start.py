@@ -92,6 +92,45 @@ def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
     assert run.load(fill.prompts(store, 1)).state.tolist() == [[0.30000000000000004, -1e300]]
 
 
+def test_the_run_wide_state_comes_along(two_stores, fill):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old")
+    fill.step(source, 1, fill.prompts(source_store, 1), [4], shared={"prior": np.array([0.1 + 0.2, 2.0])})
+    fill.step(source, 2, fill.prompts(source_store, 1), [4], shared={"prior": np.array([5e-324, 3.0])})
+    run = fill.run(store, "new")
+    ids = fill.prompts(store, 1)
+    run.warm_start(source_store, source.record, ids)
+    assert _plain(run.load_shared()) == {"prior": [5e-324, 3.0]}
+    fill.step(run, 1, ids, [4], shared={"prior": np.array([1.0, 1.0])})
+    assert _plain(run.load_shared()) == {"prior": [1.0, 1.0]}
+    run.roll_back(0)
+    assert _plain(run.load_shared()) == {"prior": [5e-324, 3.0]}
+
+
+def test_the_run_wide_state_of_a_source_that_never_changed_it_comes_along_too(two_stores, fill):
+    source_store, store = two_stores
+    first, second = fill.run(source_store, "first"), fill.run(source_store, "second")
+    ids = fill.prompts(source_store, 1)
+    fill.step(first, 1, ids, [4], shared={"prior": np.array([2.0])})
+    second.warm_start(source_store, first.record, ids)
+    third = fill.run(store, "third")
+    third.warm_start(source_store, second.record, fill.prompts(store, 1))
+    assert _plain(third.load_shared()) == {"prior": [2.0]}
+
+
+def test_a_source_without_run_wide_state_gives_none(two_stores, fill):
+    source_store, store = two_stores
+    source = fill.run(source_store, "old")
+    fill.step(source, 1, fill.prompts(source_store, 1), [4])
+    run = fill.run(store, "new")
+    run.warm_start(source_store, source.record, fill.prompts(store, 1))
+    assert run.load_shared() is None
+
+
+def _plain(shared):
+    return {name: values.tolist() for name, values in shared.items()}
+
+
 def test_no_shared_prompt_is_refused(two_stores, fill, dump):
     source_store, store = two_stores
     source = fill.run(source_store, "old", dataset="A")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage import DEFAULT_URL, URL_VARIABLE, PosteriorStore, RunRecord, StoreError, open_store
-from storage.inspection import extremes, find_prompts, progress, prompt_history
+from storage.inspection import extremes, find_prompts, progress, prompt_history, shared_state
 
 _TEXT_WIDTH = 60
 
@@ -94,6 +94,14 @@ def _show(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         "prompts": f"{totals['prompts']} with a posterior, {totals['visited']} trained on",
         "posterior mean": "none yet" if totals["mean"] is None else f"{totals['mean']:.4f}, over prompts",
     }
+    run_wide = shared_state(store, run)
+    if run_wide:
+        facts["run-wide state"] = ", ".join(
+            f"{name} {values[0]:.4g}" if len(values) == 1 else f"{name} ({len(values)} numbers)"
+            for name, values in run_wide.items()
+        )
+    if totals["probes"]:
+        facts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
     for name, value in facts.items():
         print(f"{name + ':':<16}{shown(value, width=None)}")
     for title, hardest in (("hardest prompts", True), ("easiest prompts", False)):

@@ -1,0 +1,78 @@
+"""Refuse columns that do not fit, naming step, column, prompt and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import StoreError
+
+
+def whole_numbers(name: str, values: Any) -> NDArray[np.int64]:
+    """The values as a vector of int64.
+
+    Raises:
+        StoreError: they are not one-dimensional, or not whole numbers.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise StoreError(f"{name} has shape {array.shape}; one number per prompt is needed")
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        raise StoreError(f"{name} has type {array.dtype}; whole numbers (int64) are needed")
+    return array.astype(np.int64)
+
+
+def sorted_ids(step: int, name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Prompt ids in ascending order, and the positions they came from; both (P,).
+
+    Raises:
+        StoreError: not a vector of whole numbers, or a prompt that comes twice.
+    """
+    ids = whole_numbers(name, values)
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    if twice.size:
+        raise StoreError(f"step {step}: {name} holds prompt {twice[0]} more than once; merge its rollouts into one row")
+    return ids, order
+
+
+def counts(step: int, name: str, values: Any, size: int, lowest: int) -> NDArray[np.int64]:
+    """The values as ``size`` whole numbers, none below ``lowest``; raises StoreError otherwise."""
+    array = whole_numbers(name, values)
+    _check_shape(step, name, array, (size,))
+    if size and array.min() < lowest:
+        at = int(array.argmin())
+        raise StoreError(f"step {step}: {name}[{at}] = {array[at]} is below {lowest}")
+    return array
+
+
+def reals(step: int, name: str, values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """The values as float64; raises StoreError if they have another shape."""
+    array = np.asarray(values, dtype=np.float64)
+    _check_shape(step, name, array, shape)
+    return array
+
+
+def check_finite(
+    step: int,
+    name: str,
+    ids: NDArray[np.int64],
+    values: NDArray[np.float64],
+    rows: NDArray[np.bool_] | None = None,
+) -> None:
+    """Raise StoreError if a row of ``values`` (of those marked in ``rows``) holds a number that is not finite."""
+    finite = np.isfinite(values)
+    bad = ~(finite.all(axis=1) if values.ndim > 1 else finite)
+    if rows is not None:
+        bad &= rows
+    if bad.any():
+        at = int(bad.argmax())
+        raise StoreError(f"step {step}: {name} of prompt {ids[at]} is {values[at].tolist()}; finite numbers are needed")
+
+
+def _check_shape(step: int, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if values.shape != shape:
+        raise StoreError(f"step {step}: {name} has shape {values.shape}; {shape} is needed, a row per prompt id")

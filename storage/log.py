@@ -1,0 +1,89 @@
+"""Reading a run for analysis: all its groups, or all its probes, as numpy columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.engine import chunks
+from storage.records import RunRecord
+from storage.store import PosteriorStore
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """The groups of rollouts a run was trained on, ordered by step, then prompt_id.
+
+    Attributes, each (V,), V visits:
+        step: int64, from 1.
+        prompt_id: int64, as in the run's database.
+        rollouts: int64, >= 1, rewards seen (N).
+        successes: float64, their sum (S), in reward units.
+        mean, variance: float64, the estimate of one reward that the step was scored with.
+    """
+
+    step: NDArray[np.int64]
+    prompt_id: NDArray[np.int64]
+    rollouts: NDArray[np.int64]
+    successes: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ProbeLog:
+    """The probes of a run, ordered by step, then prompt_id.
+
+    Attributes, each (V,), V probed groups:
+        step: int64, from 1; the probe is of the policy that generated this step's rollouts.
+        prompt_id: int64, as in the run's database.
+        samples: int64, >= 1, rollouts of the probe.
+        successes, squares: float64, sums of their scores and of the squared scores.
+        mean, variance: float64, the estimate of one reward that the step was scored with; NaN where the
+            step trained on no rollout of the prompt.
+    """
+
+    step: NDArray[np.int64]
+    prompt_id: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    successes: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+
+
+def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
+    """All groups of rollouts of a run.
+
+    Returns:
+        Empty columns if the run has no steps.
+    """
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance FROM dbb_history
+               WHERE run_id = :run ORDER BY step, prompt_id"""
+    return StepLog(*_columns(store, run, query, whole=3, real=3))
+
+
+def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
+    """All probes of a run, each with the estimate of its prompt in the same step.
+
+    Returns:
+        Empty columns if the run has no probes.
+    """
+    query = """SELECT p.step, p.prompt_id, p.samples, p.successes, p.squares, h.mean, h.variance FROM dbb_probe p
+               LEFT JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
+               WHERE p.run_id = :run ORDER BY p.step, p.prompt_id"""
+    return ProbeLog(*_columns(store, run, query, whole=3, real=4))
+
+
+def _columns(store: PosteriorStore, run: RunRecord, query: str, *, whole: int, real: int) -> list[NDArray[Any]]:
+    """The query's columns, ``whole`` of int64 and then ``real`` of float64; NULL is NaN."""
+    types = [np.int64] * whole + [np.float64] * real
+    parts: list[list[NDArray[Any]]] = [[np.empty(0, dtype=kind)] for kind in types]
+    with store.database.transaction() as connection:
+        for rows in chunks(connection, query, {"run": run.run_id}):
+            for part, values, kind in zip(parts, zip(*rows, strict=True), types, strict=True):
+                part.append(np.array(values, dtype=kind))
+    return [np.concatenate(part) for part in parts]
