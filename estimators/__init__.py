@@ -1,10 +1,16 @@
 """Online estimators of a prompt's reward distribution, for any trainer; needs numpy alone.
 
-    base        the contract: RewardEstimator, Estimate, State
-    registry    names: register, available, get, build; third-party entry points
-    point       GRPO's sample mean and N-1 variance (the baseline)
-    dbb         Discounted Beta-Bernoulli (the paper's estimator)
-    advantage   Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
+    base             the contract: RewardEstimator, Estimate, State
+    registry         names: register, available, get, build; third-party entry points
+    point            GRPO's sample mean and N-1 variance (the baseline)
+    dbb              Discounted Beta-Bernoulli (the paper's estimator)
+    ema              moving average of the group means, no prior
+    laplace          the current group, shrunk towards 1/2
+    empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
+    auto             DBB whose shared prior and discount are fitted online
+    gaussian         DBB's like for any real reward: a discounted Normal-inverse-gamma
+    advantage        Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
+    closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
 
@@ -23,6 +29,7 @@ Example:
            [ 1.528, -0.655, -0.655, -0.655]])
 """
 
+from estimators import closed_form
 from estimators.advantage import centered, standardized
 from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
 from estimators.registry import available, build, get, register
@@ -35,6 +42,7 @@ __all__ = [
     "available",
     "build",
     "centered",
+    "closed_form",
     "get",
     "register",
     "standardized",

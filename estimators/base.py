@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
-"""One float64 array of shape (P,) for each name in ``state_fields``."""
+"""A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class RewardEstimator(ABC):
     An estimator is a frozen dataclass: its fields are its parameters, and they become command-line
     flags (``--NAME.FIELD``) by themselves; a field's ``metadata["help"]`` is the flag's help, and every
     field has a default. What it has learnt is not in the object but in a ``State`` that the caller keeps,
-    stores and rolls back.
+    stores and rolls back: numbers of each prompt, and numbers of the whole run (a prior that all prompts
+    share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a
     missing rollout (a verifier time-out), so the number of rollouts N may differ between prompts.
@@ -59,43 +60,75 @@ class RewardEstimator(ABC):
 
     Class attributes:
         name: the registered name.
-        version: of the meaning of ``state_fields``; raise it when stored states are no longer valid.
-        state_fields: names of the per-prompt numbers to keep, stored in this order.
+        version: of the meaning of the state; raise it when stored states are no longer valid.
         reads: "after" if ``estimate`` sees the state that already holds the current group (DBB,
-            Algorithm 1), "before" if it must not (SPO, RAE).
-        support: rewards accepted: "binary" (0 or 1), "unit" ([0, 1]) or "real" (any finite number).
-            "binary" and "unit" are about the verifier's score; "real" about the reward that is optimised.
+            Algorithm 1), "before" if it must not (a baseline independent of the rollouts it scores, as
+            in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
+        never_collapses: True if the variance is > 0 whatever the rewards were.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    state_fields: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
+    never_collapses: ClassVar[bool] = False
+
+    @property
+    def state_fields(self) -> tuple[str, ...]:
+        """Names of the numbers to keep for each prompt, stored in this order; a class attribute will do."""
+        return ()
+
+    @property
+    def shared_fields(self) -> tuple[str, ...]:
+        """Names of the vectors to keep for the whole run; a class attribute will do."""
+        return ()
 
     @property
     def support(self) -> Literal["binary", "unit", "real"]:
-        """Rewards accepted by :meth:`observe`."""
+        """Rewards accepted by :meth:`observe`: "binary" (0 or 1), "unit" ([0, 1]), "real" (any finite number).
+
+        "binary" and "unit" are about the verifier's score; "real" about the reward that is optimised.
+        """
         return "real"
 
     @abstractmethod
     def initial_state(self, num_prompts: int) -> State:
-        """The state of ``num_prompts`` prompts before any rollout."""
+        """The state of ``num_prompts`` prompts, and of the run, before any rollout."""
 
     @abstractmethod
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        """The state after one more visit of every prompt."""
+        """The state after one more visit of every prompt, in one step of the policy."""
 
     @abstractmethod
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         """Mean and variance of one reward of every prompt, given a state and the current group."""
 
+    def predictive(self, state: State) -> tuple[Floats, Floats] | None:
+        """What is expected of the next visit before its rollouts are seen.
+
+        Returns:
+            (alpha, beta), each (P,) and > 0: the next success probability is Beta(alpha, beta), so that the
+            successes of N rollouts are Beta-binomial. None if the estimator has no such distribution.
+        """
+        return None
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
+        """Share of ``estimate(state, rewards_P_G).mean`` that comes from the current group's own mean.
+
+        Returns:
+            (P,) in [0, 1], for an estimate that is a weighted average of the current group's mean and
+            of things known before it. None if the estimate is not of that form.
+        """
+        return None
+
     def observe(self, state: State, rewards_P_G: Floats) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order the estimator declares.
 
+        To be called once for every step of the policy, with all groups of the step.
+
         Returns:
-            The new state and the estimate to score this very group with.
+            The new state and the estimate to score these very groups with.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
@@ -103,8 +136,9 @@ class RewardEstimator(ABC):
         """
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
-        if rewards_P_G.shape[0] != len(next(iter(state.values()), rewards_P_G)):
-            raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state has other prompts")
+        for field in self.state_fields:
+            if rewards_P_G.shape[0] != len(state[field]):
+                raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state has other prompts")
         new_state = self.update(state, rewards_P_G)
         return new_state, self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
 
@@ -112,15 +146,18 @@ class RewardEstimator(ABC):
         """Raise what :meth:`observe` would raise for these rewards."""
         if rewards_P_G.ndim != 2:
             raise ValueError(f"rewards have shape {rewards_P_G.shape}; (prompts, rollouts) is needed")
+        if self.support == "binary":
+            wrong, allowed = (rewards_P_G != 0) & (rewards_P_G != 1), "0 or 1"
+        elif self.support == "unit":
+            wrong, allowed = ~((rewards_P_G >= 0) & (rewards_P_G <= 1)), "in [0, 1]"
+        else:
+            wrong, allowed = ~np.isfinite(rewards_P_G), "finite"
+        if not wrong.any() and rewards_P_G.shape[1]:
+            return
         missing = np.isnan(rewards_P_G)
         if missing.all(axis=1).any():
             raise ValueError(f"rewards[{int(missing.all(axis=1).argmax())}] holds no reward; leave the prompt out")
-        if self.support == "binary":
-            wrong, allowed = ~missing & (rewards_P_G != 0) & (rewards_P_G != 1), "0 or 1"
-        elif self.support == "unit":
-            wrong, allowed = ~missing & ~((rewards_P_G >= 0) & (rewards_P_G <= 1)), "in [0, 1]"
-        else:
-            wrong, allowed = np.isinf(rewards_P_G), "finite"
+        wrong &= ~missing
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
@@ -129,3 +166,19 @@ class RewardEstimator(ABC):
     def parameter_names(cls) -> list[str]:
         """Names of the parameters: the dataclass's fields."""
         return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+
+
+def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
+    """Sum of the rewards (successes S) and number of rollouts N of each group, both (P,); NaN is left out."""
+    successes = rewards_P_G.sum(axis=1)
+    if not np.isnan(successes).any():
+        return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))
+    return np.nansum(rewards_P_G, axis=1), np.sum(~np.isnan(rewards_P_G), axis=1, dtype=np.float64)
+
+
+def bernoulli(alpha: Floats, beta: Floats) -> Estimate:
+    """The estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
+    total = alpha + beta
+    # Not mean * (1 - mean): that is exactly 0 after some 50 unanimous visits at discount 0.5.
+    mean, failure = alpha / total, beta / total
+    return Estimate(mean, mean * failure)

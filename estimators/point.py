@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats, RewardEstimator, State
+from estimators.base import Estimate, Floats, RewardEstimator, State, counts
 from estimators.registry import register
 
 
@@ -37,9 +37,12 @@ class PointEstimator(RewardEstimator):
         return {}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        rollouts = np.sum(~np.isnan(rewards_P_G), axis=1)
-        mean = np.nansum(rewards_P_G, axis=1) / rollouts
-        variance = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1) / np.maximum(rollouts - 1, 1)
+        total, rollouts = counts(rewards_P_G)
+        mean = total / rollouts
+        squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
         # Eight times 0.1 does not average to exactly 0.1: rounding must not pass for variance.
-        unanimous = np.nanmin(rewards_P_G, axis=1) == np.nanmax(rewards_P_G, axis=1)
-        return Estimate(mean, np.where(unanimous, 0.0, variance))
+        unanimous = np.fmin.reduce(rewards_P_G, axis=1) == np.fmax.reduce(rewards_P_G, axis=1)
+        return Estimate(mean, np.where(unanimous, 0.0, squares / np.maximum(rollouts - 1, 1)))
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        return np.ones(len(rewards_P_G))

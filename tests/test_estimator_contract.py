@@ -1,5 +1,6 @@
-"""Laws every registered estimator obeys. Axes: P prompts, G rollouts per prompt."""
+"""Laws every registered estimator obeys. Axes: T visits, P prompts, G rollouts per prompt."""
 
+import json
 import pickle
 
 import numpy as np
@@ -10,12 +11,26 @@ from hypothesis.extra import numpy as hnp
 
 import estimators
 
-NAMES = sorted(estimators.available())
-VISITS = hnp.arrays(
-    np.float64,
-    st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(2, 8)),  # visits, prompts, rollouts
-    elements=st.sampled_from([0.0, 1.0]),
-)
+CASES = {name: estimators.build(name) for name in estimators.available()}
+CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
+LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
+
+every_case = pytest.mark.parametrize("case", CASES)
+some_examples = settings(max_examples=30, deadline=None)
+
+
+def visits_of(elements):
+    """Rewards of 1 to 5 visits of 1 to 4 prompts, 2 to 8 rollouts each: rewards_T_P_G."""
+    shape = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(2, 8))
+    return hnp.arrays(np.float64, shape, elements=elements)
+
+
+BINARY = visits_of(st.sampled_from([0.0, 1.0]))
+REAL = visits_of(st.floats(-1e3, 1e3))
+
+
+def draw_visits(data, estimator):
+    return data.draw(BINARY if estimator.support == "binary" else REAL)
 
 
 def replay(estimator, visits_T_P_G):
@@ -27,91 +42,249 @@ def replay(estimator, visits_T_P_G):
     return state, estimates
 
 
-def same(first, second):
-    return all(np.array_equal(first[field], second[field]) for field in first) and first.keys() == second.keys()
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for field in first:
+        np.testing.assert_array_equal(first[field], second[field])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(visits_T_P_G=VISITS)
-@settings(max_examples=30, deadline=None)
-def test_mean_is_within_the_rewards_and_variance_is_not_negative(name, visits_T_P_G):
-    for estimate in replay(estimators.build(name), visits_T_P_G)[1]:
-        assert np.all((estimate.mean >= 0) & (estimate.mean <= 1))
-        assert np.all(estimate.variance >= 0)
+def assert_close(first, second, scale):
+    """States and estimates agree up to rounding; variances of rewards around ``scale`` are around its square."""
+    (first_state, first_estimates), (second_state, second_estimates) = first, second
+    for field, values in first_state.items():
+        np.testing.assert_allclose(values, second_state[field], rtol=1e-9, atol=1e-12 * scale**2)
+    for one, other in zip(first_estimates, second_estimates, strict=True):
+        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-9, atol=1e-12 * scale)
+        np.testing.assert_allclose(one.variance, other.variance, rtol=1e-9, atol=1e-12 * scale**2)
+
+
+def scale_of(visits_T_P_G):
+    return max(1.0, np.abs(visits_T_P_G).max())
+
+
+def of_prompts(estimator, replayed, prompts):
+    """What ``replay`` gave, for some of the prompts."""
+    state, estimates = replayed
+    state = {f: values[prompts] if f in estimator.state_fields else values for f, values in state.items()}
+    return state, [estimators.Estimate(e.mean[prompts], e.variance[prompts]) for e in estimates]
+
+
+@every_case
+@given(data=st.data())
+@some_examples
+def test_mean_is_within_the_rewards_and_variance_is_positive(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    # Priors lie in [0, 1].
+    low, high = min(0.0, visits_T_P_G.min()), max(1.0, visits_T_P_G.max())
+    slack = 1e-12 * scale_of(visits_T_P_G) if estimator.support == "real" else 0.0
+    for estimate in replay(estimator, visits_T_P_G)[1]:
         assert estimate.mean.shape == estimate.variance.shape == (visits_T_P_G.shape[1],)
+        assert np.all((estimate.mean >= low - slack) & (estimate.mean <= high + slack))
+        assert np.all(estimate.variance > 0 if estimator.never_collapses else estimate.variance >= 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(visits_T_P_G=VISITS)
-@settings(max_examples=30, deadline=None)
-def test_a_batch_of_prompts_equals_one_by_one(name, visits_T_P_G):
-    estimator = estimators.build(name)
-    state, estimates = replay(estimator, visits_T_P_G)
+@every_case
+def test_never_collapses_says_whether_a_unanimous_group_gives_an_advantage(case):
+    estimator, rewards_P_G = CASES[case], np.array([[1.0] * 8, [0.0] * 8])
+    _, estimate = estimator.observe(estimator.initial_state(2), rewards_P_G)
+    advantages_P_G = estimators.standardized(rewards_P_G, estimate)
+    if estimator.never_collapses:
+        assert np.all(advantages_P_G[0] > 0) and np.all(advantages_P_G[1] < 0)
+    else:
+        assert np.all(advantages_P_G == 0)
+
+
+@pytest.mark.parametrize("case", LOCAL)
+@given(data=st.data())
+@some_examples
+def test_a_batch_of_prompts_equals_one_by_one(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    together = replay(estimator, visits_T_P_G)
     for p in range(visits_T_P_G.shape[1]):
-        alone, alone_estimates = replay(estimator, visits_T_P_G[:, p : p + 1])
-        assert same(alone, {field: values[p : p + 1] for field, values in state.items()})
-        assert [e.mean[0] for e in alone_estimates] == [e.mean[p] for e in estimates]
-        assert [e.variance[0] for e in alone_estimates] == [e.variance[p] for e in estimates]
+        alone = replay(estimator, visits_T_P_G[:, p : p + 1])
+        assert_close(alone, of_prompts(estimator, together, [p]), scale_of(visits_T_P_G))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(visits_T_P_G=VISITS, seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
-def test_the_order_of_rollouts_does_not_matter(name, visits_T_P_G, seed):
-    estimator = estimators.build(name)
+@every_case
+@given(data=st.data(), seed=st.integers(0, 99))
+@some_examples
+def test_the_order_of_rollouts_does_not_matter(case, data, seed):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
     order = np.random.default_rng(seed).permutation(visits_T_P_G.shape[2])
-    state, estimates = replay(estimator, visits_T_P_G)
-    other, other_estimates = replay(estimator, visits_T_P_G[:, :, order])
-    assert same(state, other)
-    np.testing.assert_allclose(estimates[-1].mean, other_estimates[-1].mean, rtol=1e-12)
-    np.testing.assert_allclose(estimates[-1].variance, other_estimates[-1].variance, rtol=1e-12)
+    shuffled = replay(estimator, visits_T_P_G[:, :, order])
+    assert_close(replay(estimator, visits_T_P_G), shuffled, scale_of(visits_T_P_G))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(visits_T_P_G=VISITS)
-@settings(max_examples=30, deadline=None)
-def test_missing_rollouts_equal_a_smaller_group(name, visits_T_P_G):
-    estimator = estimators.build(name)
+@every_case
+@given(data=st.data(), seed=st.integers(0, 99))
+@some_examples
+def test_the_order_of_prompts_does_not_matter(case, data, seed):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    order = np.random.default_rng(seed).permutation(visits_T_P_G.shape[1])
+    in_order = of_prompts(estimator, replay(estimator, visits_T_P_G), order)
+    assert_close(in_order, replay(estimator, visits_T_P_G[:, order]), scale_of(visits_T_P_G))
+
+
+@every_case
+@given(data=st.data())
+@some_examples
+def test_missing_rollouts_equal_a_smaller_group(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
     padded = np.concatenate([visits_T_P_G, np.full_like(visits_T_P_G, np.nan)], axis=2)
-    state, estimates = replay(estimator, visits_T_P_G)
-    other, other_estimates = replay(estimator, padded)
-    assert same(state, other)
-    np.testing.assert_allclose(estimates[-1].mean, other_estimates[-1].mean, rtol=1e-12)
-    np.testing.assert_allclose(estimates[-1].variance, other_estimates[-1].variance, rtol=1e-12)
+    assert_close(replay(estimator, visits_T_P_G), replay(estimator, padded), scale_of(visits_T_P_G))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(visits_T_P_G=VISITS)
-@settings(max_examples=30, deadline=None)
-def test_a_restored_state_continues_as_if_never_stopped(name, visits_T_P_G):
-    estimator = estimators.build(name)
+@every_case
+@given(data=st.data())
+@some_examples
+def test_a_restored_state_continues_as_if_never_stopped(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
     state = estimator.initial_state(visits_T_P_G.shape[1])
     for rewards_P_G in visits_T_P_G:
-        columns = [state[field].tobytes() for field in estimator.state_fields]  # what a store keeps
-        state = {f: np.frombuffer(c) for f, c in zip(estimator.state_fields, columns, strict=True)}
+        # As a store keeps them: doubles for the prompts, JSON for the run.
+        columns = {field: state[field].tobytes() for field in estimator.state_fields}
+        shared = json.dumps({field: state[field].tolist() for field in estimator.shared_fields})
+        state = {field: np.frombuffer(column) for field, column in columns.items()}
+        state |= {field: np.array(values) for field, values in json.loads(shared).items()}
         state, _ = pickle.loads(pickle.dumps(estimator)).observe(state, rewards_P_G)
-    assert same(state, replay(estimator, visits_T_P_G)[0])
+    assert_same(state, replay(estimator, visits_T_P_G)[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_inputs_are_left_alone(name):
-    estimator = estimators.build(name)
+@every_case
+def test_the_state_is_finite_float64_vectors_of_the_declared_fields(case):
+    estimator = CASES[case]
+    before = estimator.initial_state(3)
+    after, _ = estimator.observe(before, [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    for state in (before, after):
+        assert sorted(state) == sorted([*estimator.state_fields, *estimator.shared_fields])
+        assert all(values.dtype == np.float64 and np.isfinite(values).all() for values in state.values())
+        assert all(state[field].shape == (3,) for field in estimator.state_fields)
+        assert all(state[field].ndim == 1 for field in estimator.shared_fields)
+
+
+@every_case
+def test_inputs_are_left_alone(case):
+    estimator = CASES[case]
     rewards_P_G, state = np.array([[1.0, 0.0]]), estimator.initial_state(1)
-    before = {field: values.copy() for field, values in state.items()}
-    estimator.observe(state, rewards_P_G)
-    assert same(state, before)
-    assert rewards_P_G.tolist() == [[1.0, 0.0]]
+    for _ in range(2):
+        before = {field: values.copy() for field, values in state.items()}
+        new_state, _ = estimator.observe(state, rewards_P_G)
+        assert_same(state, before)
+        assert rewards_P_G.tolist() == [[1.0, 0.0]]
+        state = new_state
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_without_any_reward_is_refused(name):
-    estimator = estimators.build(name)
+@pytest.mark.parametrize("case", LOCAL)
+@given(visits_T_P_G=BINARY)
+@some_examples
+def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
+    estimator, rollouts = CASES[case], visits_T_P_G.shape[2]
+    state, _ = replay(estimator, visits_T_P_G[:-1])
+    without, with_one_more = visits_T_P_G[-1].copy(), visits_T_P_G[-1].copy()
+    without[:, 0], with_one_more[:, 0] = 0.0, 1.0
+    new_state, lower = estimator.observe(state, without)
+    _, higher = estimator.observe(state, with_one_more)
+    weight = estimator.group_weight(new_state, without)
+    np.testing.assert_allclose((higher.mean - lower.mean) * rollouts, weight, rtol=1e-9)
+    assert np.all((weight > 0) & (weight <= 1))
+
+
+@pytest.mark.parametrize("case", ["dbb", "dbb by updates", "auto"])
+@given(visits_T_P_G=BINARY)
+@some_examples
+def test_predictive_is_a_beta_distribution_of_the_next_visit(case, visits_T_P_G):
+    estimator = CASES[case]
+    for visits in range(len(visits_T_P_G) + 1):
+        alpha, beta = estimator.predictive(replay(estimator, visits_T_P_G[:visits])[0])
+        assert alpha.shape == beta.shape == (visits_T_P_G.shape[1],)
+        assert np.all(alpha > 0) and np.all(beta > 0)
+
+
+@pytest.mark.parametrize("case", ["dbb", "dbb by updates"])
+@given(visits_T_P_G=BINARY)
+@some_examples
+def test_dbb_predicts_the_prior_of_the_next_visit(case, visits_T_P_G):
+    dbb, successes = CASES[case], visits_T_P_G[-1].sum(axis=1)
+    state, _ = replay(dbb, visits_T_P_G[:-1])
+    alpha, beta = dbb.predictive(state)
+    new_state, _ = dbb.observe(state, visits_T_P_G[-1])
+    np.testing.assert_allclose(new_state["alpha"], alpha + successes, rtol=1e-12)
+    np.testing.assert_allclose(new_state["beta"], beta + visits_T_P_G.shape[2] - successes, rtol=1e-12)
+
+
+@given(visits_T_P_G=BINARY)
+@some_examples
+def test_dbb_with_discount_1_is_the_conjugate_update(visits_T_P_G):
+    state, _ = replay(estimators.build("dbb", discount=1.0, prior_alpha=2.0, prior_beta=3.0), visits_T_P_G)
+    np.testing.assert_allclose(state["alpha"], 2 + visits_T_P_G.sum(axis=(0, 2)), rtol=1e-12)
+    np.testing.assert_allclose(state["beta"], 3 + (1 - visits_T_P_G).sum(axis=(0, 2)), rtol=1e-12)
+
+
+@given(visits_T_P_G=REAL)
+@some_examples
+def test_gaussian_with_discount_1_is_the_conjugate_update(visits_T_P_G):
+    gaussian = estimators.build("gaussian", discount=1.0, prior_mean=-1.0, prior_variance=4.0, prior_weight=3.0)
+    state, estimates = replay(gaussian, visits_T_P_G)
+    rewards_P_X = np.concatenate(list(visits_T_P_G), axis=1)  # X: all rollouts of the prompt, in one batch
+    n, mean_P, squares_P = rewards_P_X.shape[1], rewards_P_X.mean(axis=1), rewards_P_X.var(axis=1)
+    scale = scale_of(visits_T_P_G)
+    spread_P = 3 * 4 + n * squares_P + 3 * n / (3 + n) * (mean_P + 1) ** 2
+    np.testing.assert_allclose(state["weight"], 3 + n)
+    np.testing.assert_allclose(state["mean"], (-3 + n * mean_P) / (3 + n), rtol=1e-9, atol=1e-12 * scale)
+    np.testing.assert_allclose(state["spread"], spread_P, rtol=1e-9)
+    np.testing.assert_allclose(estimates[-1].variance, spread_P / (3 + n), rtol=1e-9)
+
+
+@given(visits_T_P_G=BINARY, discount=st.floats(0.05, 1.0))
+@some_examples
+def test_gaussian_on_rewards_0_and_1_is_dbb(visits_T_P_G, discount):
+    dbb, gaussian = (estimators.build(name, discount=discount) for name in ("dbb", "gaussian"))
+    for of_dbb, of_gaussian in zip(replay(dbb, visits_T_P_G)[1], replay(gaussian, visits_T_P_G)[1], strict=True):
+        np.testing.assert_allclose(of_gaussian.mean, of_dbb.mean, rtol=1e-9)
+        np.testing.assert_allclose(of_gaussian.variance, of_dbb.variance, rtol=1e-9)
+
+
+@given(visits_T_P_G=BINARY, batches=st.integers(1, 4))
+@some_examples
+def test_dbb_by_updates_equals_dbb_by_visits_if_every_prompt_comes_once_an_epoch(visits_T_P_G, batches):
+    by_visits = replay(estimators.build("dbb"), visits_T_P_G)[0]
+    by_updates = estimators.build("dbb", forgetting="updates", updates_per_epoch=batches)
+    prompts = visits_T_P_G.shape[1]
+    state = by_updates.initial_state(prompts)
+    for rewards_P_G in visits_T_P_G:  # an epoch
+        for batch in range(batches):
+            rows = np.arange(prompts) % batches == batch  # of no prompt at all, at times
+            part = {field: state[field][rows] for field in by_updates.state_fields} | {"updates": state["updates"]}
+            part, _ = by_updates.observe(part, rewards_P_G[rows])
+            state["updates"] = part["updates"]
+            for field in by_updates.state_fields:
+                state[field][rows] = part[field]
+    for field in ("alpha", "beta"):
+        np.testing.assert_allclose(state[field], by_visits[field], rtol=1e-12)
+
+
+@every_case
+def test_a_prompt_without_any_reward_is_refused(case):
+    estimator = CASES[case]
     with pytest.raises(ValueError, match=r"rewards\[1\] holds no reward"):
         estimator.observe(estimator.initial_state(2), [[1.0, 0.0], [np.nan, np.nan]])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_infinite_rewards_are_refused(name):
-    estimator = estimators.build(name)
+@every_case
+def test_infinite_rewards_are_refused(case):
+    estimator = CASES[case]
     with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = inf"):
         estimator.observe(estimator.initial_state(1), [[1.0, np.inf]])
+
+
+@pytest.mark.parametrize("case", [case for case, estimator in CASES.items() if estimator.state_fields])
+def test_the_state_of_other_prompts_is_refused(case):
+    estimator = CASES[case]
+    with pytest.raises(ValueError, match="rewards have 1 rows, the state has other prompts"):
+        estimator.observe(estimator.initial_state(2), [[1.0, 0.0]])

@@ -47,14 +47,6 @@ def test_dbb_advantages_of_the_first_visit(successes, correct, wrong):
         assert advantages[-1] == pytest.approx(wrong, rel=1e-12)
 
 
-def test_dbb_with_discount_1_is_the_conjugate_update():
-    dbb = build("dbb", discount=1.0, prior_alpha=2.0, prior_beta=3.0)
-    state = dbb.initial_state(1)
-    for successes in (1, 5, 8):
-        state, _ = dbb.observe(state, [group(successes)])
-    assert (state["alpha"][0], state["beta"][0]) == (2 + 14, 3 + 24 - 14)
-
-
 @pytest.mark.parametrize("visits", [50, 100, 2000])
 def test_dbb_variance_survives_any_number_of_unanimous_visits(visits):
     dbb = build("dbb", discount=0.5)
@@ -87,23 +79,263 @@ def test_dbb_takes_partial_credit_only_when_told():
         dbb.observe(state, [[1.0, -0.5]])
 
 
+def test_dbb_by_updates_discounts_by_the_updates_since_the_last_visit():
+    dbb = build("dbb", discount=0.5, forgetting="updates", updates_per_epoch=2)
+    state = dbb.initial_state(2)
+    posteriors = []
+    # (prompt, successes of 4) of the updates 1 to 7; each visit is a batch of one prompt
+    for prompt, successes in [(0, 2), (1, 1), (0, 4), (1, 1), (1, 1), (1, 1), (0, 0)]:
+        part = {"updates": state["updates"]} | {f: state[f][[prompt]] for f in dbb.state_fields}
+        part, _ = dbb.observe(part, [group(successes, size=4)])
+        for field in dbb.state_fields:
+            state[field][prompt] = part[field][0]
+        state["updates"] = part["updates"]
+        posteriors.append((state["alpha"][prompt], state["beta"][prompt]))
+    assert posteriors[0] == (0.5 + 2, 0.5 + 2)  # a first visit discounts the prior once, ...
+    assert posteriors[1] == (0.5 + 1, 0.5 + 3)  # ... however late it comes
+    assert posteriors[2] == (0.5 * 2.5 + 4, 0.5 * 2.5)  # 2 updates later: one epoch
+    assert posteriors[6] == (0.25 * 5.25, 0.25 * 1.25 + 4)  # 4 updates later: two epochs
+    half_epoch = 0.5**0.5
+    assert posteriors[4] == pytest.approx((half_epoch * posteriors[3][0] + 1, half_epoch * posteriors[3][1] + 3))
+
+
+def test_dbb_by_updates_must_know_the_length_of_an_epoch():
+    dbb = build("dbb", forgetting="updates")
+    with pytest.raises(ValueError, match=r"dbb.updates_per_epoch is 0; give the number of policy updates"):
+        dbb.observe(dbb.initial_state(1), [group(4)])
+
+
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("name", "parameters", "message"),
     [
-        ({"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
-        ({"discount": 1.5}, r"dbb.discount = 1.5 is not in"),
-        ({"discount": math.nan}, r"dbb.discount = nan is not in"),
-        ({"prior_alpha": 0.0}, r"dbb.prior_alpha = 0.0 is not"),
-        ({"prior_beta": math.inf}, r"dbb.prior_beta = inf is not"),
-        (
-            {"decay": 0.5},
-            r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial_credit",
-        ),
+        ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
+        ("dbb", {"discount": 1.5}, r"dbb.discount = 1.5 is not in"),
+        ("dbb", {"discount": math.nan}, r"dbb.discount = nan is not in"),
+        ("dbb", {"prior_alpha": 0.0}, r"dbb.prior_alpha = 0.0 is not"),
+        ("dbb", {"prior_beta": math.inf}, r"dbb.prior_beta = inf is not"),
+        ("dbb", {"forgetting": "epochs"}, r"dbb.forgetting = 'epochs' is neither 'visits' nor 'updates'"),
+        ("dbb", {"updates_per_epoch": -1.0}, r"dbb.updates_per_epoch = -1.0 is not"),
+        ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
+        ("ema", {"discount": 1.0}, r"ema.discount = 1.0 is not in \[0, 1\)"),
+        ("ema", {"discount": -0.1}, r"ema.discount = -0.1 is not in"),
+        ("laplace", {"smoothing": 0.0}, r"laplace.smoothing = 0.0 is not a finite number above 0"),
+        ("laplace", {"smoothing": math.nan}, r"laplace.smoothing = nan is not"),
+        ("empirical_bayes", {"half_life": -1}, r"empirical_bayes.half_life = -1 is not"),
+        ("gaussian", {"discount": 0.0}, r"gaussian.discount = 0.0 is not in \(0, 1\]"),
+        ("gaussian", {"prior_mean": math.nan}, r"gaussian.prior_mean = nan is not a finite number"),
+        ("gaussian", {"prior_variance": 0.0}, r"gaussian.prior_variance = 0.0 is not a finite number above 0"),
+        ("gaussian", {"prior_weight": math.inf}, r"gaussian.prior_weight = inf is not a finite number above 0"),
+        ("point", {"discount": 0.5}, r"'point' has no parameter 'discount'; it has: none"),
     ],
 )
-def test_parameters_out_of_range_are_named(parameters, message):
+def test_parameters_out_of_range_are_named(name, parameters, message):
     with pytest.raises(ValueError, match=message):
-        build("dbb", **parameters)
+        build(name, **parameters)
+
+
+def test_ema_averages_the_group_means():
+    ema = build("ema", discount=0.25)
+    state, first = ema.observe(ema.initial_state(1), [group(2)])
+    assert (first.mean[0], first.variance[0]) == (0.25, 0.25 * 0.75)  # no prior: S / N
+    assert ema.group_weight(state, np.array([group(2)])).tolist() == [1.0]
+    state, second = ema.observe(state, [group(8)])
+    assert second.mean[0] == 0.25 * 0.25 + 0.75 * 1.0
+    state, third = ema.observe(state, [group(0)])
+    assert third.mean[0] == pytest.approx(0.25 * 0.8125)
+    assert ema.group_weight(state, np.array([group(0)])).tolist() == [0.75]
+
+
+def test_ema_with_discount_0_is_the_current_group_alone():
+    ema = build("ema", discount=0.0)
+    state, _ = ema.observe(ema.initial_state(1), [group(8)])
+    assert ema.observe(state, [group(3)])[1].mean[0] == 3 / 8
+
+
+def test_ema_of_unanimous_groups_is_exactly_that_and_gives_no_advantage():
+    ema = build("ema", discount=0.3, partial_credit=True)
+    state = ema.initial_state(3)
+    rewards_P_G = np.array([[1.0] * 7, [0.0] * 7, [0.5] * 7])
+    for _ in range(100):
+        state, estimate = ema.observe(state, rewards_P_G)
+        assert estimate.mean.tolist() == [1.0, 0.0, 0.5]
+        assert estimate.variance.tolist() == [0.0, 0.0, 0.25]
+        assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 7] * 3
+    # the next wrong answer: mean = 1 - .7 / 7
+    _, estimate = ema.observe(state, [[1.0] * 6 + [0.0], [0.0] * 7, [0.5] * 7])
+    assert standardized(np.array([[0.0]] * 3), estimate)[0, 0] == pytest.approx(-0.9 / math.sqrt(0.9 * 0.1))
+
+
+def test_an_ema_that_reads_first_scores_by_the_groups_before():
+    class Baseline(estimators.get("ema")):
+        reads = "before"
+
+    ema = Baseline(discount=0.5)
+    state, first = ema.observe(ema.initial_state(1), [group(4)])
+    assert centered(np.array([[1.0, 0.0]]), first).tolist() == [[1.0, 0.0]]  # nothing known: 0, as in RAE
+    state, second = ema.observe(state, [group(8)])
+    assert second.mean[0] == 0.5
+    assert state["mean"][0] == 0.75
+
+
+@pytest.mark.parametrize(("successes", "mean"), [(0, 0.5 / 9), (2, 2.5 / 9), (8, 8.5 / 9)])
+def test_laplace_adds_as_many_successes_as_failures(successes, mean):
+    laplace = build("laplace", smoothing=0.5)
+    state, estimate = laplace.observe({}, [group(successes)])
+    assert state == {}
+    assert estimate.mean[0] == pytest.approx(mean, rel=1e-15)
+    assert estimate.variance[0] == pytest.approx(mean * (1 - mean), rel=1e-14)
+    assert laplace.group_weight(state, np.array([group(successes)])).tolist() == [8 / 9]
+
+
+def test_laplace_is_dbb_on_a_first_visit_whose_prior_is_discounted_to_the_smoothing():
+    dbb, laplace = build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0), build("laplace", smoothing=1.5)
+    _, of_dbb = dbb.observe(dbb.initial_state(1), [group(5)])
+    _, of_laplace = laplace.observe({}, [group(5)])
+    assert (of_dbb.mean[0], of_dbb.variance[0]) == (of_laplace.mean[0], of_laplace.variance[0])
+
+
+@pytest.mark.parametrize("name", ["ema", "laplace", "empirical_bayes"])
+def test_partial_credit_is_taken_only_when_told(name):
+    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = 0.5 is not 0 or 1"):
+        build(name).observe(build(name).initial_state(1), [[1.0, 0.5]])
+    estimator = build(name, partial_credit=True)
+    whole = estimator.observe(estimator.initial_state(1), [[1.0, 1.0, 1.0, 0.0]])[1]
+    parts = estimator.observe(estimator.initial_state(1), [[1.0, 0.5, 0.75, 0.75]])[1]  # as many successes
+    assert (parts.mean[0], parts.variance[0]) == (whole.mean[0], whole.variance[0])
+
+
+def test_empirical_bayes_takes_binomial_noise_out_of_the_moments():
+    # S/N = 0, .25, .75, 1 of N = 4: mean .5, N-1 variance .625 / 3; rho = (.8333 - .25) / .75 = 7 / 9, nu = 2 / 7
+    rewards_P_G = np.array([group(successes, size=4) for successes in (0, 1, 3, 4)])
+    eb = build("empirical_bayes")
+    state, estimate = eb.observe(eb.initial_state(4), rewards_P_G)
+    assert state["moments"].tolist() == [4.0, 2.0, 0.0625 + 0.5625 + 1.0, 1.0]
+    assert state["prior"] == pytest.approx([1 / 7, 1 / 7])
+    assert estimate.mean == pytest.approx([(1 / 7 + s) / (4 + 2 / 7) for s in (0, 1, 3, 4)])
+    assert eb.group_weight(state, rewards_P_G) == pytest.approx([4 / (4 + 2 / 7)] * 4)
+
+
+def test_empirical_bayes_shrinks_most_where_all_prompts_are_alike_and_knows_no_weight_at_n_1():
+    eb = build("empirical_bayes")
+    state, _ = eb.observe(eb.initial_state(3), [group(4)] * 3)  # less spread than binomial noise alone
+    assert state["prior"] == pytest.approx([500.0, 500.0])
+    state, estimate = eb.observe(eb.initial_state(4), [[1.0], [0.0], [0.0], [0.0]])
+    assert state["prior"] == pytest.approx([0.5, 1.5])
+    assert estimate.mean == pytest.approx([1.5 / 3, 0.5 / 3, 0.5 / 3, 0.5 / 3])
+
+
+def test_empirical_bayes_half_life_counts_groups():
+    eb = build("empirical_bayes", half_life=2)
+    state, _ = eb.observe(eb.initial_state(2), [group(8), group(0)])
+    state, _ = eb.observe(state, [group(4), group(8)])
+    assert state["moments"].tolist() == [0.5 * 2 + 2, 0.5 * 1 + 1.5, 0.5 * 1 + 1.25, 0.5 * 0.25 + 0.25]
+
+
+def test_auto_fits_prior_weight_and_discount_by_the_predictive_likelihood():
+    auto = build("auto")
+    first, second = (0, 1, 3, 4), (1, 1, 4, 2)
+    state, estimate = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in first]))
+    # a first visit: the prior of empirical_bayes, in full
+    assert state["prior"] == pytest.approx([1 / 7, 1 / 7])
+    assert estimate.mean == pytest.approx([(1 / 7 + s) / (4 + 2 / 7) for s in first])
+    new_state, estimate = auto.observe(state, np.array([group(s, size=4) for s in second]))
+    # one pass over 4 prompts: the first moments count .5 ** (1 / .15)
+    kept = 0.5 ** (1 / 0.15)
+    assert new_state["moments"] == pytest.approx(kept * state["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1])
+    a, b = new_state["prior"]
+
+    def log_likelihood(weight, discount):
+        total = 0.0
+        for before, now in zip(first, second, strict=True):
+            alpha, beta = weight * a + discount * before, weight * b + discount * (4 - before)
+            for outcomes, count in ((now, alpha), (4 - now, beta)):
+                total += math.lgamma(count + outcomes) - math.lgamma(count)
+            total -= math.lgamma(alpha + beta + 4) - math.lgamma(alpha + beta)
+        return total
+
+    discounts = [0.02, 0.05, *(i / 20 for i in range(2, 21))]
+    grid = {(w, d): log_likelihood(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in discounts}
+    assert new_state["evidence"] == pytest.approx(list(grid.values()), rel=1e-9)
+    weight, discount = max(grid, key=grid.get)
+    assert (new_state["weight"][0], new_state["discount"][0]) == (weight, discount)
+    assert estimate.mean == pytest.approx(
+        [
+            (weight * a + discount * before + now) / (weight * (a + b) + discount * 4 + 4)
+            for before, now in zip(first, second, strict=True)
+        ]
+    )
+    assert (new_state["successes_1"].tolist(), new_state["successes_2"].tolist()) == ([1, 1, 4, 2], [0, 1, 3, 4])
+    assert new_state["prompts"].tolist() == [4.0]
+
+
+def test_auto_folds_visits_older_than_two_at_the_discount_of_their_time():
+    auto = build("auto")
+    state = auto.initial_state(2)
+    discounts = []
+    for successes in ((1, 8), (2, 7), (3, 6), (4, 5)):
+        discounts.append(state["discount"][0])
+        state, _ = auto.observe(state, np.array([group(s) for s in successes]))
+    # the first visit joined the old ones in update 3, the second in update 4
+    old = [discounts[3] * (2 + discounts[2] * 1), discounts[3] * (7 + discounts[2] * 8)]
+    assert state["successes_old"] == pytest.approx(old)
+    assert state["rollouts_old"] == pytest.approx([discounts[3] * (8 + discounts[2] * 8)] * 2)
+
+
+def test_auto_gives_new_prompts_the_whole_prior_when_others_have_a_history():
+    auto = build("auto")
+    state, _ = auto.observe(auto.initial_state(3), [group(0), group(8), group(5)])
+    grown = {f: np.append(state[f], auto.initial_state(1)[f]) for f in auto.state_fields}
+    state, estimate = auto.observe(grown | {f: state[f] for f in auto.shared_fields}, [group(4)] * 4)
+    a, b = state["prior"]
+    assert estimate.mean[3] == pytest.approx((a + 4) / (a + b + 8))
+    assert state["prompts"].tolist() == [4.0]
+
+
+def test_gaussian_follows_the_normal_inverse_gamma_update_over_two_visits():
+    gaussian = build("gaussian", discount=0.5, prior_mean=0.0, prior_variance=1.0, prior_weight=2.0)
+    state, first = gaussian.observe(gaussian.initial_state(1), [[2.0, 4.0, 3.0]])
+    # kept 1, xbar 3, SS 2: weight 1 + 3, mean 9 / 4, spread .5 * 2 + 2 + 1 * 3 * 3^2 / 4
+    assert [state[field][0] for field in ("weight", "mean", "spread")] == [4.0, 2.25, 9.75]
+    assert first.variance[0] == 9.75 / 4
+    state, second = gaussian.observe(state, [[-1.0, -0.5]])
+    # kept 2, xbar -.75, SS .125: weight 4, mean (4.5 - 1.5) / 4, spread 4.875 + .125 + 2 * 2 * 3^2 / 4
+    assert [state[field][0] for field in ("weight", "mean", "spread")] == [4.0, 0.75, 14.0]
+    assert second.variance[0] == 3.5
+
+
+def test_gaussian_keeps_small_differences_of_large_rewards():
+    small = np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.125, 0.25, 0.5]])
+    near, far = build("gaussian", prior_mean=0.0), build("gaussian", prior_mean=1e6)
+    near_state, far_state = near.initial_state(2), far.initial_state(2)
+    for _ in range(5):
+        near_state, expected = near.observe(near_state, small)
+        far_state, estimate = far.observe(far_state, 1e6 + small)
+    np.testing.assert_allclose(estimate.mean - 1e6, expected.mean, rtol=1e-8)
+    np.testing.assert_allclose(estimate.variance, expected.variance, rtol=1e-8)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -3.7, 1e6, 1e6 + 0.1])
+@pytest.mark.parametrize(("size", "discount"), [(8, 0.5), (7, 0.95)])
+def test_gaussian_variance_survives_any_number_of_unanimous_visits(value, size, discount):
+    gaussian = build("gaussian", discount=discount)
+    state = gaussian.initial_state(1)
+    rewards_P_G = np.full((1, size), value)
+    for _ in range(2000):
+        state, estimate = gaussian.observe(state, rewards_P_G)
+        assert estimate.variance[0] > 0
+    assert np.all(np.abs(standardized(rewards_P_G, estimate)) < 1e-4)  # sevenths of 0.7 are not quite 0.1
+    # The next reward that is lower by 1: of total weight w = N / (1 - discount) the mean is 1 / w lower, and the
+    # variance (1 - 1 / w) / w, as of 0s and 1s.
+    rewards_P_G[0, -1] -= 1
+    _, estimate = gaussian.observe(state, rewards_P_G)
+    expected = -math.sqrt(size / (1 - discount) - 1)
+    assert standardized(rewards_P_G, estimate)[0, -1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_gaussian_takes_no_rewards_but_finite_ones():
+    gaussian = build("gaussian")
+    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = -inf is not finite"):
+        gaussian.observe(gaussian.initial_state(1), [[1.0, -math.inf]])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +365,7 @@ def test_centered_is_reward_minus_mean():
 
 
 def test_unknown_estimator_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown estimator 'dbbb'; known: dbb, point"):
+    with pytest.raises(ValueError, match=r"unknown estimator 'dbbb'; known: auto, dbb, ema, empirical_bayes, gaussian"):
         estimators.get("dbbb")
 
 

@@ -1,0 +1,101 @@
+"""What an estimator's step costs in ratios: of ``dbb`` to its bare arithmetic, of the others to ``dbb``.
+
+Both sides of a ratio are run in turn, in this process, on the same rewards; compared are the medians.
+
+    python benchmarks/estimators.py            under a minute and 1 GiB on one core
+    python benchmarks/estimators.py --check    exit code 1 if a ratio is above its bound
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where this file hides the package of its name
+
+from estimators import available, build  # noqa: E402
+from estimators.base import Floats, State  # noqa: E402
+
+ROLLOUTS = 8
+DISCOUNT = 0.5
+MANY, STEP = 1_000_000, 4_096  # prompts
+PASSES = 6  # before the measured step, so that auto has a history of the length it keeps
+BOUNDS = {"dbb / numpy": 3.0, "auto / dbb": 10.0}
+
+
+def bare_dbb(state: State, rewards_P_G: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """DBB's update and read written straight in numpy: nothing is checked, no rollout may be missing."""
+    successes = rewards_P_G.sum(axis=1)
+    alpha = DISCOUNT * state["alpha"] + successes
+    beta = DISCOUNT * state["beta"] + (rewards_P_G.shape[1] - successes)
+    total = alpha + beta
+    mean = alpha / total
+    return alpha, beta, mean, mean * (beta / total)
+
+
+def medians(steps: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Median seconds of each step, all of them run in turn."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for repetition in range(-2, repetitions):  # two to warm up
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if repetition >= 0:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def against_numpy(repetitions: int) -> dict[str, float]:
+    """Seconds for ``dbb`` and for its arithmetic."""
+    rng = np.random.default_rng(0)
+    rewards_P_G = (rng.random((MANY, ROLLOUTS)) < rng.random((MANY, 1))).astype(float)
+    dbb = build("dbb", discount=DISCOUNT)
+    state = dbb.initial_state(MANY)
+    steps = {"numpy": lambda: bare_dbb(state, rewards_P_G), "dbb": lambda: dbb.observe(state, rewards_P_G)}
+    return medians(steps, repetitions)
+
+
+def against_dbb(repetitions: int) -> dict[str, float]:
+    """Seconds for every estimator, on prompts that have been visited before."""
+    rng = np.random.default_rng(0)
+    p = rng.random((STEP, 1))
+    visits = [(rng.random((STEP, ROLLOUTS)) < p).astype(float) for _ in range(PASSES + 1)]
+    steps: dict[str, Callable[[], object]] = {}
+    for name in available():
+        estimator = build(name)
+        state = estimator.initial_state(STEP)
+        for rewards_P_G in visits[:-1]:
+            state, _ = estimator.observe(state, rewards_P_G)
+        steps[name] = lambda estimator=estimator, state=state: estimator.observe(state, visits[-1])
+    return medians(steps, repetitions)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=30, help="measured runs of each side")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio is above its bound")
+    options = parser.parse_args()
+
+    ratios = {}
+    print(f"{'prompts':>10}  {'estimator':<17}{'median ms':>11}{'ratio':>8}")
+    for prompts, times, base in (
+        (MANY, against_numpy(options.repetitions), "numpy"),
+        (STEP, against_dbb(10 * options.repetitions), "dbb"),
+    ):
+        for name, seconds in times.items():
+            ratios[f"{name} / {base}"] = ratio = seconds / times[base]
+            print(f"{prompts:>10,}  {name:<17}{1e3 * seconds:>11.3f}{ratio:>8.2f}")
+    missed = [pair for pair, bound in BOUNDS.items() if ratios[pair] > bound]
+    print(json.dumps({"ratio": {pair: round(ratios[pair], 3) for pair in BOUNDS}, "bound": BOUNDS, "missed": missed}))
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Bias, variance and mean squared error of the estimators' means, exactly, for given success probabilities.
+
+Axes: Q prompts, T visits of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from estimators.base import Floats, RewardEstimator
+from estimators.dbb import DiscountedBetaBernoulli
+from estimators.ema import MovingAverage
+from estimators.empirical_bayes import EmpiricalBayes, fit_beta
+from estimators.gaussian import DiscountedGaussian
+from estimators.laplace import LaplaceSmoothing
+from estimators.point import PointEstimator
+
+SUPPORTED = (
+    PointEstimator,
+    DiscountedBetaBernoulli,
+    MovingAverage,
+    LaplaceSmoothing,
+    EmpiricalBayes,
+    DiscountedGaussian,
+)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of an estimated mean about the true success probability.
+
+    Attributes:
+        bias: shape (Q, T), expectation of the estimate minus the true probability.
+        variance: shape (Q, T), variance of the estimate (not of a reward), >= 0.
+    """
+
+    bias: Floats
+    variance: Floats
+
+    @property
+    def mse(self) -> Floats:
+        """Mean squared error, shape (Q, T): ``bias**2 + variance``."""
+        return np.asarray(self.bias**2 + self.variance)
+
+
+def moments(
+    estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int, *, shared_prior: ArrayLike | None = None
+) -> Moments:
+    """Bias and variance of an estimator's mean, by prompt and visit, over the rollouts that might have been drawn.
+
+    Given p_1 ... p_t, every estimator here is a weighted average with fixed weights, ``c_0 + ... + c_t = 1``::
+
+        estimate_t = c_0 p_0 + sum_k c_k S_k / N                S_k ~ Binomial(N, p_k), independent
+        bias_t     = c_0 (p_0 - p_t) + sum_k c_k (p_k - p_t)
+        variance_t = sum_k c_k^2 p_k (1 - p_k) / N
+
+    with k = 1 ... t, p_0 the prior's mean, and these weights, up to the factor that makes their sum 1:
+
+    =================  ================================  ====================================================
+    estimator          c_0                               c_k
+    =================  ================================  ====================================================
+    point              0                                 1 for k = t, else 0
+    dbb                discount^t (alpha_0 + beta_0)     N discount^(t-k)
+    gaussian           discount^t prior_weight           N discount^(t-k); p_0 = prior_mean
+    ema                0                                 (1 - discount) discount^(t-k), discount^(t-1) for k = 1
+    laplace            2 smoothing                       N for k = t, else 0; p_0 = 1/2
+    empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
+    =================  ================================  ====================================================
+
+    For ``empirical_bayes`` the shared prior (a, b) of a visit is taken as given, not as random: right for many prompts.
+
+    Args:
+        estimator: one of point, dbb (forgetting by visits), ema, laplace, gaussian, empirical_bayes.
+        p_Q_T: shape (Q, T), success probabilities in [0, 1] at each visit; NaN after a prompt's last.
+        rollouts: N >= 1, the same on every visit.
+        shared_prior: for ``empirical_bayes``: shape (T, 2), (a, b) used on each visit. None: what it would fit
+            to expected moments if each visit were one step of all prompts.
+
+    Returns:
+        Bias and variance, NaN where ``p_Q_T`` is.
+
+    Raises:
+        ValueError: no closed form is known for the estimator, or an argument is outside its range.
+
+    Example:
+        >>> from estimators import build
+        >>> of_dbb = moments(build("dbb", discount=0.5), [[0.2, 0.4]], rollouts=8)
+        >>> of_dbb.bias.round(4), of_dbb.mse.round(4)
+        (array([[ 0.0333, -0.06  ]]), array([[0.0169, 0.0179]]))
+
+    Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing
+    and empirical Bayes. Their formulas are special cases of the three lines above.
+    """
+    if type(estimator) not in SUPPORTED:  # a subclass may well have other weights
+        known = ", ".join(sorted(cls.name for cls in SUPPORTED))
+        raise ValueError(f"no closed form is known for {type(estimator).__name__}; there is one for: {known}")
+    if rollouts < 1:
+        raise ValueError(f"rollouts = {rollouts!r} is not a number of rollouts >= 1")
+    p_Q_T = _checked(p_Q_T)
+    prior_T, prior_mean_T, groups_T_T = _counts(estimator, p_Q_T, rollouts, shared_prior)
+    total_T = prior_T + groups_T_T.sum(axis=1)
+    c_0_T, c_T_T = prior_T / total_T, groups_T_T / total_T[:, None]
+
+    visited = ~np.isnan(p_Q_T)
+    p = np.where(visited, p_Q_T, 0.0)  # later visits have weight 0, and 0 * NaN is NaN
+    bias = c_0_T * prior_mean_T + p @ c_T_T.T - p
+    variance = (p * (1 - p)) @ (c_T_T.T**2) / rollouts
+    return Moments(np.where(visited, bias, np.nan), np.where(visited, variance, np.nan))
+
+
+def _checked(p_Q_T: ArrayLike) -> Floats:
+    p_Q_T = np.asarray(p_Q_T, dtype=np.float64)
+    if p_Q_T.ndim != 2:
+        raise ValueError(f"p has shape {p_Q_T.shape}; (prompts, visits) is needed")
+    wrong = (p_Q_T < 0) | (p_Q_T > 1)
+    if wrong.any():
+        prompt, visit = np.argwhere(wrong)[0]
+        raise ValueError(f"p[{prompt}, {visit}] = {p_Q_T[prompt, visit]:g} is not in [0, 1]")
+    missing = np.isnan(p_Q_T)
+    late = missing[:, :-1] & ~missing[:, 1:]
+    if late.any():
+        raise ValueError(f"p[{np.argwhere(late)[0][0]}] has a visit after a missing one; NaN may only follow the last")
+    return p_Q_T
+
+
+def _counts(
+    estimator: RewardEstimator, p_Q_T: Floats, rollouts: int, shared_prior: ArrayLike | None
+) -> tuple[Floats, Floats, Floats]:
+    """Weights before they are made to sum to 1, in rollouts.
+
+    Returns:
+        The prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T).
+    """
+    visits = p_Q_T.shape[1]
+    current_T_T = rollouts * np.eye(visits)
+    none_T, t = np.zeros(visits), np.arange(1, visits + 1)
+    match estimator:
+        case DiscountedBetaBernoulli(discount=discount, prior_alpha=alpha, prior_beta=beta):
+            if estimator.forgetting != "visits":
+                raise ValueError("dbb.forgetting = 'updates' has no closed form by visits; use 'visits'")
+            return discount**t * (alpha + beta), none_T + alpha / (alpha + beta), rollouts * _powers(discount, visits)
+        case DiscountedGaussian(discount=discount):
+            prior_T = discount**t * estimator.prior_weight
+            return prior_T, none_T + estimator.prior_mean, rollouts * _powers(discount, visits)
+        case MovingAverage(discount=discount):
+            weights_T_T = (1 - discount) * _powers(discount, visits)
+            weights_T_T[:, 0] = discount ** (t - 1)
+            return none_T, none_T, weights_T_T
+        case LaplaceSmoothing(smoothing=smoothing):
+            return none_T + 2 * smoothing, none_T + 0.5, current_T_T
+        case EmpiricalBayes():
+            prior_T_2 = _fitted(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
+            if prior_T_2.shape != (visits, 2) or not (prior_T_2 > 0).all():
+                raise ValueError(f"shared_prior needs a pair (a, b) of numbers above 0 for each of {visits} visits")
+            return prior_T_2.sum(axis=1), prior_T_2[:, 0] / prior_T_2.sum(axis=1), current_T_T
+        case _:  # point
+            return none_T, none_T, current_T_T
+
+
+def _powers(discount: float, visits: int) -> Floats:
+    """``discount ** (t - k)`` for k <= t, else 0; shape (visits, visits)."""
+    t = np.arange(visits)
+    return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
+
+
+def _fitted(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int) -> Floats:
+    """The prior fitted to the expected moments of visits 1 ... t, as the estimator's own update does; (T, 2)."""
+    running, priors = np.zeros(4), []
+    for p_Q in p_Q_T.T:
+        p = p_Q[~np.isnan(p_Q)]
+        kept = 0.5 ** (len(p) / estimator.half_life) if estimator.half_life else 1.0
+        squares = p**2 + p * (1 - p) / rollouts
+        running = kept * running + np.array([len(p), p.sum(), squares.sum(), len(p) / rollouts])
+        priors.append(fit_beta(running) if running[0] else np.ones(2))
+    return np.array(priors).reshape(-1, 2)

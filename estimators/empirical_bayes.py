@@ -1,0 +1,109 @@
+"""Empirical Bayes: one Beta prior for all prompts, fitted online."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
+from estimators.registry import register
+
+_WEAKEST, _STRONGEST = 0.05, 1e3  # limits of the prior's weight, in rollouts
+_MEAN_LIMIT = 1e-3
+
+
+@register
+@dataclass(frozen=True)
+class EmpiricalBayes(RewardEstimator):
+    """Shrink each group's mean towards what all prompts have shown so far.
+
+    The success probabilities of the prompts are taken as draws from one Beta(a, b), fitted by the method
+    of moments to the S/N of all groups seen, the current ones included::
+
+        mean     = (a + S) / (a + b + N)        nothing is kept of a single prompt
+        variance = mean * (1 - mean)            of ONE reward
+
+    Of the G groups let m and v be mean and variance of S/N, and h the mean of 1/N. Since
+    ``E v = m (1 - m) (rho + (1 - rho) h)`` with ``rho = 1 / (a + b + 1)``, binomial noise is taken out by::
+
+        rho = (v / (m (1 - m)) - h) / (1 - h)       nu = 1 / rho - 1       a = m nu,  b = (1 - m) nu
+
+    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]; with fewer than two groups, or N = 1
+    throughout, nothing can be said of nu and the prior's weight is 2.
+
+    Args:
+        half_life: groups after which a group counts half in the fit; 0: all count alike for ever.
+        partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
+
+    State (shared by all prompts):
+        moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N, discounted by ``half_life``.
+        prior: a, b.
+
+    Raises:
+        ValueError: a parameter is outside its range.
+
+    Example:
+        >>> eb = EmpiricalBayes()
+        >>> state, estimate = eb.observe(eb.initial_state(3), [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+        >>> state["prior"].round(3)
+        array([0.022, 0.028])
+        >>> estimate.mean.round(3)
+        array([0.991, 0.007, 0.335])
+
+    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior". It names the method of
+    moments but prints no equations; those above are the Beta-binomial's.
+    """
+
+    half_life: int = field(default=0, metadata={"help": "groups after which a group counts half; 0: never"})
+    partial_credit: bool = field(default=False, metadata={"help": "accept scores in [0, 1], not only 0 or 1"})
+
+    name: ClassVar[str] = "empirical_bayes"
+    shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
+    never_collapses: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.half_life < np.inf:
+            raise ValueError(f"empirical_bayes.half_life = {self.half_life!r} is not a number of groups >= 0")
+
+    @property
+    def support(self) -> Literal["binary", "unit", "real"]:
+        return "unit" if self.partial_credit else "binary"
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {"moments": np.zeros(4), "prior": np.ones(2)}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        successes, rollouts = counts(rewards_P_G)
+        kept = 0.5 ** (len(successes) / self.half_life) if self.half_life else 1.0
+        moments = kept * state["moments"] + group_moments(successes, rollouts)
+        return {"moments": moments, "prior": fit_beta(moments)}
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        successes, rollouts = counts(rewards_P_G)
+        alpha, beta = state["prior"]
+        return bernoulli(alpha + successes, beta + rollouts - successes)
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        rollouts = counts(rewards_P_G)[1]
+        return rollouts / (rollouts + state["prior"].sum())
+
+
+def group_moments(successes: Floats, rollouts: Floats) -> Floats:
+    """Number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,)."""
+    share = successes / rollouts
+    return np.array([len(share), share.sum(), share @ share, (1 / rollouts).sum()])
+
+
+def fit_beta(moments: Floats) -> Floats:
+    """Beta(a, b) of the success probabilities behind some groups, shape (2,); see :class:`EmpiricalBayes`."""
+    groups, total, squares, inverse = moments
+    mean = min(max(total / groups, _MEAN_LIMIT), 1 - _MEAN_LIMIT)
+    noise = inverse / groups
+    weight = 2.0
+    if groups > 1 and noise < 1:
+        variance = max(squares - total**2 / groups, 0.0) / (groups - 1)
+        spread = (variance / (mean * (1 - mean)) - noise) / (1 - noise)
+        weight = min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST
+    return np.array([mean * weight, (1 - mean) * weight])

@@ -1,0 +1,174 @@
+"""Closed-form moments: by hand, against the paper's printed formulas, and against the estimators themselves.
+
+Axes: Q prompts (sequences of success probabilities), T visits, R replicas, G rollouts per group.
+"""
+
+import numpy as np
+import pytest
+
+from estimators import build, get
+from estimators.closed_form import moments
+
+P_Q_T = np.random.default_rng(0).uniform(0.05, 0.95, (20, 4))
+
+
+def test_dbb_by_hand():
+    got = moments(build("dbb", discount=0.5, prior_alpha=1.0, prior_beta=3.0), [[0.25, 0.75]], rollouts=8)
+    # Visit 1: prior .5 * 4 = 2 of 10 rollouts, with mean 1/4. Visit 2: prior 1, first group 4, second 8, of 13.
+    assert got.bias[0] == pytest.approx([0.0, 5 / 13 * (0.25 - 0.75)])
+    assert got.variance[0] == pytest.approx([0.8**2 * 0.1875 / 8, (4**2 + 8**2) / 13**2 * 0.1875 / 8])
+    assert got.mse[0] == pytest.approx(got.bias[0] ** 2 + got.variance[0])
+
+
+def test_ema_by_hand():
+    got = moments(build("ema", discount=0.25), [[0.5, 0.5, 1.0]], rollouts=4)
+    # weights 1; 1/4, 3/4; 1/16, 3/16, 3/4
+    assert got.bias[0] == pytest.approx([0, 0, -0.5 * 0.25])
+    assert got.variance[0] == pytest.approx(np.array([1, 10 / 16, 10 / 256]) * 0.25 / 4)
+
+
+def printed_mse(name, lam, p, t, n):
+    """The paper's equations for visit t (1-based): section 3.3 and the appendices on EMA and Laplace smoothing."""
+    now, k = p[t - 1], np.arange(1, t + 1)
+    noise = p[:t] * (1 - p[:t])
+    if name == "point":
+        return now * (1 - now) / n
+    if name == "laplace":
+        return (lam**2 + (n - 4 * lam**2) * now * (1 - now)) / (n + 2 * lam) ** 2
+    if name == "ema":
+        w = np.where(k == 1, lam ** (t - 1), (1 - lam) * lam ** (t - k))
+        return (w @ (p[:t] - now)) ** 2 + w**2 @ noise / n
+    h = lam**t * 2 + n * (lam ** (t - k)).sum()  # DBB with prior (1, 1), whose mean is 1/2
+    bias = lam**t * 2 / h * (0.5 - now) + (n * lam ** (t - k) / h) @ (p[:t] - now)
+    return bias**2 + (lam ** (2 * (t - k)) * n) @ noise / h**2
+
+
+@pytest.mark.parametrize("rollouts", [1, 8])
+@pytest.mark.parametrize("lam", [0.05, 0.4, 0.95])
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("point", None), ("dbb", "discount"), ("ema", "discount"), ("laplace", "smoothing")]
+)
+def test_the_papers_formulas(name, parameter, lam, rollouts):
+    estimator = build(name, **({parameter: lam} if parameter else {}))
+    expected = [[printed_mse(name, lam, p_T, t, rollouts) for t in range(1, 5)] for p_T in P_Q_T]
+    np.testing.assert_allclose(moments(estimator, P_Q_T, rollouts).mse, expected, rtol=1e-12)
+
+
+def test_the_papers_formula_of_empirical_bayes():
+    alpha_T, beta_T = np.array([0.3, 1.0, 2.0, 5.0]), np.array([0.7, 1.0, 0.5, 10.0])
+    nu_T, m_T = alpha_T + beta_T, alpha_T / (alpha_T + beta_T)
+    got = moments(build("empirical_bayes"), P_Q_T, 8, shared_prior=np.column_stack([alpha_T, beta_T]))
+    expected = (nu_T**2 * (m_T - P_Q_T) ** 2 + 8 * P_Q_T * (1 - P_Q_T)) / (8 + nu_T) ** 2
+    np.testing.assert_allclose(got.mse, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("discount", [0.3, 1.0])
+def test_gaussian_with_the_default_prior_has_the_moments_of_dbb(discount):
+    of_gaussian, of_dbb = (moments(build(name, discount=discount), P_Q_T, 4) for name in ("gaussian", "dbb"))
+    np.testing.assert_allclose(of_gaussian.bias, of_dbb.bias, rtol=1e-12)
+    np.testing.assert_allclose(of_gaussian.variance, of_dbb.variance, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("point", {}),
+        ("dbb", {"discount": 0.6, "prior_alpha": 0.5, "prior_beta": 2.0}),
+        ("ema", {"discount": 0.4}),
+        ("laplace", {"smoothing": 1.5}),
+        ("empirical_bayes", {}),
+        ("gaussian", {"discount": 0.7, "prior_mean": 0.3, "prior_weight": 5.0}),
+    ],
+)
+def test_monte_carlo_agrees_within_4_standard_errors(name, parameters):
+    estimator, rng, replicas, rollouts = build(name, **parameters), np.random.default_rng(1), 4000, 4
+    prompts, visits = P_Q_T.shape
+    state, means_T, priors_T = estimator.initial_state(prompts * replicas), [], []
+    for t in range(visits):
+        p = np.repeat(P_Q_T[:, t], replicas)
+        state, estimate = estimator.observe(state, (rng.random((len(p), rollouts)) < p[:, None]).astype(float))
+        means_T.append(estimate.mean)
+        priors_T.append(state.get("prior"))
+    error_Q_T_R = np.stack(means_T).reshape(visits, prompts, replicas).swapaxes(0, 1) - P_Q_T[:, :, None]
+
+    shared_prior = priors_T if estimator.shared_fields else None  # as they came out: nearly no chance is left in them
+    exact = moments(estimator, P_Q_T, rollouts, shared_prior=shared_prior)
+    for samples, expected in ((error_Q_T_R, exact.bias), (error_Q_T_R**2, exact.mse)):
+        standard_error = samples.std(axis=2, ddof=1) / np.sqrt(replicas)
+        assert np.all(np.abs(samples.mean(axis=2) - expected) < 4 * standard_error)
+
+
+@pytest.mark.parametrize("half_life", [0, 300_000])
+def test_empirical_bayes_without_a_prior_expects_what_many_prompts_give(half_life):
+    p_Q_T = np.random.default_rng(2).beta([2.0, 1.0, 0.5], [1.0, 1.0, 1.0], (200_000, 3))
+    eb, rng = build("empirical_bayes", half_life=half_life), np.random.default_rng(3)
+    state, priors_T = eb.initial_state(len(p_Q_T)), []
+    for p_Q in p_Q_T.T:
+        state, _ = eb.observe(state, (rng.random((len(p_Q), 4)) < p_Q[:, None]).astype(float))
+        priors_T.append(state["prior"])
+    some = p_Q_T[:5]
+    expected = moments(eb, p_Q_T, 4)
+    realised = moments(eb, some, 4, shared_prior=priors_T)
+    np.testing.assert_allclose(expected.bias[:5], realised.bias, atol=1e-3)  # S / N averages to within 0.001
+    np.testing.assert_allclose(expected.variance[:5], realised.variance, rtol=0.02)
+
+
+def test_the_best_smoothing_is_2m_over_1_minus_4m():
+    p_Q = np.random.default_rng(4).beta(0.3, 0.3, (5000, 1))
+    m = np.mean(p_Q * (1 - p_Q))
+    best = 2 * m / (1 - 4 * m)
+
+    def average(smoothing):
+        return moments(build("laplace", smoothing=smoothing), p_Q, 8).mse.mean()
+
+    assert average(best) < min(average(0.99 * best), average(1.01 * best))
+
+
+def test_visits_that_never_came_are_nan_and_change_nothing():
+    whole = moments(build("dbb"), [[0.2, 0.4, 0.9]], 8)
+    ended = moments(build("dbb"), [[0.2, 0.4, np.nan], [np.nan] * 3], 8)
+    assert np.array_equal(ended.mse[0, :2], whole.mse[0, :2])
+    assert np.isnan(ended.mse[0, 2]) and np.isnan(ended.bias[1]).all() and np.isnan(ended.variance[1]).all()
+
+
+def test_empirical_bayes_fits_its_prior_to_the_visits_that_came():
+    p_Q_T = np.array([[0.1, 0.2], [0.5, np.nan], [0.9, np.nan]])
+    # As many groups, expected moments and hence priors as if the fourth group of visit 2 were one of visit 1.
+    pooled = moments(build("empirical_bayes"), [[0.1], [0.5], [0.9], [0.2]], 8)
+    got = moments(build("empirical_bayes"), p_Q_T, 8)
+    assert got.bias[0, 1] == pytest.approx(pooled.bias[3, 0])
+
+
+class Lagged(get("dbb")):
+    reads = "before"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "p_Q_T", "rollouts", "shared_prior", "message"),
+    [
+        (build("auto"), [[0.5]], 8, None, "for SelfTuningBetaBernoulli; there is one for: dbb, ema, empirical_bayes, "),
+        (Lagged(), [[0.5]], 8, None, "no closed form is known for Lagged"),
+        (build("dbb", forgetting="updates"), [[0.5]], 8, None, "dbb.forgetting = 'updates' has no closed form"),
+        (build("dbb"), [0.5], 8, None, r"p has shape \(1,\); \(prompts, visits\) is needed"),
+        (build("dbb"), [[0.5, 1.5]], 8, None, r"p\[0, 1\] = 1.5 is not in \[0, 1\]"),
+        (build("dbb"), [[0.5, 0.5], [np.nan, 0.5]], 8, None, r"p\[1\] has a visit after a missing one"),
+        (build("dbb"), [[0.5]], 0, None, "rollouts = 0 is not a number of rollouts >= 1"),
+        (
+            build("empirical_bayes"),
+            [[0.5, 0.5]],
+            8,
+            [[1.0, 1.0]],
+            r"shared_prior needs a pair \(a, b\) of numbers above 0 for each of 2",
+        ),
+        (
+            build("empirical_bayes"),
+            [[0.5]],
+            8,
+            [[1.0, 0.0]],
+            "shared_prior needs a pair",
+        ),
+    ],
+)
+def test_what_has_no_closed_form_is_refused(estimator, p_Q_T, rollouts, shared_prior, message):
+    with pytest.raises(ValueError, match=message):
+        moments(estimator, p_Q_T, rollouts, shared_prior=shared_prior)
