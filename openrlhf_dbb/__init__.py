@@ -11,6 +11,7 @@ trainer               OpenRLHF's trainer with a store: resume, warm start, summa
 rollouts              OpenRLHF's generation: strict rewards, whole batches
 advantages            the hook in OpenRLHF's experience maker
 posterior             rollouts of a step -> posteriors, stored -> advantages
+probes                extra rollouts of some prompts that measure the estimates
 prompts               the data set: what is dropped, who is who
 rewards/              verifiers that run as OpenRLHF reward functions
 tiny_task, tiny_model the task and the model of the tiny preset

@@ -11,6 +11,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from openrlhf_dbb.posterior import Posteriors
+from openrlhf_dbb.probes import Probes
 
 
 class PosteriorExperienceMaker(RemoteExperienceMaker):
@@ -19,11 +20,13 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     Attributes:
         posteriors: set by the trainer before the first step.
         step: global step of the batch being made, 1 for the first; set by the trainer.
-        metrics: of the last batch, means over its rollouts, to be logged.
+        probed: what the probes of this batch found; set by the trainer, None without probes.
+        metrics: of the last batch, to be logged; those of the estimator are means over its rollouts.
     """
 
     posteriors: Posteriors
     step: int
+    probed: Probes | None = None
     metrics: dict[str, float]
 
     @torch.no_grad()
@@ -43,9 +46,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             rewards.masked_fill(scores.isnan(), torch.nan).numpy(),
             scores.numpy(),
             self.advantage_estimator,
+            self.probed,
         )
         # Not through ``info``: every key there costs a reduction over all ranks in every micro-batch.
-        self.metrics = {
+        self.metrics = scored.metrics | {
             "estimator/mean": float(scored.mean.mean()),
             "estimator/variance": float(scored.variance.mean()),
             "estimator/zero_variance": float(scored.zero_variance.mean()),

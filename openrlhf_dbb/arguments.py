@@ -98,6 +98,14 @@ def lookup(args: SimpleNamespace, flag: str) -> Any:
     return functools.reduce(getattr, flag.split("."), args)
 
 
+def fill_in(settings: Settings, flag: str, value: Any, origin: str) -> None:
+    """Give ``flag`` a value that is known only after parsing."""
+    *sections, name = flag.split(".")
+    setattr(lookup(settings.args, ".".join(sections)), name, value)
+    settings.flags[flag] = value
+    settings.origin[flag] = origin
+
+
 def _early_arguments(argv: list[str]) -> argparse.Namespace:
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--estimator", default=None)
@@ -174,6 +182,7 @@ def _settle(flat: argparse.Namespace, preset: str, origin: dict[str, str]) -> Se
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     if not 0 < ours["warm_start_weight"] <= 1:
         raise UsageError(f"--warm_start_weight {ours['warm_start_weight']} is not in (0, 1]")
+    _check_probes(flags, estimator)
     flags["local_rank"] = -1  # the launcher's; in an actor it would select a device the actor cannot see
     flags["logger.wandb.run_name"] = (
         flags["logger.wandb.run_name"] if "logger.wandb.run_name" in origin else ours["run_name"]
@@ -196,6 +205,16 @@ def _settle(flat: argparse.Namespace, preset: str, origin: dict[str, str]) -> Se
         flags={"estimator": estimator, "preset": preset} | shown,
         origin=origin,
     )
+
+
+def _check_probes(flags: dict[str, Any], estimator: str) -> None:
+    fraction, samples = flags["probe.fraction"], flags["probe.samples"]
+    if not 0 <= fraction <= 1:
+        raise UsageError(f"--probe.fraction {fraction} is not in [0, 1]; 0.1 probes a tenth of the prompts")
+    if samples < 2:
+        raise UsageError(f"--probe.samples {samples} is below 2: a single response does not tell its noise")
+    if fraction and estimator == NO_ESTIMATOR:
+        raise UsageError(f"--probe.fraction {fraction} measures an estimator; --estimator is {NO_ESTIMATOR}, name one")
 
 
 def _fill_placeholders(flags: dict[str, Any], preset: str) -> None:

@@ -37,6 +37,12 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--data.max_prompt_len", {"type": int}, "drop prompts of more tokens than this"),
     ("--data.drop_duplicates", _SWITCH, "keep the first of prompts with equal text"),
     ("--data.cut_to_batches", _SWITCH, "drop the last prompts that do not fill a rollout batch"),
+    (
+        "--probe.fraction",
+        {"type": float, "default": 0.0},
+        "in [0, 1]: part of the prompts of which extra rollouts measure the estimates; never trained on (default 0)",
+    ),
+    ("--probe.samples", {"type": int, "default": 128}, "extra rollouts of a probed prompt at each visit (default 128)"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 
@@ -102,14 +108,18 @@ def estimator_class(name: str) -> type[estimators.RewardEstimator]:
         raise UsageError(f"--estimator: {error}") from error
 
 
+def flag_prefix(name: str) -> str:
+    """What the flags of ``--estimator name`` begin with."""
+    return estimator_class(name).name if ":" in name else name
+
+
 def estimator_parameters(name: str, flags: dict[str, Any]) -> dict[str, Any]:
     """The parameters of ``--estimator name`` among ``flags``, checked.
 
     Raises:
         UsageError: a value is outside its range.
     """
-    cls = estimator_class(name)
-    prefix = cls.name if ":" in name else name
+    cls, prefix = estimator_class(name), flag_prefix(name)
     parameters = {field: flags[f"{prefix}.{field}"] for field in cls.parameter_names()}
     try:
         cls(**parameters)

@@ -1,19 +1,21 @@
 """Rollouts of one step -> posteriors, stored -> advantages. Knows neither torch nor OpenRLHF.
 
-Axes: R rollouts (rows) of the step, P distinct prompts in it, G rollouts of the largest group.
+Axes: R rollouts (rows) of the step, P distinct prompts in it, G rollouts of the largest group; Q of the prompts are
+probed, with M samples each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 import storage
-from estimators import RewardEstimator, RewardSupportError, centered, standardized
+from estimators import Estimate, RewardEstimator, RewardSupportError, State, centered, standardized
+from openrlhf_dbb import probes
 
 Form = Literal["group_norm", "dr_grpo"]
 FORMS = {"group_norm": standardized, "dr_grpo": centered}
@@ -29,6 +31,7 @@ class Scored:
         zero_variance: 1.0 if all rewards of its group agree.
         rescued: 1.0 if its group has zero variance and still yields an advantage.
         group_std: N-1 standard deviation of the group's rewards.
+        metrics: by name: the run-wide numbers after the step, and the probes'.
     """
 
     advantages: NDArray[np.float64]
@@ -37,10 +40,12 @@ class Scored:
     zero_variance: NDArray[np.float64]
     rescued: NDArray[np.float64]
     group_std: NDArray[np.float64]
+    _: KW_ONLY
+    metrics: dict[str, float]
 
 
 class Posteriors:
-    """A run's posteriors of all its prompts: in memory to be read, in the store before they are used."""
+    """A run's posteriors of all its prompts, and its run-wide state: in memory to be read, stored before use."""
 
     def __init__(
         self,
@@ -74,6 +79,8 @@ class Posteriors:
             field: np.where(known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         }
+        shared = initial | (self.run.load_shared() or {})
+        self._shared = {field: shared[field] for field in self.estimator.shared_fields}
 
     def observe(
         self,
@@ -82,6 +89,7 @@ class Posteriors:
         rewards: NDArray[np.float64],
         scores: NDArray[np.float64],
         form: Form,
+        probed: probes.Probes | None = None,
     ) -> Scored:
         """Update the posteriors with one step's rollouts, store them, and compute advantages.
 
@@ -95,6 +103,7 @@ class Posteriors:
             scores: shape (R,), the verifier's score before penalties; NaN where missing. Estimators of
                 binary correctness see these, estimators of real rewards see ``rewards``.
             form: "group_norm" for (X - mean) / sqrt(variance), "dr_grpo" for X - mean; X is ``rewards``.
+            probed: probes of some of the step's prompts, to be stored with it; the estimator never sees them.
 
         Raises:
             ValueError: a score the estimator is not defined for, a prompt the run does not know.
@@ -111,28 +120,19 @@ class Posteriors:
         members_seen = members[seen]
         state = {field: values[members_seen] for field, values in self._state.items()}
         try:
-            new_state, estimate = self.estimator.observe(state, observed_P_G[seen])
+            new_state, estimate = self.estimator.observe(state | self._shared, observed_P_G[seen])
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[members_seen[error.row]])) from error
-        rollouts = np.sum(~np.isnan(scores_P_G[seen]), axis=1)
-        self.run.record_step(
-            step,
-            storage.StepRows(
-                prompt_ids=self._ids[members_seen],
-                rollouts=rollouts,
-                successes=np.nansum(scores_P_G[seen], axis=1),
-                mean=estimate.mean,
-                variance=estimate.variance,
-                state=self._columns(new_state, len(members_seen)),
-                previous_state=self._columns(
-                    {field: np.where(self._known[members_seen], values, np.nan) for field, values in state.items()},
-                    len(members_seen),
-                ),
-                previous_step=self._step[members_seen],
-            ),
-        )
-        for field, values in new_state.items():
-            self._state[field][members_seen] = values
+        rows = self._rows(members_seen, state, new_state, estimate, scores_P_G[seen])
+        metrics = {f"estimator/{field}": float(values[0]) for field, values in rows.shared.items() if len(values) == 1}
+        if probed is not None:
+            at, scores_Q_M = self._probed_among(members_seen, probed)
+            rows.probes = _probe_rows(rows.prompt_ids[at], scores_Q_M)
+            metrics |= probes.metrics(rows.mean[at], (rows.successes / rows.rollouts)[at], scores_Q_M)
+        self.run.record_step(step, rows)
+        for field, values in self._state.items():
+            values[members_seen] = new_state[field]
+        self._shared = rows.shared
         self._known[members_seen] = True
         self._step[members_seen] = step
 
@@ -143,7 +143,7 @@ class Posteriors:
         per_group[2, seen] = np.nanmin(rewards_P_G[seen], axis=1) == np.nanmax(rewards_P_G[seen], axis=1)
         per_group[3] = (per_group[2] > 0) & (np.abs(advantages_P_G).max(axis=1) > 0)
         per_group[4, seen] = _sample_std(rewards_P_G[seen])
-        return Scored(advantages_P_G[group, slot], *per_group[:, group])
+        return Scored(advantages_P_G[group, slot], *per_group[:, group], metrics=metrics)
 
     def _groups(
         self, prompts: Sequence[tuple[str, str]]
@@ -161,7 +161,38 @@ class Posteriors:
         slot[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         return members, group, slot
 
-    def _columns(self, state: dict[str, NDArray[np.float64]], rows: int) -> NDArray[np.float64]:
+    def _probed_among(
+        self, members: NDArray[np.int64], probed: probes.Probes
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Places in ``members`` of the probed prompts that are among them and have a score, and their scores."""
+        positions = np.array([self._index[prompt] for prompt in probed.prompts], dtype=np.int64)
+        usable = np.isin(positions, members) & ~np.isnan(probed.scores_Q_M).all(axis=1)
+        return np.searchsorted(members, positions[usable]), probed.scores_Q_M[usable]
+
+    def _rows(
+        self,
+        members: NDArray[np.int64],
+        state: State,
+        new_state: State,
+        estimate: Estimate,
+        scores_P_G: NDArray[np.float64],
+    ) -> storage.StepRows:
+        """What the step changed, to be stored."""
+        known = self._known[members]
+        before = {field: np.where(known, values, np.nan) for field, values in state.items()}
+        return storage.StepRows(
+            prompt_ids=self._ids[members],
+            rollouts=np.sum(~np.isnan(scores_P_G), axis=1),
+            successes=np.nansum(scores_P_G, axis=1),
+            mean=estimate.mean,
+            variance=estimate.variance,
+            state=self._columns(new_state, len(members)),
+            previous_state=self._columns(before, len(members)),
+            previous_step=self._step[members],
+            shared={field: new_state[field] for field in self.estimator.shared_fields},
+        )
+
+    def _columns(self, state: State, rows: int) -> NDArray[np.float64]:
         fields = self.estimator.state_fields
         return np.column_stack([state[field] for field in fields]) if fields else np.empty((rows, 0))
 
@@ -171,6 +202,15 @@ class Posteriors:
             hint = f"--{self.estimator.name}.partial_credit accepts scores in [0, 1]"
         name = self.estimator.name
         return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
+
+
+def _probe_rows(ids: NDArray[np.int64], scores_Q_M: NDArray[np.float64]) -> storage.ProbeRows:
+    return storage.ProbeRows(
+        prompt_ids=ids,
+        samples=np.sum(~np.isnan(scores_Q_M), axis=1),
+        successes=np.nansum(scores_Q_M, axis=1),
+        squares=np.nansum(scores_Q_M**2, axis=1),
+    )
 
 
 def _matrix(

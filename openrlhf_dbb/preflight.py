@@ -8,7 +8,7 @@ from typing import Any
 
 import estimators
 import storage
-from openrlhf_dbb import cpu, runs, tiny_model, upstream
+from openrlhf_dbb import cpu, probes, runs, tiny_model, upstream
 from openrlhf_dbb.arguments import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.flags import NO_ESTIMATOR
@@ -43,6 +43,11 @@ def check(settings: Settings) -> runs.Start | None:
     prompts = _choose_prompts(args, tokenizer)
     if settings.estimator == NO_ESTIMATOR:
         return None
+    if args.probe.fraction and not probes.of(args, prompts.texts, prompts.labels):
+        raise UsageError(
+            f"--probe.fraction {args.probe.fraction:g} chooses none of the {len(prompts.texts)} prompts; raise it"
+        )
+    runs.count_updates(settings, prompts)
     with storage.open_store(settings.store_url) as store:
         if resumed is not None:
             return runs.resume(settings, store, resumed, prompts)
@@ -77,17 +82,20 @@ def check_arguments(settings: Settings) -> None:
             f"--algo.advantage.estimator {form} has no place for --estimator {settings.estimator}; "
             f"use {' or '.join(FORMS)}, or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
         )
-    group, fewest = args.rollout.n_samples_per_prompt, estimators.get(settings.estimator).min_rollouts
+    estimator = estimators.build(settings.estimator, **settings.parameters)
+    group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
     if group < fewest:
         raise UsageError(
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
             f"got {group}: one rollout alone has no deviation from its mean"
         )
-    if settings.warm_start is not None and not estimators.get(settings.estimator).state_fields:
+    if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
     if not args.vllm.num_engines:
         raise UsageError("--vllm.num_engines is missing; name the number of engines that generate the rollouts")
     _check_batches(args)
+    if args.probe.fraction and not (args.reward.remote_url or args.train.agent_func_path):
+        raise UsageError("--probe.fraction needs rewards at generation; give --reward.remote_url")
     if args.ckpt.max_num < 2:
         raise UsageError(
             f"--ckpt.max_num {args.ckpt.max_num}: the old checkpoint is deleted before the new one is whole; "

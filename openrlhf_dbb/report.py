@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import storage
-from openrlhf_dbb import __version__, presets
+from openrlhf_dbb import __version__, presets, probes
 from openrlhf_dbb.arguments import Settings
 from openrlhf_dbb.runs import Start
 
@@ -30,6 +31,8 @@ def configuration(settings: Settings, start: Start | None) -> str:
                 f"warm start {warm.matched} prompts from {warm.source.name}, weight {settings.warm_start_weight:g}; "
                 f"{warm.unmatched} start from the prior"
             )
+        if settings.args.probe.fraction:
+            lines.append(_probes(settings.args, start))
         lines += start.notes
     lines.append("configuration (others: OpenRLHF's defaults; * differs from the paper)")
     for flag, value in settings.flags.items():
@@ -52,7 +55,9 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
             "FROM posterior_history WHERE run_id = :run",
             run=run,
         )
+        probe_counts = store.query("SELECT count(*), sum(samples) FROM probes WHERE run_id = :run", run=run)
     rollouts, groups, unanimous, rescued = tuple(counts[0])
+    probed, samples = tuple(probe_counts[0])
     lines = ["", f"run {start.run.name} finished in {time.strftime('%M:%S', time.gmtime(seconds))} min"]
     if len(progress.accuracy) > 1:
         first, last = min(progress.accuracy), max(progress.accuracy)
@@ -62,6 +67,8 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         )
     lines.append(f"  steps        {progress.step}")
     lines.append(f"  rollouts     {rollouts or 0}")
+    if probed:
+        lines.append(f"  probes       {samples} extra rollouts of {probed} groups, not trained on")
     if groups:
         share = f"{rescued / unanimous:.0%} of them still gave an advantage" if unanimous else "none to rescue"
         lines.append(f"  zero-variance groups  {unanimous} of {groups} ({unanimous / groups:.0%}); {share}")
@@ -74,6 +81,17 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         "  or           openrlhf-dbb show " + start.run.name,
     ]
     return "\n".join(lines)
+
+
+def _probes(args: SimpleNamespace, start: Start) -> str:
+    texts, labels = start.prompts.texts, start.prompts.labels
+    probed = probes.of(args, texts, labels)
+    visits = sum(prompt in probed for prompt in zip(texts, labels, strict=True))
+    trained = len(texts) * args.rollout.n_samples_per_prompt
+    return (
+        f"probes     {len(probed)} of {len(texts)} prompts, {args.probe.samples} extra rollouts at each visit: "
+        f"{visits * args.probe.samples} an epoch beside {trained} of training"
+    )
 
 
 def _equal(value: Any, paper: Any) -> bool:

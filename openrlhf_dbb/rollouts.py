@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor, batch_vllm_engine_call
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from openrlhf_dbb import cpu, upstream
@@ -169,8 +171,45 @@ class WholeBatchGenerator(SamplesGenerator):
             self._sample_buffer, samples = samples, []
         return samples, pass_rate, consumed, exhausted
 
+    def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> list[list[float]]:
+        """Scores of more responses to the prompts of some rollouts, under the present weights.
+
+        Args:
+            rollouts: one of each prompt.
+            samples: responses to each prompt.
+            generate_kwargs: as for :meth:`generate_samples`.
+
+        Returns:
+            ``samples`` scores for each of ``rollouts``, NaN where missing.
+
+        Raises:
+            RewardError: as in training, and for a response without any score.
+        """
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        try:
+            refs = self._dispatch_prompts_to_vllm(
+                [rollout.prompts[0] for rollout in rollouts],
+                [rollout.labels[0] for rollout in rollouts],
+                images=[rollout.images[0] if rollout.images else None for rollout in rollouts],
+                **generate_kwargs | {"n_samples_per_prompt": samples},
+            )
+            return [[_score(response) for response in ray.get(ref)] for ref in refs]
+        finally:
+            if self.args.vllm.enable_sleep:
+                batch_vllm_engine_call(self.vllm_engines, "sleep")
+
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
         if experience.scores is not None:  # logged as a mean, which a missing score (NaN) would spoil
             experience.info["score"] = experience.scores.nan_to_num()
         return experience
+
+
+def _score(response: dict[str, Any]) -> float:
+    """The verifier's score, or else the reward, as in training."""
+    score = response.get("scores")
+    score = _single(response.get("reward") if score is None else score)
+    if score is None:
+        raise RewardError(f"no score came with a probe of prompt {response['prompt'][:80]!r}; mend the agent")
+    return float(score)

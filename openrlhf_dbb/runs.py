@@ -10,8 +10,9 @@ from typing import Any
 
 import estimators
 import storage
-from openrlhf_dbb.arguments import Settings
+from openrlhf_dbb.arguments import Settings, fill_in
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.flags import flag_prefix
 from openrlhf_dbb.prompts import Prompts
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -82,12 +83,18 @@ def adopt_places(settings: Settings, record: storage.RunRecord) -> None:
     for flag in _PLACES:
         if settings.origin.get(flag) == "command line" or flag not in record.config:
             continue
-        *sections, name = flag.split(".")
-        node = settings.args
-        for section in sections:
-            node = getattr(node, section)
-        setattr(node, name, record.config[flag])
-        settings.flags[flag] = record.config[flag]
+        fill_in(settings, flag, record.config[flag], f"run {record.name}")
+
+
+def count_updates(settings: Settings, prompts: Prompts) -> None:
+    """Tell an estimator that forgets by policy updates how many of them make one pass over the prompts."""
+    parameters = settings.parameters
+    if parameters.get("forgetting") != "updates" or parameters.get("updates_per_epoch") != 0:
+        return
+    updates = len(prompts.texts) / settings.args.rollout.batch_size
+    parameters["updates_per_epoch"] = updates
+    flag = f"{flag_prefix(settings.estimator)}.updates_per_epoch"
+    fill_in(settings, flag, updates, "prompts / rollout.batch_size")
 
 
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
@@ -113,7 +120,20 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
     _check_checkpoint(settings.args, record)
     run = store.claim_run(record.run_id, take_over=settings.take_over)
     run.release()
-    return Start(record, True, store.url, store.location, prompts, None, [])
+    notes = _probe_notes(settings, record)
+    return Start(record, True, store.url, store.location, prompts, None, notes)
+
+
+def _probe_notes(settings: Settings, record: storage.RunRecord) -> list[str]:
+    """Probes may differ from those the run was started with: they change nothing that is trained."""
+    began, now = (
+        {flag: flags.get(flag, 0) for flag in ("probe.fraction", "probe.samples")}
+        for flags in (record.config, settings.flags)
+    )
+    if began == now or not (began["probe.fraction"] or now["probe.fraction"]):
+        return []
+    given = ", ".join(f"--{flag} {now[flag]:g} (was {began[flag]:g})" for flag in now if began[flag] != now[flag])
+    return [f"note: the run was started with other probes; from here on {given}"]
 
 
 def _check_checkpoint(args: SimpleNamespace, record: storage.RunRecord) -> None:

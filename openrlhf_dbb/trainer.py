@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import openrlhf.trainer.ppo_trainer as ppo_trainer
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 import estimators
 import storage
-from openrlhf_dbb import prompts, upstream
+from openrlhf_dbb import probes, prompts, upstream
 from openrlhf_dbb.advantages import PosteriorExperienceMaker
 from openrlhf_dbb.posterior import Posteriors
 from openrlhf_dbb.rollouts import WholeBatchGenerator
@@ -86,6 +88,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             labels,
         )
         self.experience_maker.posteriors = self._posteriors
+        self._probed = probes.of(self.args, data.prompts, labels)
         self._progress = Progress(total=len(data) * self.args.train.num_episodes // self.args.rollout.batch_size)
 
     def progress(self) -> Progress:
@@ -142,21 +145,38 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return states
 
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
-        """One rollout batch: posteriors, advantages, optimizer steps, weight sync.
+        """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         Raises:
             RuntimeError: the batch did not lead to an optimizer step.
         """
         self.experience_maker.step = global_step + 1
+        began = time.monotonic()
+        self.experience_maker.probed = self._probe(rollout_samples) if self._probed else None
+        probe_time = time.monotonic() - began
         status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
             raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts are no optimizer step")
         status |= self.experience_maker.metrics
+        if self._probed:
+            status["timing/probe"] = probe_time
         verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
             status["rollout/reward_mean"] = sum(verified) / len(verified)
         self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
         return status, step
+
+    def _probe(self, rollouts: list[Any]) -> probes.Probes:
+        """More rollouts, for their scores alone, of the batch's probed prompts under the policy of this step."""
+        found = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
+        asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
+        scores: list[list[float]] = []
+        if asked:
+            self._progress.phase = "probing"
+            samples = self.args.probe.samples
+            scores = self.samples_generator.score_more(list(asked.values()), samples, **self.generate_kwargs)
+            self._progress.phase = "training"
+        return probes.Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, `
 (cpu/strategy.py).
 Subclassed: those two actors, ``RemoteExperienceMaker``, ``SamplesGenerator``, ``SingleTurnAgentExecutor``.
 Used elsewhere only as ordinary imports: ``Experience``, ``compute_reward``, ``apply_length_penalties``,
-``blending_datasets``, ``PromptDataset``, ``get_tokenizer``, ``DeepspeedStrategy``.
+``blending_datasets``, ``PromptDataset``, ``get_tokenizer``, ``DeepspeedStrategy``, ``batch_vllm_engine_call``.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 
 from openrlhf_dbb.advantages import PosteriorExperienceMaker  # noqa: E402
 from openrlhf_dbb.posterior import Posteriors  # noqa: E402
+from openrlhf_dbb.probes import Probes  # noqa: E402
 
 PROMPTS = [f"{i}+1=" for i in range(4)]
 TOKENS = 5
@@ -164,6 +165,17 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
     for row, want in zip(stored, [wrong, right, wrong, right], strict=True):
         assert tuple(row) == pytest.approx(want, rel=1e-12)
+
+
+def test_probes_and_run_wide_numbers_are_logged_beside_the_estimates(ours):
+    mine, store = ours("auto")
+    mine.probed = Probes([(PROMPTS[0], "1")], np.array([[1.0, 0.0]]))
+    mine.compute_advantages_and_returns(experiences(RANDOM))
+    assert {"estimator/mean", "estimator/discount", "estimator/weight", "probe/mse"} <= set(mine.metrics)
+    assert (mine.metrics["probe/groups"], mine.metrics["estimator/prompts"]) == (1, 4)
+    # the group's own mean against 1/2, less the noise 1/4 / (2 - 1)
+    assert mine.metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
+    assert [tuple(row) for row in store.query("SELECT samples, successes FROM probes")] == [(2, 1.0)]
 
 
 def test_a_second_visit_continues_from_the_first(ours):

@@ -102,7 +102,7 @@ def test_the_command_line_wins_over_the_preset():
     assert settings.origin["rollout.batch_size"] == "preset tiny"
 
 
-@pytest.mark.parametrize(("estimator", "clip"), [("dbb", [0.98, 0.98]), ("point", [0.2, 0.28])])
+@pytest.mark.parametrize(("estimator", "clip"), [("dbb", [0.98, 0.98]), ("auto", [0.98, 0.98]), ("point", [0.2, 0.28])])
 @pytest.mark.parametrize("preset", presets.names())
 def test_the_estimator_decides_the_clip_range(preset, estimator, clip):
     assert list(presets.load(preset, estimator)["actor.eps_clip_low_high"]) == clip
@@ -146,7 +146,7 @@ def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, respons
 def test_every_preset_sets_only_flags_that_exist():
     known = {action.dest for action in flags.build_parser()._actions}
     for preset in presets.names():
-        for estimator in ("dbb", "point"):
+        for estimator in ("dbb", "auto", "point"):
             assert set(presets.load(preset, estimator)) <= known
 
 
@@ -159,13 +159,24 @@ def test_the_configuration_marks_what_differs_from_the_paper():
     assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
 
 
+def test_probes_are_off_unless_asked_for():
+    assert parse("--preset", "tiny").args.probe.fraction == 0
+    settings = parse("--preset", "tiny", "--probe.fraction", "0.1", "--probe.samples", "64")
+    assert (settings.args.probe.fraction, settings.args.probe.samples) == (0.1, 64)
+    assert (settings.flags["probe.fraction"], settings.flags["probe.samples"]) == (0.1, 64)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--estimator", "dbbb"], r"--estimator: unknown estimator 'dbbb'; known: dbb, point"),
+        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: auto, dbb, .*, point, or"),
         (["--preset", "huge"], r"unknown preset 'huge'; known: qwen3-0.6b, .*tiny, none"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount = 1.5 is not in \(0, 1\]"),
         (["--preset", "tiny", "--warm_start_weight", "0"], r"--warm_start_weight 0.0 is not in \(0, 1\]"),
+        (["--preset", "tiny", "--probe.fraction", "1.5"], r"--probe.fraction 1.5 is not in \[0, 1\]; 0.1 probes"),
+        (["--preset", "tiny", "--probe.fraction", "nan"], r"--probe.fraction nan is not in \[0, 1\]"),
+        (["--preset", "tiny", "--probe.samples", "1"], r"--probe.samples 1 is below 2"),
+        (["--preset", "tiny", "--estimator", "none", "--probe.fraction", "0.1"], r"--estimator is none, name one"),
         (["--preset", "tiny", "--resume", "--warm_start", "x"], r"give one of them"),
         (["--preset", "tiny", "--run_name", "a/b"], r"--run_name 'a/b'"),
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),

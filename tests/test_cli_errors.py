@@ -66,7 +66,7 @@ def no_engine_starts(monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--estimator", "dbbb"], "--estimator: unknown estimator 'dbbb'; known: dbb, point, or module:Class"),
+        (["--estimator", "dbbb"], "--estimator: unknown estimator 'dbbb'; known: auto, dbb, "),
         (["--dbb.discount", "0"], "--dbb.discount = 0.0 is not in (0, 1]"),
         (["--actor.model_name_or_path", "/no/such/model"], "--actor.model_name_or_path /no/such/model: no model there"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl: no such file"),
@@ -78,6 +78,10 @@ def no_engine_starts(monkeypatch):
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "more, got 1"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
+        (["--estimator", "laplace", "--warm_start", "x"], "--warm_start: --estimator laplace keeps no history"),
+        (["--probe.fraction", "-0.1"], "--probe.fraction -0.1 is not in [0, 1]"),
+        (["--probe.fraction", "1e-6"], "--probe.fraction 1e-06 chooses none of the 8 prompts; raise it"),
+        (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
         (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
         (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo has no place for --estimator dbb"),
@@ -136,6 +140,12 @@ def test_a_file_that_is_no_database_is_named(command, tmp_path):
 def unfinished(command, monkeypatch):
     """A run in the default database that was stopped before its first step."""
 
+    start_until_launch(command, monkeypatch, "--run_name", "mine")
+
+
+def start_until_launch(command, monkeypatch, *argv):
+    """Run the command up to the launch, which is to be reached."""
+
     class Stopped(Exception):
         pass
 
@@ -145,7 +155,31 @@ def unfinished(command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("openrlhf_dbb.launch.launch", stop)
         with pytest.raises(Stopped):
-            command("--run_name", "mine")
+            command(*argv)
+
+
+UPDATES = ["--dbb.forgetting", "updates"]
+
+
+def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(command, monkeypatch, tmp_path, capfd):
+    start_until_launch(command, monkeypatch, "--run_name", "mine", *UPDATES)
+    printed = capfd.readouterr().out
+    assert "--dbb.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in printed  # 8 prompts, 4 a batch
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
+        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at")
+    start_until_launch(command, monkeypatch, "--resume", "mine", *UPDATES)
+    code, said = command("--resume", "mine", *UPDATES, "--rollout.batch_size", "8")
+    assert code == 2 and "it was trained with estimator parameters" in said
+
+
+def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, monkeypatch, capfd):
+    start_until_launch(command, monkeypatch, "--resume", "mine", "--probe.fraction", "1", "--probe.samples", "16")
+    printed = capfd.readouterr().out
+    assert "probes     8 of 8 prompts, 16 extra rollouts at each visit: 128 an epoch beside 32 of training" in printed
+    assert "from here on --probe.fraction 1 (was 0), --probe.samples 16 (was 128)" in printed
+    start_until_launch(command, monkeypatch, "--resume", "mine", "--probe.samples", "16")
+    assert "probes" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 ``OPENRLHF_DBB_KILLS`` sets how often the run is killed (2 here, to keep the suite short).
 """
 
+import json
 import os
 import random
 import sqlite3
@@ -25,7 +26,8 @@ COMMAND = [
     sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", "--dbb.discount", str(DISCOUNT),
     "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "16", "--train.batch_size", "64",
     "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32", "--train.num_episodes", str(EPOCHS),
-    "--ckpt.save_steps", "3", "--eval.steps", "-1",
+    "--ckpt.save_steps", "3", "--eval.steps", "-1", "--dbb.forgetting", "updates",
+    "--probe.fraction", "0.25", "--probe.samples", "4",
 ]  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def run_until(folder, arguments, log, target, delay):
 
 
 def check_history(folder):
-    """No step missing or half there, and alpha' = discount * alpha + S along every prompt's rows."""
+    """No step missing or half there, and alpha' = discount ^ epochs * alpha + S along every prompt's rows."""
     steps = query(
         folder,
         "SELECT step, count(*), count(DISTINCT prompt_id) FROM posterior_history GROUP BY step ORDER BY step",
@@ -76,17 +78,30 @@ def check_history(folder):
     assert steps == [(step, 16, 16) for step in range(1, len(steps) + 1)]
     assert len(steps) == last_step(folder)
     posterior = {}
-    for prompt, rollouts, successes, alpha, beta in query(
-        folder, "SELECT prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
+    for step, prompt, rollouts, successes, alpha, beta in query(
+        folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
     ):
-        before = posterior.get(prompt, (1.0, 1.0))
-        assert (alpha, beta) == (
-            DISCOUNT * before[0] + successes,
-            DISCOUNT * before[1] + rollouts - successes,
-        )
-        posterior[prompt] = (alpha, beta)
-    current = query(folder, "SELECT prompt_id, alpha, beta FROM posteriors")
-    assert {prompt: (alpha, beta) for prompt, alpha, beta in current} == posterior
+        before = posterior.get(prompt, (1.0, 1.0, step - 2))
+        kept = DISCOUNT ** ((step - before[2]) / 2)  # two steps are an epoch
+        assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)
+        assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-14)
+        posterior[prompt] = (alpha, beta, step)
+    current = query(folder, "SELECT prompt_id, alpha, beta, step FROM posteriors")
+    assert {prompt: values for prompt, *values in current} == {p: list(values) for p, values in posterior.items()}
+    check_what_belongs_to_steps(folder)
+
+
+def check_what_belongs_to_steps(folder):
+    """The run-wide count of updates is the step; the same prompts are probed at each of their visits."""
+    updates = query(folder, "SELECT step, shared FROM steps ORDER BY step")
+    assert [json.loads(shared) for _, shared in updates] == [{"updates": [step]} for step, _ in updates]
+    probed = query(folder, "SELECT step, prompt_id FROM probes")
+    visits = query(
+        folder,
+        "SELECT step, prompt_id FROM posterior_history WHERE prompt_id IN (SELECT prompt_id FROM probes)",
+    )
+    assert sorted(probed) == sorted(visits)
+    assert query(folder, "SELECT DISTINCT samples FROM probes") in ([], [(4,)])
 
 
 def test_a_run_killed_at_random_moments_ends_with_exact_posteriors(tmp_path):

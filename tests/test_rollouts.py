@@ -150,3 +150,68 @@ def test_groups_held_over_survive_a_checkpoint():
 def test_a_data_set_of_whole_batches_is_served_as_it_is():
     made = generator(Scripted, 8, filtering=False)
     assert [batch[::2] for batch in episodes(made, 2)] == [[1, 2, 3, 4], [5, 6, 7, 8]] * 2
+
+
+@pytest.fixture(scope="module")
+def engine_class():
+    """A Ray actor in the place of a vLLM engine; responses score by their number, prompt by prompt."""
+    import ray
+
+    class Recorder:
+        def __init__(self):
+            self.calls = []
+
+        def get_num_unfinished_requests(self):
+            return 0
+
+        def generate_responses(self, prompt, label, sampling_params, num_samples, **_):
+            self.calls.append((prompt, label, sampling_params.temperature, num_samples))
+            if label == "broken":
+                raise RewardError("the reward function failed")
+            return [{"prompt": prompt, "reward": 9.0, "scores": label[i]} for i in range(num_samples)]
+
+        def sleep(self):
+            self.calls.append("sleep")
+
+        def wake_up(self):
+            self.calls.append("wake up")
+
+        def recorded(self):
+            return self.calls
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray.remote(Recorder)
+    ray.shutdown()
+
+
+def probing(engines, *, sleep):
+    made = generator(WholeBatchGenerator, 4)
+    made.vllm_engines = engines
+    made.args.vllm.enable_sleep = sleep
+    made.args.algo.advantage = SimpleNamespace(is_correction_level="off")
+    return made
+
+
+def rollout(prompt, label):
+    return SimpleNamespace(prompts=[prompt], labels=[label], images=[None])
+
+
+def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(engine_class):
+    import ray
+
+    engine = engine_class.remote()
+    asked = [rollout("a", [1.0, 0.0, math.nan]), rollout("b", [0.5, None, 1.0])]
+    scores = probing([engine], sleep=True).score_more(asked, 3, temperature=0.5, n_samples_per_prompt=8)
+    # a score that is absent, unlike a missing one (NaN), leaves the reward
+    assert str(scores) == "[[1.0, 0.0, nan], [0.5, 9.0, 1.0]]"
+    expected = ["wake up", ("a", asked[0].labels[0], 0.5, 3), ("b", asked[1].labels[0], 0.5, 3), "sleep"]
+    assert str(ray.get(engine.recorded.remote())) == str(expected)
+
+
+def test_a_reward_that_fails_in_a_probe_is_raised_and_an_engine_without_sleep_is_left_awake(engine_class):
+    import ray
+
+    engine = engine_class.remote()
+    with pytest.raises(RewardError, match="the reward function failed"):
+        probing([engine], sleep=False).score_more([rollout("a", "broken")], 2)
+    assert ray.get(engine.recorded.remote()) == [("a", "broken", 1.0, 2)]

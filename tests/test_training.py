@@ -1,5 +1,6 @@
 """The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -114,6 +115,76 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
     # the reward function cannot verify one rollout in four
     missing = 1 - sum(pair[2] for pair in pairs) / (32 * 8)
     assert 0.1 < missing < 0.4
+
+
+@pytest.fixture(scope="module")
+def probed(train, tmp_path_factory):
+    """A run with run-wide state and probes: 16 more rollouts of a quarter of the 32 prompts at every visit."""
+    folder = tmp_path_factory.mktemp("probed")
+    probes = ["--probe.fraction", "0.25", "--probe.samples", "16"]
+    result = train(folder, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return folder, result
+
+
+def test_the_chosen_prompts_are_probed_at_every_visit_and_no_others(probed):
+    from openrlhf_dbb.probes import chosen
+
+    folder, result = probed
+    prompts = {(text, label): number for number, text, label in rows(folder, "SELECT * FROM prompts")}
+    ids = {prompts[prompt] for prompt in chosen(prompts, 0.25, seed=42)}
+    assert 0 < len(ids) < 32
+    visits = set(rows(folder, "SELECT step, prompt_id FROM posterior_history"))
+    assert set(rows(folder, "SELECT step, prompt_id FROM probes")) == {visit for visit in visits if visit[1] in ids}
+    assert rows(folder, "SELECT DISTINCT samples FROM probes") == [(16,)]
+    assert f"probes     {len(ids)} of 32 prompts, 16 extra rollouts at each visit: {16 * len(ids)} an epoch" in (
+        result.stdout
+    )
+    assert f"probes       {3 * 16 * len(ids)} extra rollouts of {3 * len(ids)} groups, not trained on" in result.stdout
+
+
+def test_probes_count_for_nothing_in_training(probed):
+    folder, result = probed
+    assert rows(folder, "SELECT step, sum(rollouts) FROM posterior_history GROUP BY step") == [
+        (step, 16 * 8) for step in range(1, 7)
+    ]
+    assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
+    assert f"rollouts     {32 * 3 * 8}" in result.stdout
+
+
+def test_probes_sample_the_policy_that_the_group_was_sampled_from(probed):
+    folder, _ = probed
+    pairs = rows(
+        folder,
+        "SELECT h.successes / h.rollouts, p.mean FROM posterior_history h "
+        "JOIN probes p USING (run_id, step, prompt_id)",
+    )
+    difference = sum(group - probe for group, probe in pairs)
+    # two binomial means a group, of 8 and of 16 rollouts; p (1 - p) from the probe, with one more of each outcome
+    smoothed = [(16 * probe + 1) / 18 for _, probe in pairs]
+    deviation = sum(p * (1 - p) * (1 / 8 + 1 / 16) for p in smoothed) ** 0.5
+    assert abs(difference) < 4 * deviation
+
+
+def test_run_wide_numbers_and_probes_are_stored_and_logged(probed):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, _ = probed
+    events = EventAccumulator(str(folder / "runs/probed/tensorboard/probed"))
+    events.Reload()
+    logged = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    shared = {step: json.loads(text) for step, text in rows(folder, "SELECT step, shared FROM steps")}
+    assert list(shared) == [1, 2, 3, 4, 5, 6]
+    for field in ("discount", "weight", "prompts"):
+        assert logged[f"train/estimator/{field}"] == pytest.approx({s: state[field][0] for s, state in shared.items()})
+    assert shared[6]["prompts"] == [32]
+    errors = rows(
+        folder,
+        "SELECT step, count(*), avg((h.mean - p.mean) * (h.mean - p.mean) - p.mean * (1 - p.mean) / (p.samples - 1)) "
+        "FROM posterior_history h JOIN probes p USING (run_id, step, prompt_id) GROUP BY step ORDER BY step",
+    )
+    assert logged["train/probe/mse"] == pytest.approx({step: error for step, _, error in errors}, rel=1e-5, abs=1e-7)
+    assert logged["train/probe/groups"] == {step: groups for step, groups, _ in errors}
 
 
 def test_posteriors_in_postgresql_and_no_password_anywhere(train, new_url, tmp_path, monkeypatch):

@@ -1,0 +1,91 @@
+"""Probes: extra rollouts of some prompts, to measure the estimates against. Never trained on, never estimated from.
+
+When a prompt of a fixed random part of the training prompts is in a rollout batch, M more responses are sampled for
+it under the policy of that step; their mean score is the reference that its success probability is compared with.
+
+Axes: Q probed prompts of a step, M samples of each.
+
+Source: paper, section 5.3 (a tenth of the prompts, M = 128).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
+
+import storage
+
+Key = tuple[str, str]
+"""A prompt's text and its label."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What the probes of a step found.
+
+    Attributes:
+        prompts: Q different prompts.
+        scores_Q_M: the verifier's scores, shape (Q, M); NaN where missing.
+    """
+
+    prompts: list[Key]
+    scores_Q_M: NDArray[np.float64]
+
+
+def of(args: SimpleNamespace, texts: Iterable[str], labels: Iterable[str]) -> set[Key]:
+    """The prompts that a training with these arguments probes."""
+    return chosen(zip(texts, labels, strict=True), args.probe.fraction, args.train.seed)
+
+
+def chosen(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
+    """Those of the prompts that are probed: about ``fraction`` of them.
+
+    Each prompt is chosen by a hash of itself and ``seed``, so that neither its place in the data set nor a resume
+    changes the choice. A larger fraction chooses the same prompts and more.
+    """
+    return {prompt for prompt in prompts if _draw(prompt, seed) < fraction}
+
+
+def _draw(prompt: Key, seed: int) -> float:
+    """A number in [0, 1) that belongs to the prompt."""
+    digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def squared_errors(estimates_Q: NDArray[np.float64], scores_Q_M: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Unbiased estimates of ``(estimate - p)^2``, shape (Q,), where p is the mean that the scores are samples of.
+
+    The squared distance to the scores' mean, less the variance of that mean: of M scores 0 and 1 with mean m it
+    is m (1 - m) / (M - 1). A single value may thus be negative. Every row needs two scores that are not missing.
+    """
+    mean = np.nanmean(scores_Q_M, axis=1)
+    noise = np.nanvar(scores_Q_M, axis=1, ddof=1) / np.sum(~np.isnan(scores_Q_M), axis=1)
+    return np.asarray((estimates_Q - mean) ** 2 - noise)
+
+
+def metrics(
+    means_Q: NDArray[np.float64], group_means_Q: NDArray[np.float64], scores_Q_M: NDArray[np.float64]
+) -> dict[str, float]:
+    """What is logged of a step's probes.
+
+    Args:
+        means_Q: the estimator's means, which the step was scored with. Those of an estimator that sees rewards after
+            length penalties are compared with scores all the same.
+        group_means_Q: mean score of the groups that were trained on.
+        scores_Q_M: at least one score in every row.
+
+    Returns:
+        ``probe/groups``, and the mean squared errors of the two, ``probe/mse`` and ``probe/mse_point``, if any
+        group has the two scores that the noise of a probe takes.
+    """
+    known = np.sum(~np.isnan(scores_Q_M), axis=1) >= 2
+    logged = {"probe/groups": float(len(scores_Q_M))}
+    if known.any():
+        logged["probe/mse"] = float(squared_errors(means_Q[known], scores_Q_M[known]).mean())
+        logged["probe/mse_point"] = float(squared_errors(group_means_Q[known], scores_Q_M[known]).mean())
+    return logged
