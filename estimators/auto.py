@@ -5,7 +5,7 @@ Axes: P prompts, V revisited prompts, K visits remembered (latest first), L disc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -20,7 +20,8 @@ PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
 # How fast the run's numbers forget, in passes over the prompts. The population moves within an epoch, how
 # it moves is a steadier thing.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
-_MOST_EVIDENCE = 128  # prompts a step whose likelihood is computed; keeps large batches cheap
+_MOST_EVIDENCE = 512  # prompts a step by which the pairs are judged; keeps large batches cheap
+_CHUNK = 128  # prompts at a time: arrays that stay in the cache
 _REMEMBERED = 2  # visits kept apart; older ones are summed at the discount of their time
 
 _RECENT = tuple(f"{what}_{k}" for what in ("successes", "rollouts") for k in range(1, _REMEMBERED + 1))
@@ -29,7 +30,7 @@ _RECENT = tuple(f"{what}_{k}" for what in ("successes", "rollouts") for k in ran
 @register
 @dataclass(frozen=True)
 class SelfTuningBetaBernoulli(RewardEstimator):
-    """DBB whose prior, prior weight and discount follow the data; nothing to choose.
+    """DBB whose prior, prior weight and discount follow the data; nothing to tune.
 
     All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A
     and B the discounted successes and failures of a prompt's earlier visits k = 1, 2, ... ago::
@@ -39,24 +40,37 @@ class SelfTuningBetaBernoulli(RewardEstimator):
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    ``(weight, discount)`` maximises, over a grid of 5 x 21, the likelihood with which the groups of revisited
-    prompts were predicted one visit ahead::
+    ``(weight, discount)`` is the pair, of a grid of 5 x 21, whose means had the least squared error so far. The
+    success probabilities are unknown, but their squared distance is not, on average: with the current group's
+    share ``g = N / (alpha + beta)`` in the mean, ::
 
-        sum over prompts of log BetaBinomial(S | N, weight * a + A, weight * b + B)
+        (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
 
-    where a group counts half after 0.7 passes over the prompts seen so far (and half after 0.15 in the fit
-    of the prior); until a prompt comes back nothing is forgotten, the weight is 1 and the discount unused.
-    One discount alone cannot serve both the prior and the history, which is why the two are chosen
-    together.
+    has the expectation of ``(mean - p)^2``, as ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. (Of a single rollout
+    the noise is unknown; what counts then is how well the history alone foretold it.) With
+    ``criterion="likelihood"`` it is the pair that foretold the groups best, one visit ahead::
+
+        log BetaBinomial(S | N, weight * a + A, weight * b + B)
+
+    In both, a group counts half after 0.7 passes over the prompts seen so far (and half after 0.15 in the fit
+    of the prior); until prompts come back nothing is forgotten. One discount alone cannot serve both the prior
+    and the history, which is why the two are chosen together.
+
+    Args:
+        criterion: "risk" (least squared error) or "likelihood" (best one-step-ahead prediction).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
         successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
         successes_old, rollouts_old: of older ones, discounted as of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
-        evidence (shared): (105,) log-likelihoods of the grid, by weight, then discount.
-        prior, weight, discount (shared): a and b; the pair chosen.
+        evidence (shared): (105,) for each pair, by weight, then discount: what it is chosen by, more is better.
+        prior (shared): a and b.
+        weight, discount (shared): the pair chosen.
         prompts (shared): number of distinct prompts seen.
+
+    Raises:
+        ValueError: an unknown criterion.
 
     Example:
         >>> auto = SelfTuningBetaBernoulli()
@@ -64,18 +78,24 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         >>> for _ in range(2):
         ...     state, estimate = auto.observe(state, [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
         >>> state["discount"], state["weight"]  # the groups came out as before: history is worth much
-        (array([1.]), array([0.05]))
+        (array([1.]), array([2.]))
         >>> estimate.mean.round(3)
-        array([1.   , 0.   , 0.333])
+        array([0.991, 0.007, 0.335])
 
     Source: our own. The paper names a hierarchical prior with a discount (appendix "Empirical-Bayes Prior") and
     a discount that adapts (conclusion) as future work.
     """
 
+    criterion: str = field(default="risk", metadata={"help": "what the discount is chosen by: risk or likelihood"})
+
     name: ClassVar[str] = "auto"
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
     shared_fields: ClassVar[tuple[str, ...]] = ("moments", "evidence", "prior", "weight", "discount", "prompts")
     never_collapses: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.criterion not in ("risk", "likelihood"):
+            raise ValueError(f"auto.criterion = {self.criterion!r} is neither 'risk' nor 'likelihood'")
 
     @property
     def support(self) -> Literal["binary", "unit", "real"]:
@@ -105,10 +125,10 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         shared |= {name: state[name] for name in ("evidence", "weight", "discount")}
         if len(revisited):
             rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]
-            evidence = 0.5 ** (passes / _EVIDENCE_HALF_LIFE) * state["evidence"] + _log_likelihood(
-                {name: values[rows] for name, values in state.items() if name in self.state_fields},
-                prior, successes[rows], rollouts[rows],
-            )  # fmt: skip
+            evidence = 0.5 ** (passes / _EVIDENCE_HALF_LIFE) * state["evidence"]
+            for chunk in np.split(rows, range(_CHUNK, len(rows), _CHUNK)):
+                past = {name: state[name][chunk] for name in self.state_fields}
+                evidence = evidence + self._judged(past, prior, successes[chunk], rollouts[chunk])
             best = int(evidence.argmax())
             shared |= {
                 "evidence": evidence,
@@ -123,6 +143,14 @@ class SelfTuningBetaBernoulli(RewardEstimator):
             **_shifted(state, "rollouts", rollouts),
             **shared,
         }
+
+    def _judged(self, past: State, prior: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+        """What the V groups of prompts with this past say for each pair: (W * L,), more is better."""
+        past_successes_V_L, past_rollouts_V_L = _past(past, DISCOUNTS_L)
+        alpha = PRIOR_WEIGHTS_W[:, None] * prior[0] + past_successes_V_L[:, None]
+        total = PRIOR_WEIGHTS_W[:, None] * prior.sum() + past_rollouts_V_L[:, None]
+        judge = _log_likelihood if self.criterion == "likelihood" else _negative_risk
+        return judge(alpha, total, successes_V, rollouts_V).ravel()
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return bernoulli(state["alpha"], state["beta"])
@@ -155,14 +183,28 @@ def _shifted(state: State, what: str, newest: Floats) -> State:
     return {f"{what}_1": newest, **new, f"{what}_old": old}
 
 
-def _log_likelihood(state: State, prior: Floats, successes: Floats, rollouts: Floats) -> Floats:
-    """Log-likelihood of the V groups under each pair of the grid, summed over groups: (W * L,)."""
-    past_successes_V_L, past_rollouts_V_L = _past(state, DISCOUNTS_L)
-    alpha = PRIOR_WEIGHTS_W[:, None] * prior[0] + past_successes_V_L[:, None]
-    total = PRIOR_WEIGHTS_W[:, None] * prior.sum() + past_rollouts_V_L[:, None]
+def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+    """Minus the estimated squared error of each pair's means, summed over the V groups: (W, L).
+
+    Args:
+        alpha, total: (V, W, L), alpha and alpha + beta before the groups are seen.
+    """
+    rollouts = rollouts_V[:, None, None]
+    share = successes_V[:, None, None] / rollouts
+    several = rollouts > 1
+    noise = several * share * (1 - share) / np.maximum(rollouts - 1, 1)
+    total = total + several * rollouts
+    error = ((alpha + several * rollouts * share) / total - share) ** 2 - (1 - 2 * rollouts / total) * noise
+    return np.asarray(-error.sum(axis=0))
+
+
+def _log_likelihood(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+    """Beta-binomial log-likelihood of each pair, summed over the V groups: (W, L); arguments as above."""
     return np.asarray(
-        _log_rising(alpha, successes) + _log_rising(total - alpha, rollouts - successes) - _log_rising(total, rollouts)
-    ).ravel()
+        _log_rising(alpha, successes_V)
+        + _log_rising(total - alpha, rollouts_V - successes_V)
+        - _log_rising(total, rollouts_V)
+    )
 
 
 def _log_rising(x_V_W_L: Floats, times_V: Floats) -> Floats:

@@ -13,6 +13,7 @@ import estimators
 
 CASES = {name: estimators.build(name) for name in estimators.available()}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
+CASES["auto by likelihood"] = estimators.build("auto", criterion="likelihood")
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
 
 every_case = pytest.mark.parametrize("case", CASES)

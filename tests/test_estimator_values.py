@@ -125,6 +125,7 @@ def test_dbb_by_updates_must_know_the_length_of_an_epoch():
         ("gaussian", {"prior_mean": math.nan}, r"gaussian.prior_mean = nan is not a finite number"),
         ("gaussian", {"prior_variance": 0.0}, r"gaussian.prior_variance = 0.0 is not a finite number above 0"),
         ("gaussian", {"prior_weight": math.inf}, r"gaussian.prior_weight = inf is not a finite number above 0"),
+        ("auto", {"criterion": "mse"}, r"auto.criterion = 'mse' is neither 'risk' nor 'likelihood'"),
         ("point", {"discount": 0.5}, r"'point' has no parameter 'discount'; it has: none"),
     ],
 )
@@ -231,41 +232,80 @@ def test_empirical_bayes_half_life_counts_groups():
     assert state["moments"].tolist() == [0.5 * 2 + 2, 0.5 * 1 + 1.5, 0.5 * 1 + 1.25, 0.5 * 0.25 + 0.25]
 
 
-def test_auto_fits_prior_weight_and_discount_by_the_predictive_likelihood():
+AUTO_FIRST, AUTO_SECOND = (0, 1, 3, 4), (1, 1, 4, 2)  # successes of 4 prompts, N = 4, on two visits
+AUTO_GRID = [(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in (0.02, 0.05, *(i / 20 for i in range(2, 21)))]
+
+
+def auto_after_two_visits(**parameters):
+    auto = build("auto", **parameters)
+    state, _ = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in AUTO_FIRST]))
+    return auto.observe(state, np.array([group(s, size=4) for s in AUTO_SECOND]))
+
+
+def auto_counts(prior, weight, discount):
+    """(alpha, beta, S) of each prompt before its second visit."""
+    a, b = prior
+    for before, now in zip(AUTO_FIRST, AUTO_SECOND, strict=True):
+        yield weight * a + discount * before, weight * b + discount * (4 - before), now
+
+
+def test_auto_forgets_old_groups_in_the_prior_and_scores_first_visits_with_all_of_it():
     auto = build("auto")
-    first, second = (0, 1, 3, 4), (1, 1, 4, 2)
-    state, estimate = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in first]))
-    # a first visit: the prior of empirical_bayes, in full
-    assert state["prior"] == pytest.approx([1 / 7, 1 / 7])
-    assert estimate.mean == pytest.approx([(1 / 7 + s) / (4 + 2 / 7) for s in first])
-    new_state, estimate = auto.observe(state, np.array([group(s, size=4) for s in second]))
-    # one pass over 4 prompts: the first moments count .5 ** (1 / .15)
-    kept = 0.5 ** (1 / 0.15)
-    assert new_state["moments"] == pytest.approx(kept * state["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1])
-    a, b = new_state["prior"]
+    first, estimate = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in AUTO_FIRST]))
+    assert first["prior"] == pytest.approx([1 / 7, 1 / 7])  # as in empirical_bayes
+    assert estimate.mean == pytest.approx([(1 / 7 + s) / (4 + 2 / 7) for s in AUTO_FIRST])
+    state, _ = auto_after_two_visits()
+    kept = 0.5 ** (1 / 0.15)  # one pass over the 4 prompts
+    assert state["moments"] == pytest.approx(kept * first["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1])
+    assert state["prompts"].tolist() == [4.0]
+    assert (state["successes_1"].tolist(), state["successes_2"].tolist()) == ([1, 1, 4, 2], [0, 1, 3, 4])
+
+
+def test_auto_chooses_the_pair_of_least_estimated_risk():
+    state, estimate = auto_after_two_visits()
+
+    def risk(weight, discount):
+        total = 0.0
+        for alpha, beta, now in auto_counts(state["prior"], weight, discount):
+            mean, share = (alpha + now) / (alpha + beta + 4), 4 / (alpha + beta + 4)
+            total += (mean - now / 4) ** 2 - (1 - 2 * share) * now * (4 - now) / (16 * 3)
+        return total
+
+    assert state["evidence"] == pytest.approx([-risk(*pair) for pair in AUTO_GRID], rel=1e-9)
+    weight, discount = min(AUTO_GRID, key=lambda pair: risk(*pair))
+    assert (state["weight"][0], state["discount"][0]) == (weight, discount)
+    means = [(a + now) / (a + b + 4) for a, b, now in auto_counts(state["prior"], weight, discount)]
+    assert estimate.mean == pytest.approx(means)
+
+
+def test_auto_by_likelihood_chooses_the_pair_that_foretold_the_groups_best():
+    state, estimate = auto_after_two_visits(criterion="likelihood")
 
     def log_likelihood(weight, discount):
         total = 0.0
-        for before, now in zip(first, second, strict=True):
-            alpha, beta = weight * a + discount * before, weight * b + discount * (4 - before)
+        for alpha, beta, now in auto_counts(state["prior"], weight, discount):
             for outcomes, count in ((now, alpha), (4 - now, beta)):
                 total += math.lgamma(count + outcomes) - math.lgamma(count)
             total -= math.lgamma(alpha + beta + 4) - math.lgamma(alpha + beta)
         return total
 
-    discounts = [0.02, 0.05, *(i / 20 for i in range(2, 21))]
-    grid = {(w, d): log_likelihood(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in discounts}
-    assert new_state["evidence"] == pytest.approx(list(grid.values()), rel=1e-9)
-    weight, discount = max(grid, key=grid.get)
-    assert (new_state["weight"][0], new_state["discount"][0]) == (weight, discount)
-    assert estimate.mean == pytest.approx(
-        [
-            (weight * a + discount * before + now) / (weight * (a + b) + discount * 4 + 4)
-            for before, now in zip(first, second, strict=True)
-        ]
-    )
-    assert (new_state["successes_1"].tolist(), new_state["successes_2"].tolist()) == ([1, 1, 4, 2], [0, 1, 3, 4])
-    assert new_state["prompts"].tolist() == [4.0]
+    assert state["evidence"] == pytest.approx([log_likelihood(*pair) for pair in AUTO_GRID], rel=1e-9)
+    weight, discount = max(AUTO_GRID, key=lambda pair: log_likelihood(*pair))
+    assert (state["weight"][0], state["discount"][0]) == (weight, discount)
+    means = [(a + now) / (a + b + 4) for a, b, now in auto_counts(state["prior"], weight, discount)]
+    assert estimate.mean == pytest.approx(means)
+
+
+def test_auto_with_one_rollout_a_prompt_judges_by_what_the_history_foretold():
+    auto = build("auto")
+    state, _ = auto.observe(auto.initial_state(2), [[1.0], [0.0]])
+    state, _ = auto.observe(state, [[1.0], [1.0]])
+    a, b = state["prior"]
+    risks = []
+    for weight, discount in AUTO_GRID:
+        total = weight * (a + b) + discount
+        risks.append(((weight * a + discount) / total - 1) ** 2 + (weight * a / total - 1) ** 2)
+    assert state["evidence"] == pytest.approx([-risk for risk in risks], rel=1e-9)
 
 
 def test_auto_folds_visits_older_than_two_at_the_discount_of_their_time():
