@@ -26,6 +26,8 @@ def _loaded(imports):
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg")),
         ("openrlhf_dbb", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
         ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm")),
+        # matplotlib comes with the first figure
+        ("openrlhf_dbb.cli.lab", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm", "matplotlib")),
     ],
 )
 def test_a_fresh_process_loads_only_what_the_package_needs(imports, own, absent):

@@ -1,0 +1,37 @@
+"""The laboratory's command: estimators measured without training; changes no store and needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import calibration, mse, replay, simulate
+from storage import StoreError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 2 with one line on stderr if what was asked cannot be done."""
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.command(arguments)
+    except (UsageError, StoreError) as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m openrlhf_dbb.cli.lab",
+        description="Choose an estimator and a discount before training, or after it from a run's log.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for module in (mse, simulate, replay, calibration):
+        module.add_command(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

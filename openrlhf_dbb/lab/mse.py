@@ -1,0 +1,192 @@
+"""``lab mse``: closed forms of bias, variance and mean squared error, for given or for probed success probabilities."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estimators import RewardEstimator
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import curves, output, paper, probed, specs
+from openrlhf_dbb.lab.curves import Curve, Floats
+from openrlhf_dbb.lab.experiment import families
+from openrlhf_dbb.lab.known import Known
+from openrlhf_dbb.lab.panels import small_multiples
+from storage import DEFAULT_URL, URL_VARIABLE
+
+_ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
+_GROUP_SIZES = (2, 4, 8, 16, 32)
+
+
+def add_command(commands: Any) -> None:
+    """Add ``mse`` to the laboratory's commands."""
+    text = "closed-form bias, variance and mean squared error for known success probabilities"
+    parser = commands.add_parser("mse", help=text, description=text)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--p", nargs="+", metavar="P1,P2,...", help="a prompt's success probabilities, visit by visit")
+    source.add_argument("--csv", metavar="FILE", help="the same, a row for each prompt, without a header")
+    source.add_argument("--run", metavar="RUN", help="a stored run with probes: name, number or start of the uuid")
+    url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
+    parser.add_argument("--store.url", dest="store_url", metavar="URL", help=url)
+    parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
+    text = f"as dbb:discount=0.4 (default: {' '.join(_ESTIMATORS)})"
+    parser.add_argument("--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=text)
+    output.add_out(parser)
+    parser.set_defaults(command=_command)
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    estimators = [specs.parse(text) for text in arguments.estimators]
+    if arguments.rollouts is not None and arguments.rollouts < 1:
+        raise UsageError(f"--rollouts {arguments.rollouts} is not a number from 1")
+    if arguments.run is not None:
+        probes = probed.read(arguments.store_url, arguments.run)
+        known, rollouts = probes.known, arguments.rollouts or probes.rollouts
+        title = f"{probes.run.name}, N = {rollouts}"
+    else:
+        known, rollouts = Known.exactly(_sequences(arguments)), arguments.rollouts or 8
+        title = f"given probabilities, N = {rollouts}"
+    header, rows = by_visit(known, estimators, rollouts)
+    folder = output.folder(arguments)
+    print(f"{title}: mean over {len(known.p_Q_T)} prompts\n")
+    print(output.table(header, rows), end="\n\n")
+    if arguments.run is not None:
+        _print_probed(probes, rollouts)
+    files = [_write_moments(folder, known, estimators, rollouts), _write_curves(folder, known, estimators, rollouts)]
+    files += curves.discount_figure(folder, "discounts", title, _curves(known, estimators, rollouts))
+    files += _draw_rollouts(folder, known, rollouts)
+    files += _draw_prior(folder, title, known, rollouts)
+    print("\n".join(str(path) for path in files))
+
+
+def _sequences(arguments: argparse.Namespace) -> Floats:
+    """The probabilities of ``--p`` or ``--csv``, (Q, T), NaN after a prompt's last visit."""
+    if arguments.p:
+        source, lines = "--p", [text.split(",") for text in arguments.p]
+    else:
+        source = f"--csv {arguments.csv}"
+        try:
+            with open(arguments.csv, newline="", encoding="utf-8") as file:
+                lines = [line for line in csv.reader(file) if line]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UsageError(f"{source}: {error}") from error
+        if not lines:
+            raise UsageError(f"{source} is empty; write a row p1,p2,... for each prompt")
+    p_Q_T = np.full((len(lines), max(len(line) for line in lines)), np.nan)
+    for row, line in enumerate(lines):
+        for column, text in enumerate(line):
+            if text.strip() or not column:
+                p_Q_T[row, column] = _probability(source, row, text)
+    return p_Q_T
+
+
+def _probability(source: str, row: int, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise UsageError(f"{source}, row {row + 1}: {text!r} is not a probability in [0, 1]")
+    return value
+
+
+def by_visit(
+    known: Known, estimators: Sequence[RewardEstimator], rollouts: int
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """The table: header, and bias^2, variance and MSE by estimator and visit, then over all visits."""
+    rows: list[tuple[Any, ...]] = []
+    for estimator in estimators:
+        found = known.moments(estimator, rollouts)
+        parts = (found.bias**2, found.variance, found.mse)
+        for visit in range(known.p_Q_T.shape[1]):
+            rows.append((specs.label(estimator), str(visit + 1), *(float(np.nanmean(x[:, visit])) for x in parts)))
+        rows.append((specs.label(estimator), "all", *(float(np.nanmean(x)) for x in parts)))
+    return ["estimator", "visit", "bias^2", "variance", "mse"], rows
+
+
+def _print_probed(probes: probed.Probed, rollouts: int) -> None:
+    if probes.run.parent is not None:
+        print("The run was warm-started; the closed forms begin with the estimators' own priors all the same.\n")
+    print("Closed forms with the probed p~ in place of p, beside the paper's (Qwen3-1.7B-Base, N = 8). Squared")
+    print("differences of p~ between visits hold the probes' noise as well; the second column is without it.\n")
+    print(output.table(*paper.beside(probes.known, rollouts)), end="\n\n")
+    print("What the run's own estimates missed, noise of the probes removed\n")
+    rows = [(name, *values) for name, values in probes.realised.items()]
+    print(output.table(("estimate", "mse", "standard error"), rows), end="\n\n")
+
+
+def _write_moments(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
+    rows = []
+    for estimator in estimators:
+        found = known.moments(estimator, rollouts)
+        for prompt, visit in np.argwhere(~np.isnan(known.p_Q_T)):
+            cell = (prompt, visit)
+            values = (known.p_Q_T[cell], found.bias[cell], found.variance[cell], found.mse[cell])
+            rows.append((specs.label(estimator), prompt + 1, visit + 1, *values))
+    header = ("estimator", "prompt", "visit", "p", "bias", "variance", "mse")
+    return output.write_csv(folder, "moments", header, rows)
+
+
+def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
+    """Errors over the discount, with the probabilities as they are and with the noise of probes removed."""
+    candidates: list[tuple[str, float | None, RewardEstimator]] = []
+    for label, estimator in families(estimators).items():
+        candidates += [(label, x, candidate) for x, candidate in specs.swept(estimator, curves.DISCOUNTS).items()]
+    candidates += [(specs.label(e), None, e) for e in estimators if not specs.knob(e)]
+    rows = ((label, x, known.mse(e, rollouts), known.mse_without_noise(e, rollouts)) for label, x, e in candidates)
+    header = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
+    return output.write_csv(folder, "discounts", header, rows)
+
+
+def _curves(known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> list[Curve]:
+    found = []
+    for label, estimator in families(estimators).items():
+        swept = specs.swept(estimator, curves.DISCOUNTS)
+        mse = np.array([known.mse(candidate, rollouts) for candidate in swept.values()])
+        found.append(Curve(estimator.name, label, np.array(list(swept)), mse))
+    for e in estimators:
+        if not specs.knob(e):
+            found.append(Curve(e.name, specs.label(e), np.empty(0), np.array([known.mse(e, rollouts)])))
+    return curves.merged(found)
+
+
+def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
+    """MSE against N of dbb at .4 and at the discount that is best for ``rollouts``, and of the point estimator."""
+    (dbb,) = _curves(known, [specs.parse("dbb")], rollouts)
+    discounts = sorted({0.4, dbb.best()[0]})
+    shown = [specs.parse("point"), *(specs.parse(f"dbb:discount={x}") for x in discounts)]
+    sizes = np.array(_GROUP_SIZES, dtype=np.float64)
+    mse_E_N = np.array([[known.mse(e, size) for size in _GROUP_SIZES] for e in shown])
+    with np.errstate(divide="ignore", invalid="ignore"):  # point is exact where p is 0 or 1
+        relative_E_N = mse_E_N / mse_E_N[0]
+    figure, (absolute, relative) = small_multiples(2, panel_height=3.2, sharey=False)
+    for panel, values_E_N in ((absolute, mse_E_N), (relative, relative_E_N)):
+        pairs = zip(shown, values_E_N, strict=True)
+        curves.draw_rollouts(panel, [Curve(e.name, specs.label(e), sizes, values_N) for e, values_N in pairs])
+        panel.set_ylim(bottom=0)
+    absolute.set_ylabel(curves.MSE_LABEL)
+    relative.set_ylabel("MSE / MSE of point")
+    figure.supxlabel("rollouts of a group, N")
+    figure.legend(*absolute.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    rows = [
+        (specs.label(e), size, mse)
+        for e, mse_N in zip(shown, mse_E_N, strict=True)
+        for size, mse in zip(_GROUP_SIZES, mse_N, strict=True)
+    ]
+    csv_file = output.write_csv(folder, "rollouts", ("estimator", "rollouts", "mse"), rows)
+    return [csv_file, *output.save(figure, folder, "rollouts")]
+
+
+def _draw_prior(folder: Path, title: str, known: Known, rollouts: int) -> list[Path]:
+    def best_of(alpha: float, beta: float) -> tuple[float, float]:
+        prior = specs.parse(f"dbb:prior_alpha={alpha},prior_beta={beta}")
+        errors = {x: known.mse(e, rollouts) for x, e in specs.swept(prior, curves.DISCOUNTS).items()}
+        best = min(errors, key=errors.__getitem__)
+        return best, errors[best]
+
+    return curves.prior_figure(folder, title, best_of)

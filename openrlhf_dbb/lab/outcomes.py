@@ -1,0 +1,128 @@
+"""What candidates came to on a run's recorded visits, and their ranking by one of several criteria.
+
+Axes: V visits (a prompt in a step), P prompts, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from estimators import RewardEstimator
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import criteria, specs
+from openrlhf_dbb.lab.criteria import Advantages
+from openrlhf_dbb.lab.recommend import Ranking, rank
+from openrlhf_dbb.lab.recorded import Probes
+from openrlhf_dbb.lab.visits import Floats, Visits, rerun
+
+CRITERIA = {
+    "probes": "mean squared error against the probes",
+    "mse": "mean squared error estimated from the log",
+    "likelihood": "minus log-likelihood of the next visit's successes (nats)",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate came to.
+
+    Attributes:
+        losses: by criterion, (V,), lower is better; NaN where a visit does not count. Only those it has.
+        advantages: of all rollouts.
+    """
+
+    estimator: RewardEstimator
+    losses: dict[str, Floats]
+    advantages: Advantages
+
+    @property
+    def label(self) -> str:
+        return specs.label(self.estimator)
+
+    @property
+    def value(self) -> float | None:
+        """Its discount or smoothing."""
+        knob = specs.knob(self.estimator)
+        return None if knob is None else float(getattr(self.estimator, knob))
+
+    def mean(self, criterion: str) -> float | None:
+        """Mean loss over visits; None if the criterion does not apply."""
+        loss = self.losses.get(criterion)
+        return None if loss is None or np.isnan(loss).all() else float(np.nanmean(loss))
+
+
+def evaluate(estimator: RewardEstimator, visits: Visits, probes: Probes | None) -> Outcome:
+    """Replay the visits with ``estimator`` and measure it by every criterion there is."""
+    again = rerun(estimator, visits)
+    losses = {}
+    if probes is not None:
+        losses["probes"] = np.full(len(visits.step), np.nan)
+        mean = again.estimate.mean[probes.visit]
+        losses["probes"][probes.visit] = criteria.error_from_probes(
+            mean, probes.samples, probes.successes, probes.squares
+        )
+    if again.group_weight is not None:
+        losses["mse"] = criteria.error_from_log(visits, again.estimate.mean, again.group_weight)
+    if again.predictive is not None:
+        losses["likelihood"] = -criteria.log_score(visits, *again.predictive)
+    return Outcome(estimator, losses, criteria.advantages(visits, again.estimate))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The candidates that a criterion can judge, ranked; ``candidates`` and ``ranking`` have the same order."""
+
+    criterion: str
+    candidates: list[Outcome]
+    ranking: Ranking
+
+    @property
+    def best(self) -> Outcome:
+        return self.candidates[self.ranking.best]
+
+    def best_of(self, name: str) -> int | None:
+        """Position of the best candidate of an estimator; None if there is none."""
+        members = self.members(name)
+        return min(members, key=lambda at: float(self.ranking.mean_C[at]), default=None)
+
+    def members(self, name: str) -> list[int]:
+        """Positions of an estimator's candidates."""
+        return [at for at, outcome in enumerate(self.candidates) if outcome.estimator.name == name]
+
+    def names(self) -> list[str]:
+        """Estimators, best first."""
+        order = np.argsort(self.ranking.mean_C, kind="stable")
+        return list(dict.fromkeys(self.candidates[at].estimator.name for at in order))
+
+
+def judge(outcomes: Sequence[Outcome], visits: Visits, criterion: str, *, seed: int = 0) -> Verdict:
+    """Rank the candidates by ``criterion``.
+
+    Raises:
+        UsageError: the run's log says nothing by this criterion.
+    """
+    able = [outcome for outcome in outcomes if outcome.mean(criterion) is not None]
+    if not able:
+        needs = {
+            "probes": "the run has no probes; use --criterion mse",
+            "mse": "no group has two rollouts, or no candidate allows it; use --criterion likelihood",
+            "likelihood": "no prompt was visited twice, or no candidate predicts the next visit; use --criterion mse",
+        }
+        raise UsageError(f"--criterion {criterion}: {needs[criterion]}")
+    ranking = rank([outcome.losses[criterion] for outcome in able], visits.prompt, seed=seed)
+    return Verdict(criterion, able, ranking)
+
+
+def shown(verdict: Verdict, outcomes: Sequence[Outcome], own: RewardEstimator | None = None) -> list[Outcome]:
+    """The best candidate of every estimator, best first, then what the criterion cannot judge, then the run's own."""
+    best = [verdict.best_of(name) for name in verdict.names()]
+    shown = [verdict.candidates[at] for at in best if at is not None]
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.mean("mse") or 0):
+        if outcome.estimator.name not in [other.estimator.name for other in shown]:
+            shown.append(outcome)
+    if own is not None and specs.label(own) not in [outcome.label for outcome in shown]:
+        shown += [outcome for outcome in outcomes if outcome.label == specs.label(own)]
+    return shown

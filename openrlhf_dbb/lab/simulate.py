@@ -1,0 +1,213 @@
+"""``lab simulate``: any estimator on named regimes of moving success probabilities."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from estimators import RewardEstimator
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import curves, output, regimes, specs
+from openrlhf_dbb.lab.curves import Curve, Floats
+from openrlhf_dbb.lab.experiment import Result, Setting, families, simulate
+from openrlhf_dbb.lab.panels import small_multiples
+
+_ESTIMATORS = (
+    "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
+    "ema", "laplace", "empirical_bayes", "gaussian", "auto",
+)  # fmt: skip
+_ROLLOUTS = (4, 8, 16)
+_GROUP_SIZES = (2, 4, 8, 16, 32, 64)
+_OVER_ROLLOUTS = ("stationary-U", "paper-walk", "paper-drift", "decelerating")
+_RELATIVE_LABEL = "MSE / MSE of the point estimator"
+_CLOSE_UP = ("paper-walk", 8)  # regime and N of the figures that show one only
+
+
+def add_command(commands: Any) -> None:
+    """Add ``simulate`` to the laboratory's commands."""
+    text = "mean squared error of estimators on simulated trainings, where the truth is known"
+    parser = commands.add_parser("simulate", help=text, description=text)
+    known = ", ".join(regimes.REGIMES)
+    parser.add_argument("--regimes", nargs="+", metavar="NAME", default=list(regimes.REGIMES), help=f"of: {known}")
+    parser.add_argument(
+        "--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=f"default: {' '.join(_ESTIMATORS)}"
+    )
+    parser.add_argument(
+        "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default 4 8 16)"
+    )
+    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default .02, .05, .1, .15 ... 1)"
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=curves.DISCOUNTS, help=text)
+    for name, meaning in (
+        ("prompts", "prompts"),
+        ("visits", "epochs, in each of which every prompt is visited once"),
+        ("batch", "prompts in a policy step"),
+        ("seeds", "simulated trainings of each kind"),
+        ("seed", "seed of the first"),
+    ):
+        default = getattr(Setting, name)
+        parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default {default})")
+    output.add_out(parser)
+    parser.set_defaults(command=_command)
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    setting, names, sizes, discounts = _checked(arguments)
+    estimators = [specs.parse(text) for text in arguments.estimators]
+    folder = output.folder(arguments)
+    results = []
+    for name, size in _progress([(name, size) for name in names for size in sizes]):
+        results.append(simulate(estimators, discounts, name, size, setting))
+    header, rows = ratios([specs.label(e) for e in estimators], results)
+    print("MSE in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
+    print(output.table(header, rows), end="\n\n")
+
+    files = [_write_table(folder, estimators, results), _write_curves(folder, results)]
+    for size in sizes:
+        files += _draw_regimes(folder, estimators, [result for result in results if result.rollouts == size])
+    close_up = [result for result in results if (result.regime, result.rollouts) == _CLOSE_UP] or results
+    files += _draw_close_up(folder, estimators, close_up[0])
+    over_rollouts = [name for name in _OVER_ROLLOUTS if name in names] or names[:4]
+    files += _draw_rollouts(folder, over_rollouts, discounts, setting)
+    files += _draw_prior(folder, close_up[0], discounts, setting)
+    print("\n".join(str(path) for path in files))
+
+
+def _checked(arguments: argparse.Namespace) -> tuple[Setting, list[str], list[int], list[float]]:
+    """Setting, regimes, group sizes and discounts, each once."""
+    for name in ("prompts", "visits", "batch", "seeds"):
+        if getattr(arguments, name) < 1:
+            raise UsageError(f"--{name} {getattr(arguments, name)} is not a number from 1")
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed} is not a number from 0")
+    for size in arguments.rollouts:
+        if size < 1:
+            raise UsageError(f"--rollouts {size} is not a number from 1")
+    for discount in arguments.discounts:
+        if not 0 < discount <= 1:
+            raise UsageError(f"--discounts {discount:g} is not in (0, 1]")
+    try:
+        names = [regimes.get(name).name for name in dict.fromkeys(arguments.regimes)]
+    except ValueError as error:
+        raise UsageError(f"--regimes: {error}") from error
+    setting = Setting(arguments.prompts, arguments.visits, arguments.batch, arguments.seeds, arguments.seed)
+    return setting, names, sorted(set(arguments.rollouts)), sorted(set(arguments.discounts))
+
+
+def _progress(cells: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """The cells, with a bar if tqdm is installed, else a line for each."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        for done, (name, size) in enumerate(cells):
+            print(f"[{done + 1}/{len(cells)}] {name}, N = {size}", flush=True)
+            yield name, size
+    else:
+        yield from tqdm(cells, desc="simulating", unit="cell", leave=False, disable=None)
+
+
+def ratios(labels: Sequence[str], results: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
+    """The table: header, and a row for each result, then maximum and geometric mean over them."""
+    ratio_R_E = np.array([result.ratio_E_K.mean(axis=1) for result in results])
+    rows = [(result.regime, result.rollouts, *ratio_E) for result, ratio_E in zip(results, ratio_R_E, strict=True)]
+    rows.append(("maximum", None, *ratio_R_E.max(axis=0)))
+    rows.append(("geometric mean", None, *np.exp(np.log(ratio_R_E).mean(axis=0))))
+    return ["regime", "N", *labels], [[*row[:2], *(f"{value:.3f}" for value in row[2:])] for row in rows]
+
+
+def _write_table(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> Path:
+    rows = (
+        (result.regime, result.rollouts, specs.label(e), *_mean_and_error(mse_K), *_mean_and_error(ratio_K))
+        for result in results
+        for e, mse_K, ratio_K in zip(estimators, result.mse_E_K, result.ratio_E_K, strict=True)
+    )
+    header = ("regime", "rollouts", "estimator", "mse", "mse_error", "ratio", "ratio_error")
+    return output.write_csv(folder, "table", header, rows)
+
+
+def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
+    rows = (
+        (result.regime, result.rollouts, name, x, *_mean_and_error(mse_K))
+        for result in results
+        for name, (x_X, mse_X_K) in result.sweeps.items()
+        for x, mse_K in zip(x_X, mse_X_K, strict=True)
+    )
+    header = ("regime", "rollouts", "estimator", "discount_or_smoothing", "mse", "mse_error")
+    return output.write_csv(folder, "discounts", header, rows)
+
+
+def _mean_and_error(values_K: Floats) -> tuple[float, float | None]:
+    """Mean over seeds and its standard error (None with one seed)."""
+    count = len(values_K)
+    return float(values_K.mean()), float(values_K.std(ddof=1) / count**0.5) if count > 1 else None
+
+
+def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[Curve]:
+    """Curves of what has a discount or smoothing, levels of what has none."""
+    names = {label: e.name for label, e in families(estimators).items()}
+    found = [Curve(names[label], label, x, mse.mean(axis=1)) for label, (x, mse) in result.sweeps.items() if x.size]
+    for e, mse_K in zip(estimators, result.mse_E_K, strict=True):
+        if not specs.knob(e):
+            found.append(Curve(e.name, specs.label(e), np.empty(0), mse_K.mean(keepdims=True)))
+    return curves.merged(found)
+
+
+def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> list[Path]:
+    """A panel for each regime."""
+    figure, panels = small_multiples(len(results), panel_height=1.6)
+    for panel, result in zip(panels, results, strict=True):
+        curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
+        panel.set_title(result.regime)
+        panel.set_ylim(0, 1.4)
+    figure.supxlabel(curves.DISCOUNT_LABEL)
+    figure.supylabel(_RELATIVE_LABEL)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return output.save(figure, folder, f"discounts_N{results[0].rollouts}")
+
+
+def _draw_close_up(folder: Path, estimators: Sequence[RewardEstimator], result: Result) -> list[Path]:
+    name = f"discounts_{result.regime}_N{result.rollouts}"
+    title = f"{result.regime}, N = {result.rollouts}"
+    return curves.discount_figure(folder, name, title, _curves(estimators, result))
+
+
+def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float], setting: Setting) -> list[Path]:
+    """MSE against N: what takes no tuning, beside dbb at .4 and at the best discount of each N."""
+    fixed = [specs.parse(text) for text in ("point", "empirical_bayes", "auto", "dbb:discount=0.4")]
+    labelled = [(e.name, specs.label(e)) for e in fixed] + [("dbb", "dbb, best discount")]
+    sizes = np.array(_GROUP_SIZES, dtype=np.float64)
+    figure, panels = small_multiples(len(names), columns=2, panel_height=2.6)
+    records = []
+    for panel, regime in zip(panels, names, strict=True):
+        results = [simulate(fixed, discounts, regime, size, setting) for size in _GROUP_SIZES]
+        mse_N_E_K = np.array([[*result.mse_E_K, result.best_K] for result in results])
+        relative_E_N = (mse_N_E_K.mean(axis=2) / mse_N_E_K[:, :1].mean(axis=2)).T
+        drawn = zip(labelled, relative_E_N, strict=True)
+        curves.draw_rollouts(panel, [Curve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
+        panel.set_title(regime)
+        panel.set_ylim(0, 1.4)
+        records += [
+            (regime, size, label, *_mean_and_error(mse_K))
+            for size, mse_E_K in zip(_GROUP_SIZES, mse_N_E_K, strict=True)
+            for (_, label), mse_K in zip(labelled, mse_E_K, strict=True)
+        ]
+    figure.supxlabel("rollouts of a group, N")
+    figure.supylabel(_RELATIVE_LABEL)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    header = ("regime", "rollouts", "estimator", "mse", "mse_error")
+    return [output.write_csv(folder, "rollouts", header, records), *output.save(figure, folder, "rollouts")]
+
+
+def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], setting: Setting) -> list[Path]:
+    draws = setting.draws(result.regime, result.rollouts)
+
+    def best_of(alpha: float, beta: float) -> tuple[float, float]:
+        prior = specs.parse(f"dbb:prior_alpha={alpha},prior_beta={beta}")
+        x, mse_X_K = setting.sweep(prior, discounts, draws)
+        mse_X = mse_X_K.mean(axis=1)
+        return float(x[mse_X.argmin()]), float(mse_X.min())
+
+    return curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)

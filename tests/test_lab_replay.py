@@ -1,0 +1,294 @@
+"""lab replay: criteria worked out by hand, unbiased in simulation; the recommendation; the command on a real store."""
+
+import csv
+import types
+
+import numpy as np
+import pytest
+
+from estimators import Estimate
+from estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import criteria, recorded, regimes, specs
+from openrlhf_dbb.lab.outcomes import evaluate, judge
+from openrlhf_dbb.lab.recommend import rank
+from openrlhf_dbb.lab.replay import introduction, recommendation
+from openrlhf_dbb.lab.visits import rerun, visits
+from storage import ProbeRows, StepRows
+
+
+def simulated(regime="paper-walk", prompts=1024, passes=4, rollouts=8, seed=0):
+    """Visits, a step per pass over all prompts, and the success probabilities behind them, (V,)."""
+    rng = np.random.default_rng(seed)
+    p_P_T = regimes.get(regime).paths(rng, prompts, passes)
+    successes = rng.binomial(rollouts, p_P_T).T.ravel()
+    step, prompt = np.repeat(np.arange(1, passes + 1), prompts), np.tile(np.arange(prompts), passes)
+    return visits(step, prompt, 1.0 * successes, np.full(len(step), rollouts)), p_P_T.T.ravel()
+
+
+def hand_made():
+    """Prompts 7 and 9 in step 1, prompt 9 again in step 2: S/N = 1/2, 3/4, 4/4."""
+    return visits(np.array([1, 1, 2]), np.array([7, 9, 9]), np.array([1.0, 3.0, 4.0]), np.array([2, 4, 4]))
+
+
+def test_visits():
+    seen = hand_made()
+    assert seen.prompts == 2
+    assert seen.prompt.tolist() == [0, 1, 1]
+    assert seen.number.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(seen.rewards_V_G, [[1, 0, np.nan, np.nan], [1, 1, 1, 0], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("successes", [0.5, -1.0, 3.0])
+def test_scores_other_than_0_and_1_are_refused(successes):
+    with pytest.raises(UsageError, match=r"step 1, prompt 7: .* of 2 rollouts; only rewards 0 and 1"):
+        visits(np.array([1]), np.array([7]), np.array([successes]), np.array([2]))
+
+
+def test_rerun():
+    again = rerun(specs.parse("dbb:discount=0.5"), hand_made())
+    # Prompt 7: Beta(.5 + 1, .5 + 1). Prompt 9: Beta(.5 + 3, .5 + 1), then Beta(1.75 + 4, .75).
+    np.testing.assert_allclose(again.estimate.mean, [0.5, 3.5 / 5, 5.75 / 6.5])
+    np.testing.assert_allclose(again.group_weight, [2 / 3, 4 / 5, 4 / 6.5])
+    np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
+
+
+class Before(DiscountedBetaBernoulli):
+    reads = "before"
+
+
+def test_an_estimator_that_reads_first_has_nothing_of_the_group():
+    again = rerun(Before(discount=0.5), hand_made())
+    np.testing.assert_allclose(again.estimate.mean, [0.5, 0.5, 3.5 / 5])
+    assert again.group_weight.tolist() == [0, 0, 0]
+
+
+def test_visits_together_are_steps_one_by_one():
+    """dbb has no run-wide state, dbb by updates has: with a pass a step both forget alike."""
+    seen, _ = simulated(prompts=50)
+    together = rerun(specs.parse("dbb:discount=0.3"), seen)
+    by_step = rerun(specs.parse("dbb:discount=0.3,forgetting=updates"), seen)
+    np.testing.assert_allclose(together.estimate.mean, by_step.estimate.mean, rtol=1e-12)
+
+
+def test_error_from_log_by_hand():
+    error = criteria.error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
+    # (.1)^2 + 1 * 1 * 1 / (4 * 1);  (.05)^2 - 0;  (.1)^2 - .5 * 0, since S = N
+    np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
+
+
+def test_error_from_log_needs_two_rollouts():
+    seen = visits(np.array([1]), np.array([1]), np.array([1.0]), np.array([1]))
+    assert np.isnan(criteria.error_from_log(seen, np.array([0.5]), np.array([1.0]))).all()
+
+
+@pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "dbb:discount=1", "ema", "laplace"])
+@pytest.mark.parametrize("rollouts", [2, 8])
+def test_error_from_log_is_unbiased(name, rollouts):
+    gaps = []
+    for seed in range(40):
+        seen, p = simulated(prompts=256, rollouts=rollouts, seed=seed)
+        again = rerun(specs.parse(name), seen)
+        error = criteria.error_from_log(seen, again.estimate.mean, again.group_weight)
+        gaps.append(np.mean(error - (again.estimate.mean - p) ** 2))
+    assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
+
+
+def test_error_from_probes_by_hand():
+    one = np.ones(1)
+    # 3 of 4 probes succeed: (.5 - .75)^2 - .75 * .25 / 3
+    assert criteria.error_from_probes(0.5 * one, 4 * one, 3 * one, 3 * one) == pytest.approx([0.0625 - 0.0625])
+    # Scores .2 and .6: mean .4, variance of the mean .08 / 2
+    assert criteria.error_from_probes(0.5 * one, 2 * one, 0.8 * one, 0.4 * one) == pytest.approx([0.01 - 0.04])
+
+
+def test_beta_binomial():
+    # Beta(1, 1): all numbers of successes alike. Beta(2, 1), N = 2: 1/6, 2/6, 3/6.
+    masses = np.exp(criteria.beta_binomial(np.array([1.0, 2.0]), np.array([1.0, 1.0]), np.array([3.0, 2.0])))
+    np.testing.assert_allclose(masses, [[1 / 4] * 4, [1 / 6, 2 / 6, 3 / 6, 0]])
+    certain = criteria.beta_binomial(np.array([1e-300]), np.array([5.0]), np.array([8.0]))
+    assert certain[0, 0] == 0 and np.isfinite(certain).all()
+
+
+def test_log_score_by_hand():
+    seen = hand_made()
+    score = criteria.log_score(seen, np.ones(3), np.ones(3))
+    np.testing.assert_allclose(score, [np.nan, np.nan, np.log(1 / 5)])
+
+
+def test_advantages_by_hand():
+    # Means .5 and variance .25: advantages +-1. Variance 0: none. Mean .8, variance .16: +.5 four times.
+    estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
+    found = criteria.advantages(hand_made(), estimate)
+    assert found.zero_groups == pytest.approx(1 / 3)
+    assert found.zeros == pytest.approx(4 / 10)
+    assert found.size == pytest.approx((2 * 1 + 4 * 0.5) / 10)
+    assert found.histogram.sum() == pytest.approx(6 / 10)
+
+
+def test_bootstrap_by_hand():
+    """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
+    prompt = np.array([0, 0, 1, 1])
+    ranking = rank([np.array([0.0, 0.0, 4.0, 4.0]), np.array([3.0, 3.0, 3.0, np.nan])[[0, 1, 2, 2]]], prompt)
+    np.testing.assert_allclose(ranking.mean_C, [2, 3])
+    assert ranking.best == 0
+    assert set(map(tuple, ranking.mean_B_C)) == {(0, 3), (2, 3), (4, 3)}
+    wins = ranking.wins(["a", "b"])
+    assert wins["a"] + wins["b"] == 1 and abs(wins["b"] - 1 / 4) < 4 * np.sqrt(3 / 16 / 1000)
+    excess, low, high = ranking.excess(0)
+    assert (excess[1], low[1], high[1]) == (1, -1, 3)
+
+
+def dbb_verdict(seen, criterion="mse"):
+    candidates = recorded.sweep(["dbb"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1])
+    return judge([evaluate(candidate, seen, None) for candidate in candidates], seen, criterion)
+
+
+@pytest.mark.parametrize("regime", ["very-fast", "paper-walk", "stationary-flat"])
+def test_best_discount_is_near_the_best_in_hindsight(regime):
+    seen, p = simulated(regime, prompts=4096)
+    verdict = dbb_verdict(seen)
+    true = [np.mean((rerun(o.estimator, seen).estimate.mean - p) ** 2) for o in verdict.candidates]
+    assert true[verdict.ranking.best] < 1.02 * min(true)
+    _, low, high = verdict.ranking.best_value(range(len(true)), [o.value for o in verdict.candidates])
+    assert low <= verdict.candidates[int(np.argmin(true))].value <= high
+
+
+def test_recommendation():
+    seen, _ = simulated("stationary-flat", prompts=512)
+    lines = recommendation(dbb_verdict(seen), seen)
+    assert lines[-1] == "use next: --estimator dbb --dbb.discount 1"
+    assert any(line.startswith("best discount of dbb: 1 (95 %: ") for line in lines)
+
+
+def test_what_is_fitted_to_the_groups_must_win_by_more():
+    """auto leads dbb 0.1 by far, dbb 0.5 by less than its fit to 64 prompts may explain."""
+    seen, _ = simulated("stationary-flat", prompts=64)
+    text = {}
+    for discount in (0.02, 0.8):
+        candidates = recorded.sweep(["auto", "dbb"], [discount])
+        verdict = judge([evaluate(candidate, seen, None) for candidate in candidates], seen, "mse")
+        text[discount] = "\n".join(recommendation(verdict, seen))
+        assert "auto is fitted to these very groups, so its mse may be too low by" in text[discount]
+    assert "cannot tell" in text[0.8] and "cannot tell" not in text[0.02]
+
+
+def test_one_visit_a_prompt_says_nothing_about_discounts():
+    seen, _ = simulated(passes=1, prompts=64)
+    text = " ".join(recommendation(dbb_verdict(seen), seen))
+    assert "every prompt was visited once: discounts and memories cannot be told apart" in text
+    assert "--estimator" not in text
+
+
+def test_few_prompts_cannot_tell():
+    seen, _ = simulated(prompts=6, passes=2, seed=1)
+    text = "\n".join(recommendation(dbb_verdict(seen), seen))
+    assert "only 6 prompts: the intervals below say little" in text
+    assert "the log does not tell it" in text
+
+
+def test_sweep():
+    labels = [
+        specs.label(e) for e in recorded.sweep(["point", "ema", "dbb:discount=0.3"], [0.5, 1.0], [(1, 1), (2, 1)])
+    ]
+    assert labels == ["point", "ema 0.5", "dbb 0.3", "dbb 0.3 prior_alpha=2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("point", "--estimator point"),
+        ("dbb", "--estimator dbb --dbb.discount 0.5"),
+        (
+            "dbb:discount=0.4,prior_alpha=2,partial_credit=true",
+            "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit",
+        ),
+    ],
+)
+def test_flags(text, expected):
+    assert recorded.flags(specs.parse(text)) == expected
+
+
+@pytest.fixture
+def written(open_new, fill):
+    """Store with run "walk": 64 prompts in 3 passes of 4 steps, N = 8, every fourth prompt probed; and their S_T_P."""
+    store, rng = open_new("sqlite"), np.random.default_rng(5)
+    run, ids = fill.run(store, "walk"), fill.prompts(store, 64)
+    p_P_T = regimes.get("paper-walk").paths(rng, 64, 3)
+    successes_T_P = rng.binomial(8, p_P_T.T)
+    step = 0
+    for t in range(3):
+        for rows in np.split(rng.permutation(64), 4):
+            step += 1
+            probed = rows[rows % 4 == 0]
+            found = rng.binomial(100, p_P_T[probed, t]).astype(float)
+            step_rows = fill.rows(run, ids[rows], successes_T_P[t, rows], rollouts=8)
+            step_rows.probes = ProbeRows(ids[probed], np.full(len(probed), 100), found, found)
+            run.record_step(step, step_rows)
+    return store, successes_T_P
+
+
+def test_command(written, tmp_path, capsys):
+    store, successes_T_P = written
+    assert main(["replay", "--run", "walk", "--store.url", store.url, "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "run walk: 192 visits of 64 prompts, 8 rollouts a visit" in out
+    assert "probes: 48 visits, 100 samples each" in out
+    assert "criterion: mean squared error against the probes" in out
+    for name in ("replay.csv", "replay_advantages.csv", "replay_probes.png", "replay_advantages.svg"):
+        assert (tmp_path / name).stat().st_size > 0
+    rows = {row["estimator"]: row for row in csv.DictReader((tmp_path / "replay.csv").read_text().splitlines())}
+    assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
+    unanimous = np.mean((successes_T_P == 0) | (successes_T_P == 8))
+    assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(unanimous)
+
+
+def test_replay_of_the_run_itself_gives_what_it_stored(written):
+    store, _ = written
+    what = recorded.read(types.SimpleNamespace(run="walk", store_url=store.url))
+    stored = store.query("SELECT mean FROM posterior_history ORDER BY step, prompt_id")
+    again = rerun(recorded.own_estimator(what.run), what.visits)
+    np.testing.assert_allclose(again.estimate.mean, [row[0] for row in stored], rtol=1e-12)
+
+
+@pytest.mark.parametrize("criterion", ["mse", "likelihood"])
+def test_command_by_other_criteria(written, tmp_path, capsys, criterion):
+    argv = ["replay", "--run", "walk", "--store.url", written[0].url, "--out", str(tmp_path), "--criterion", criterion]
+    assert main([*argv, "--estimators", "dbb", "--discounts", "0.2", "0.4", "--priors", "1,1", "0.5,0.5"]) == 0
+    labels = ["dbb 0.2", "dbb 0.2 prior_alpha=0.5 prior_beta=0.5", "dbb 0.4", "dbb 0.4 prior_alpha=0.5 prior_beta=0.5"]
+    rows = list(csv.DictReader((tmp_path / "replay.csv").read_text().splitlines()))
+    assert [row["estimator"] for row in rows] == labels
+    best = min(rows, key=lambda row: float(row["excess over best"]))
+    assert f"use next: {best['parameters']}\n" in capsys.readouterr().out
+
+
+def test_warm_start_is_said():
+    seen, _ = simulated(prompts=8)
+    run = types.SimpleNamespace(name="new", estimator="dbb", parent={"name": "old"})
+    text = "\n".join(introduction(recorded.Recorded(run, seen, None), specs.parse("dbb")))
+    assert "warm-started from old: candidates are replayed from their own priors instead" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--run", "nobody"], "there is no run 'nobody'"),
+        (["--run", "empty"], "run 'empty' has recorded no rollouts yet"),
+        (["--run", "partial"], "step 1, prompt 1: 1.5 successes of 4 rollouts; only rewards 0 and 1"),
+        (["--run", "walk", "--estimators", "dbbb"], "unknown estimator 'dbbb'"),
+        (["--run", "walk", "--priors", "0,1"], "--priors: dbb.prior_alpha = 0.0 is not"),
+        (["--run", "walk", "--discounts", "2", "--estimators", "dbb"], "--discounts 2.0: no estimator allows these"),
+        (["--run", "walk", "--estimators", "laplace", "--criterion", "likelihood"], "--criterion likelihood: "),
+    ],
+)
+def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
+    store, _ = written
+    fill.run(store, "empty")
+    partial = fill.run(store, "partial", estimator="point", parameters={}, fields=())
+    one, no_state = np.ones(1), np.empty((1, 0))
+    rows = StepRows(np.array([1]), np.array([4]), 1.5 * one, one, one, no_state, no_state, np.array([-1]))
+    partial.record_step(1, rows)
+    assert main(["replay", "--store.url", store.url, "--out", str(tmp_path), *argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
