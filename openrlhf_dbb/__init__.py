@@ -18,6 +18,7 @@ tiny_task, tiny_model the task and the model of the tiny preset
 upstream              how OpenRLHF's internals are reached; the versions checked
 cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
 cli/posteriors        look into a store (no torch needed)
+cli/lab, lab/         the laboratory: estimators measured without training (no torch needed)
 """
 
 __version__ = "0.1.0"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import calibration, mse, replay, simulate
+from openrlhf_dbb.lab import calibration, mse, output, replay, simulate
 from storage import StoreError
 
 
@@ -15,6 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 2 with one line on stderr if what was asked cannot be done."""
     arguments = _parser().parse_args(argv)
     try:
+        output.require_matplotlib()  # rather than after all the work
         arguments.command(arguments)
     except (UsageError, StoreError) as error:
         print(f"lab: {error}", file=sys.stderr)

@@ -73,7 +73,7 @@ def new_figure(
     Raises:
         UsageError: matplotlib is not installed.
     """
-    matplotlib = _matplotlib()
+    matplotlib = require_matplotlib()
     size = _POINTS_PER_INCH * width
     matplotlib.rcParams.update(
         {
@@ -160,7 +160,12 @@ def _cell(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _matplotlib() -> Any:
+def require_matplotlib() -> Any:
+    """matplotlib, set up to draw into files.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     try:
         import matplotlib
     except ImportError as error:
