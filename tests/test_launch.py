@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import estimators
 from openrlhf_dbb import arguments, launch
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,7 @@ def test_the_readme_names_every_estimator_and_our_flags():
     from openrlhf_dbb import flags
 
     readme = (ROOT / "README.md").read_text()
-    for name in ("dbb", "point"):
+    for name in estimators.available():
         assert f"`{name}`" in readme
     for flag, _, _ in flags._OURS:
         assert flag in readme or flag == "--store.take_over", flag
