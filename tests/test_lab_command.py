@@ -107,3 +107,10 @@ def test_default_folder_is_in_the_help():
     parser = argparse.ArgumentParser(prog="lab mse")
     output.add_out(parser)
     assert "(default lab/mse)" in parser.format_help().replace("\n", " ")
+
+
+def test_a_pipe_that_is_closed_early_ends_it_quietly(tmp_path):
+    command = f"{sys.executable} -m openrlhf_dbb.cli.lab mse --p 0.2,0.4 --out {tmp_path}; echo $? >&2"
+    done = subprocess.run(["bash", "-c", f"{{ {command}; }} | true"], text=True, capture_output=True)
+    assert done.stderr.strip() == "0"
+    assert (tmp_path / "discounts.png").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,9 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         output.require_matplotlib()  # rather than after all the work
         arguments.command(arguments)
+        sys.stdout.flush()
     except (UsageError, StoreError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # "| head" has read enough; nothing is to be flushed into the pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
