@@ -7,6 +7,7 @@ probed, with M samples each.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -45,7 +46,11 @@ class Scored:
 
 
 class Posteriors:
-    """A run's posteriors of all its prompts, and its run-wide state: in memory to be read, stored before use."""
+    """A run's posteriors of all its prompts, and its run-wide state: in memory to be read, in the store to stay.
+
+    A step is written beside the training on it, so that a slow or distant database does not hold it up; it
+    counts as done only when :meth:`settle` has returned.
+    """
 
     def __init__(
         self,
@@ -67,6 +72,8 @@ class Posteriors:
         self._ids, first = np.unique(prompt_ids, return_index=True)
         self._index = {(texts[i], labels[i]): position for position, i in enumerate(first)}
         self._texts = [texts[i] for i in first]
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
+        self._writing: Future[None] | None = None
         self.load()
 
     def load(self) -> None:
@@ -91,10 +98,10 @@ class Posteriors:
         form: Form,
         probed: probes.Probes | None = None,
     ) -> Scored:
-        """Update the posteriors with one step's rollouts, store them, and compute advantages.
+        """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
 
-        Rows of the same prompt and label form one group, wherever they stand. The store's transaction
-        is committed when this returns; the same step given again changes nothing in it.
+        Rows of the same prompt and label form one group, wherever they stand. The step before is stored when
+        this returns, this one when :meth:`settle` does.
 
         Args:
             step: global step, 1 for the first.
@@ -107,8 +114,9 @@ class Posteriors:
 
         Raises:
             ValueError: a score the estimator is not defined for, a prompt the run does not know.
-            storage.StoreError: the step cannot be stored.
+            storage.StoreError: the step before cannot be stored.
         """
+        self.settle()
         members, group, slot = self._groups(prompts)
         rewards_P_G = _matrix(rewards, group, slot, len(members))
         scores_P_G = _matrix(scores, group, slot, len(members))
@@ -129,7 +137,7 @@ class Posteriors:
             at, scores_Q_M = self._probed_among(members_seen, probed)
             rows.probes = _probe_rows(rows.prompt_ids[at], scores_Q_M)
             metrics |= probes.metrics(rows.mean[at], (rows.successes / rows.rollouts)[at], scores_Q_M)
-        self.run.record_step(step, rows)
+        self._writing = self._writer.submit(self.run.record_step, step, rows)
         for field, values in self._state.items():
             values[members_seen] = new_state[field]
         self._shared = rows.shared
@@ -144,6 +152,16 @@ class Posteriors:
         per_group[3] = (per_group[2] > 0) & (np.abs(advantages_P_G).max(axis=1) > 0)
         per_group[4, seen] = _sample_std(rewards_P_G[seen])
         return Scored(advantages_P_G[group, slot], *per_group[:, group], metrics=metrics)
+
+    def settle(self) -> None:
+        """Wait until the last step is stored: all of it, in one transaction.
+
+        Raises:
+            storage.StoreError: it cannot be; the run must not go on.
+        """
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def _groups(
         self, prompts: Sequence[tuple[str, str]]

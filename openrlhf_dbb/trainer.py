@@ -53,7 +53,7 @@ class Progress:
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """Upstream's loop, unchanged; a step is stored before the policy is updated with it."""
+    """Upstream's loop, unchanged; a step is stored while it is trained on, and reported once both are done."""
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, plan: RunPlan, **generate_kwargs: Any) -> None:
         # Upstream never seeds this process, so that the order of the prompts would differ between runs.
@@ -147,8 +147,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
         """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
+        The posteriors are written meanwhile; the step is reported, and may be saved, once they are.
+
         Raises:
             RuntimeError: the batch did not lead to an optimizer step.
+            storage.StoreError: the posteriors cannot be written.
         """
         self.experience_maker.step = global_step + 1
         began = time.monotonic()
@@ -160,6 +163,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         status |= self.experience_maker.metrics
         if self._probed:
             status["timing/probe"] = probe_time
+        began = time.monotonic()
+        self._posteriors.settle()
+        status["timing/store_wait"] = time.monotonic() - began
         verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
             status["rollout/reward_mean"] = sum(verified) / len(verified)

@@ -1,6 +1,8 @@
 """The hook on OpenRLHF's own experiences: upstream's advantages with point, Algorithm 1 with dbb."""
 
 import math
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,6 +112,12 @@ GROUPS = {
 }
 
 
+def stored(maker, store, sql):
+    """What the store holds once the last step is written."""
+    maker.posteriors.settle()
+    return store.query(sql)
+
+
 @pytest.mark.parametrize("form", ["group_norm", "dr_grpo"])
 @pytest.mark.parametrize("rewards_P_G", GROUPS.values(), ids=GROUPS)
 def test_point_reproduces_openrlhf(ours, form, rewards_P_G):
@@ -160,10 +168,10 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     assert mine.metrics["estimator/rescued"] == mine.metrics["estimator/zero_variance"] == 1.0
     assert mine.metrics["estimator/mean"] == pytest.approx(0.5)
     assert mine.metrics["estimator/abs_advantage"] == pytest.approx(expected)
-    stored = store.query(f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
+    rows = stored(mine, store, f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
     wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
-    for row, want in zip(stored, [wrong, right, wrong, right], strict=True):
+    for row, want in zip(rows, [wrong, right, wrong, right], strict=True):
         assert tuple(row) == pytest.approx(want, rel=1e-12)
 
 
@@ -175,7 +183,7 @@ def test_probes_and_run_wide_numbers_are_logged_beside_the_estimates(ours):
     assert (mine.metrics["probe/groups"], mine.metrics["estimator/prompts"]) == (1, 4)
     # the group's own mean against 1/2, less the noise 1/4 / (2 - 1)
     assert mine.metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
-    assert [tuple(row) for row in store.query("SELECT samples, successes FROM probes")] == [(2, 1.0)]
+    assert [tuple(row) for row in stored(mine, store, "SELECT samples, successes FROM probes")] == [(2, 1.0)]
 
 
 def test_a_second_visit_continues_from_the_first(ours):
@@ -183,7 +191,7 @@ def test_a_second_visit_continues_from_the_first(ours):
     mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
     mine.step = 2
     mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))
-    rows = store.query("SELECT alpha, beta FROM posterior_history WHERE step = 2")
+    rows = stored(mine, store, "SELECT alpha, beta FROM posterior_history WHERE step = 2")
     assert [tuple(row) for row in rows] == [(0.5 * 8.5, 0.5 * 0.5 + 8)] * 4
 
 
@@ -191,7 +199,9 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     lengths = [TOKENS] * 32
     mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
     batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8)), lengths=lengths))
-    assert [tuple(r) for r in store.query("SELECT DISTINCT successes, alpha FROM posterior_history")] == [(8.0, 8.5)]
+    assert [tuple(r) for r in stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history")] == [
+        (8.0, 8.5)
+    ]
     # reward 1 - 1 = 0 against a mean of 8.5 / 9
     assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
 
@@ -212,7 +222,7 @@ def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
     rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
     mine, store = ours("dbb", discount=0.5)
     batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
-    first = store.query(f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
+    first = stored(mine, store, f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
     assert tuple(first) == (6, 2.0, 2.5, 4.5)
     assert torch.all(column(batch, "advantages")[2:4] == 0)
     assert mine.metrics["estimator/missing"] == 2 / 32
@@ -223,7 +233,7 @@ def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
     rewards_P_G[2] = np.nan
     mine, store = ours("dbb")
     batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
-    assert len(store.query("SELECT prompt_id FROM posterior_history")) == 3
+    assert len(stored(mine, store, "SELECT prompt_id FROM posterior_history")) == 3
     assert torch.all(column(batch, "advantages").reshape(4, 8, TOKENS)[2] == 0)
     with pytest.raises(ValueError, match="none of the 32 rollouts of step 2 could be verified"):
         mine.step = 2
@@ -236,11 +246,11 @@ def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
     mine, store = ours("dbb")
     with pytest.raises(ValueError, match=r"score 0.25 of prompt '1\+1=' is not 0 or 1, .*--dbb.partial_credit"):
         mine.compute_advantages_and_returns(experiences(rewards_P_G))
-    assert store.query("SELECT * FROM posterior_history") == []
+    assert stored(mine, store, "SELECT * FROM posterior_history") == []
     lenient, store = ours("dbb", partial_credit=True)
     lenient.compute_advantages_and_returns(experiences(rewards_P_G))
     total = np.nansum(rewards_P_G[1])
-    assert store.query(f"SELECT successes {BY_PROMPT}")[1][0] == total
+    assert stored(lenient, store, f"SELECT successes {BY_PROMPT}")[1][0] == total
 
 
 def test_a_prompt_twice_in_a_batch_is_one_group(ours):
@@ -249,9 +259,9 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
         experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
     mine, store = ours("dbb", discount=0.5)
     mine.compute_advantages_and_returns(batch)
-    assert [tuple(r) for r in store.query("SELECT rollouts, successes, alpha, beta FROM posterior_history")] == [
-        (32, 16.0, 16.5, 16.5)
-    ]
+    assert [
+        tuple(r) for r in stored(mine, store, "SELECT rollouts, successes, alpha, beta FROM posterior_history")
+    ] == [(32, 16.0, 16.5, 16.5)]
 
 
 def test_an_unknown_prompt_is_named(ours):
@@ -259,3 +269,28 @@ def test_an_unknown_prompt_is_named(ours):
     batch[0].prompts = ["who are you"] * 4
     with pytest.raises(ValueError, match="prompt 'who are you' is not in the data set"):
         ours("dbb")[0].compute_advantages_and_returns(batch)
+
+
+def test_a_busy_database_holds_up_no_training_and_no_step_is_lost(ours):
+    mine, store = ours("dbb", discount=0.5)
+    with closing(sqlite3.connect(store.location, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # another process writes
+        batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+        assert torch.all(column(batch, "advantages") > 0)
+        assert other.execute("SELECT count(*) FROM dbb_history").fetchone() == (0,)
+        other.execute("ROLLBACK")
+    mine.step = 2
+    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))  # waits for step 1
+    assert [tuple(row) for row in store.query("SELECT DISTINCT alpha FROM dbb_history WHERE step = 1")] == [(8.5,)]
+    rows = stored(mine, store, "SELECT step, count(*) FROM dbb_history GROUP BY step ORDER BY step")
+    assert [tuple(row) for row in rows] == [(1, 4), (2, 4)]
+
+
+def test_a_step_that_could_not_be_stored_stops_the_run(ours):
+    mine, store = ours("dbb")
+    run = mine.posteriors.run
+    store.claim_run(run.record.run_id, take_over=True)
+    mine.compute_advantages_and_returns(experiences(RANDOM))
+    with pytest.raises(storage.StoreError, match="was taken over by"):
+        mine.posteriors.settle()
+    assert store.query("SELECT * FROM dbb_history") == []

@@ -76,7 +76,9 @@ def observe(ours, step, rewards_P_G, probed=None):
     rewards_P_G = np.asarray(rewards_P_G, dtype=float)
     keys = [prompt for prompt in PROMPTS for _ in range(rewards_P_G.shape[1])]
     rewards = rewards_P_G.reshape(-1)
-    return ours.observe(step, keys, rewards, rewards.copy(), "group_norm", probed)
+    scored = ours.observe(step, keys, rewards, rewards.copy(), "group_norm", probed)
+    ours.settle()
+    return scored
 
 
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
@@ -159,6 +161,7 @@ def test_forgetting_by_updates_counts_the_steps_between_two_visits(posteriors):
     rewards = np.ones(4)
     for step, prompt in ((1, 0), (2, 1), (3, 1), (4, 0)):
         ours.observe(step, [PROMPTS[prompt]] * 4, rewards, rewards, "group_norm")
+    ours.settle()
     last = store.query("SELECT alpha FROM posterior_history WHERE step = 4")[0][0]
     # first visit .25 * 1 + 4; three updates later at two an epoch: .25 ** 1.5 = .125
     assert last == pytest.approx(0.125 * 4.25 + 4)

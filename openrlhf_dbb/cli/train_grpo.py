@@ -51,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
             print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return 130
+        if isinstance(error, StoreError):  # as Ray hands it over: with the worker's traceback in its text
+            print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
+            return 1
         raise
     if start is not None:
         print(report.summary(start, progress, time.monotonic() - began), flush=True)
