@@ -117,7 +117,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
             )
-    _check_checkpoint(settings.args, record)
+    _check_checkpoint(settings.args, store, record)
     run = store.claim_run(record.run_id, take_over=settings.take_over)
     run.release()
     notes = _probe_notes(settings, record)
@@ -136,12 +136,17 @@ def _probe_notes(settings: Settings, record: storage.RunRecord) -> list[str]:
     return [f"note: the run was started with other probes; from here on {given}"]
 
 
-def _check_checkpoint(args: SimpleNamespace, record: storage.RunRecord) -> None:
+def _check_checkpoint(args: SimpleNamespace, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
     folder = Path(args.ckpt.path) / "_actor"
     latest = folder / "latest"
     if not latest.is_file():
-        if record.last_step and not folder.parent.is_dir():
-            raise UsageError(f"--resume {record.name}: there is no folder {folder.parent}; give --ckpt.path")
+        query = "SELECT max(step) FROM dbb_checkpoint WHERE run_id = :run"
+        saved = store.query(query, run=record.run_id)[0][0]
+        if saved and not folder.parent.is_dir():
+            raise UsageError(
+                f"--resume {record.name}: there is no folder {folder.parent}, but a checkpoint of step {saved}; give its "
+                f"--ckpt.path, or make the folder to start over from step 0"
+            )
         return  # killed before the first checkpoint: the run starts over
     tag = latest.read_text(encoding="utf-8").strip()
     if not (folder / tag).is_dir():

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import storage
@@ -195,6 +196,24 @@ def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command
     code, said = command("--resume", "mine", *argv)
     assert code == 2
     assert line in said and "--warm_start mine" in said
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(
+    unfinished, command, monkeypatch, tmp_path
+):
+    nobody = np.empty(0, dtype=np.int64)
+    none = storage.StepRows(nobody, nobody, *np.empty((3, 0)), *np.empty((2, 0, 2)), nobody)
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        run = store.claim_run(1)
+        run.record_step(1, none)
+        run.release()
+        start_until_launch(command, monkeypatch, "--resume", "mine")
+        run = store.claim_run(1)
+        run.record_checkpoint(1, "global_step1")
+        run.release()
+    code, said = command("--resume", "mine")
+    assert code == 2
+    assert "there is no folder ckpt/checkpoints_ppo_ray, but a checkpoint of step 1; give its --ckpt.path" in said
 
 
 def test_another_model_cannot_resume_a_run(unfinished, command, model, tmp_path):

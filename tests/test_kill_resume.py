@@ -57,12 +57,17 @@ def kill_tree(process):
     process.wait()
 
 
+def tail(log):
+    log.seek(0)
+    return log.read()[-4000:]
+
+
 def run_until(folder, arguments, log, target, delay):
     """Start the command and kill it ``delay`` seconds after step ``target`` is stored."""
     process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=log, stderr=log)
     deadline = time.monotonic() + 300
     while last_step(folder) < target:
-        assert process.poll() is None, f"ended by itself with {process.returncode} before step {target}"
+        assert process.poll() is None, f"ended by itself before step {target}: {tail(log)}"
         assert time.monotonic() < deadline, f"step {target} was not reached"
         time.sleep(0.02)
     time.sleep(delay)
@@ -117,8 +122,7 @@ def test_a_run_killed_at_random_moments_ends_with_exact_posteriors(tmp_path):
             if query(tmp_path, "SELECT count(*) FROM runs") == [(1,)]:
                 arguments = ["--resume"]
         ended = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False)
-        log.seek(0)
-        assert ended.returncode == 0, log.read()[-4000:]
+        assert ended.returncode == 0, tail(log)
     check_history(tmp_path)
     assert query(tmp_path, "SELECT status, last_step FROM runs") == [("finished", STEPS)]
     visits = query(tmp_path, "SELECT count(*), min(visits), max(visits) FROM posteriors")
