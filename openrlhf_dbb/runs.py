@@ -144,8 +144,8 @@ def _check_checkpoint(args: SimpleNamespace, store: storage.PosteriorStore, reco
         saved = store.query(query, run=record.run_id)[0][0]
         if saved and not folder.parent.is_dir():
             raise UsageError(
-                f"--resume {record.name}: there is no folder {folder.parent}, but a checkpoint of step {saved}; give its "
-                f"--ckpt.path, or make the folder to start over from step 0"
+                f"--resume {record.name}: there is no folder {folder.parent}, but a checkpoint of step {saved}; "
+                "give its --ckpt.path, or make the folder to start over from step 0"
             )
         return  # killed before the first checkpoint: the run starts over
     tag = latest.read_text(encoding="utf-8").strip()
