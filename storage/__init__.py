@@ -1,17 +1,24 @@
-"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy and SQLAlchemy.
+"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy, Alembic.
 
     store       open_store, PosteriorStore: prompts, runs, who may write
     run         Run: the owner's side; steps, checkpoints, roll back, warm start
+    roll_back   steps undone, every posterior as it was
+    events      notes of what happened to a run
     records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
     checks      columns that do not fit are refused
     shared      the estimator's run-wide state, as text in the database
     prompts     identity of a prompt: prompt_hash, registration
     warm_start  posteriors carried over from another run, of this or another database
-    log         reading for analysis: read_log, read_probes; a run as numpy columns
-    inspection  reading for people: progress, run-wide state, extremes, one prompt's history
+    log         reading for analysis: read_log, read_posteriors, read_probes; a run as numpy columns
+    inspection  reading for people: progress, run-wide state, prompts, steps, one prompt's history
     owner       which process writes a run, and does it live
     schema      the tables and views, every column once; creation and version check
-    engine      transactions on either database; bulk insert; errors in one line
+    migrations  migrate: older databases to this schema, by explicit command
+    retention   prune: the history of old steps is deleted
+    engine      transactions on either database; large results in parts; errors in one line
+    bulk        numpy columns into a table, many rows at once
+    retry       transactions that an outage cut short are repeated
+    invariants  check: everything that must hold between the tables, and where it does not
     url         addresses: default, parsing, masking
 
 Example:
@@ -40,9 +47,11 @@ Example:
 """
 
 from storage.errors import StoreError
-from storage.log import ProbeLog, StepLog, read_log, read_probes
+from storage.log import PosteriorLog, ProbeLog, StepLog, read_log, read_posteriors, read_probes
+from storage.migrations import migrate
 from storage.prompts import prompt_hash
 from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart
+from storage.retention import PruneResult, prune
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
 from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
@@ -50,10 +59,12 @@ from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
 __all__ = [
     "DEFAULT_URL",
     "URL_VARIABLE",
+    "PosteriorLog",
     "PosteriorStore",
     "PosteriorTable",
     "ProbeLog",
     "ProbeRows",
+    "PruneResult",
     "Run",
     "RunRecord",
     "StepLog",
@@ -61,8 +72,11 @@ __all__ = [
     "StoreError",
     "WarmStart",
     "mask_url",
+    "migrate",
     "open_store",
     "prompt_hash",
+    "prune",
     "read_log",
+    "read_posteriors",
     "read_probes",
 ]

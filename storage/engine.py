@@ -1,23 +1,26 @@
-"""Transactions on SQLite and PostgreSQL: settings, locks, bulk insert, errors in one line."""
+"""Transactions on SQLite and PostgreSQL: settings, locks, large results in parts, errors in one line."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import closing, contextmanager
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, event, text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from storage.errors import StoreError
+from storage.retry import Interrupted
 from storage.url import Address
 
 BUSY_TIMEOUT_S = 30.0
@@ -35,12 +38,18 @@ _NETWORK_FILE_SYSTEMS = {
     "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
 }  # fmt: skip
 
+# SQLSTATEs of what passes when the transaction is done again: serialization failure, deadlock, and a server
+# that shuts down, crashes or starts. Source: PostgreSQL documentation, appendix A.
+_PASSING_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
+
 _SQLITE_SETTINGS = (
     "PRAGMA synchronous = NORMAL",  # safe against a crash of the process; record_checkpoint guards power loss
     "PRAGMA foreign_keys = ON",
     "PRAGMA cache_size = -65536",  # 64 MiB
     "PRAGMA temp_store = MEMORY",
 )
+
+_cursor_numbers = itertools.count(1)
 
 
 class Database:
@@ -56,6 +65,7 @@ class Database:
         self.engine = _sqlite_engine(address.path) if self.is_sqlite else _postgresql_engine(address)
         self._path = address.path
         self._pid = os.getpid()
+        self._reached = False
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
         event.listen(self.engine, "begin", _begin_sqlite if self.is_sqlite else _begin_nothing)
 
@@ -72,12 +82,14 @@ class Database:
             durable: the commit, and all before it, survive a power loss.
 
         Raises:
-            StoreError: anything the database or its driver refuses.
+            Interrupted: an outage that may pass; see :func:`storage.retry.retried`.
+            StoreError: anything else that the database or its driver refuses.
         """
         if os.getpid() != self._pid:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this one")
         try:
             with self.engine.connect() as connection:
+                self._reached = True
                 options: dict[str, Any] = {"dbb_write": write}
                 if not self.is_sqlite and not write:
                     options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -86,7 +98,20 @@ class Database:
                     yield connection
         except self._errors as error:
             # Not chained: the driver's own exception may show statements and their values.
-            raise StoreError(f"{self.location}: {self._explain(error)}") from None
+            kind = Interrupted if self._may_pass(error) else StoreError
+            raise kind(f"{self.location}: {self._explain(error)}") from None
+
+    def _may_pass(self, error: BaseException) -> bool:
+        """Whether the same transaction may succeed a little later."""
+        cause: Any = error.orig if isinstance(error, DBAPIError) else error
+        if self.is_sqlite:
+            return "database is locked" in str(cause)
+        state = getattr(cause, "sqlstate", None)
+        if state is not None:
+            return state in _PASSING_STATES or state.startswith("08")
+        # Without a state it comes from the client's side: no connection. A server never reached is a wrong URL.
+        lost = isinstance(cause, self.engine.dialect.loaded_dbapi.OperationalError)
+        return lost and (self._reached or "the database system is" in str(cause))
 
     @contextmanager
     def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
@@ -112,25 +137,21 @@ class Database:
         if "readonly database" in message:
             return "the file or its folder is read-only; make both writable or name another file"
         if "database is locked" in message:
-            return f"another process has held the write lock for {BUSY_TIMEOUT_S:g} s; try again when it is done"
+            return f"another process has held the write lock for {BUSY_TIMEOUT_S:g} s"
+        if "disk is full" in message or "disk I/O error" in message or getattr(cause, "sqlstate", "") == "53100":
+            return f"{message}: the disk is full, over a quota or failing; the last transaction was undone, make room"
         return message
 
-    def insert_rows(self, connection: Connection, table: Table, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows given in the order of the table's columns, with one bulk statement."""
-        if not rows:
-            return
-        columns = ", ".join(column.name for column in table.columns)
-        if self.is_sqlite:
-            marks = ", ".join("?" for _ in table.columns)
-            connection.exec_driver_sql(f"INSERT INTO {table.name} ({columns}) VALUES ({marks})", list(rows))
-            return
-        driver_connection: Any = connection.connection.dbapi_connection
-        with (
-            driver_connection.cursor() as cursor,
-            cursor.copy(f"COPY {table.name} ({columns}) FROM STDIN") as copy,
-        ):
-            for row in rows:
-                copy.write_row(row)
+    def among(self, column: str, ids: NDArray[np.int64], *, or_more: bool = False) -> tuple[str, dict[str, Any]]:
+        """SQL that is true where the column is one of the ids, and its parameters.
+
+        Args:
+            ids: unique, ascending. Those of one data set mostly have no gaps, and a range is found quickest.
+            or_more: it may be true of others, too, at most as many.
+        """
+        if len(ids) and ids[-1] - ids[0] < len(ids) * (2 if or_more else 1):
+            return f"{column} BETWEEN :lowest AND :highest", {"lowest": int(ids[0]), "highest": int(ids[-1])}
+        return self.one_of(column), {"ids": self.ids(ids)}
 
     def one_of(self, column: str) -> str:
         """SQL that is true where the column is among the parameter ``:ids`` made by :meth:`ids`."""
@@ -175,9 +196,34 @@ class Database:
         self.engine.dispose()
 
 
+def execute(connection: Connection, sql: str, parameters: dict[str, Any]) -> CursorResult[Any]:
+    """As ``connection.execute(text(sql), parameters)``, in half the time: for the statements of every step."""
+    return connection.exec_driver_sql(_driver_sql(connection, sql), parameters)
+
+
 def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:
-    """The result in lists of at most ``CHUNK`` rows, never all of it in memory at once."""
-    return connection.execute(text(sql).execution_options(yield_per=CHUNK), parameters).partitions()
+    """The result in lists of at most ``CHUNK`` rows (tuples), never all of it in memory at once."""
+    # On the driver's connection: SQLAlchemy's rows take four times as long as the driver's tuples.
+    driver_connection: Any = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite":
+        cursor = driver_connection.cursor()
+    else:
+        # With a name the server keeps the rows that are not fetched yet.
+        cursor = driver_connection.cursor(f"dbb_{next(_cursor_numbers)}", binary=True)
+    with closing(cursor):
+        cursor.execute(_driver_sql(connection, sql), parameters)
+        while rows := cursor.fetchmany(CHUNK):
+            yield rows
+
+
+def _driver_sql(connection: Connection, sql: str) -> str:
+    return sql if connection.dialect.name == "sqlite" else _psycopg_sql(sql)
+
+
+@cache
+def _psycopg_sql(sql: str) -> str:
+    """With parameters as psycopg wants them: %(name)s."""
+    return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:
@@ -234,9 +280,13 @@ def _sqlite_engine(path: str) -> Engine:
     )
 
 
+# A peer that vanished without a word is given up after a minute; the system's defaults wait for hours.
+_KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
+
+
 def _postgresql_engine(address: Address) -> Engine:
     assert address.url is not None
-    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | address.secrets
+    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES | address.secrets
     options = {key: value for key, value in options.items() if key not in address.url.query}
     try:
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.

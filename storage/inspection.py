@@ -1,14 +1,21 @@
-"""Reading for people: how far a run is, its run-wide state, its extreme prompts, one prompt's history."""
+"""Reading for people: how far a run is, its run-wide state, its prompts and steps, one prompt's history."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import or_, select, text
 
 from storage import schema, shared
+from storage.engine import chunks
 from storage.errors import StoreError
 from storage.records import RunRecord
+from storage.retry import retried
 from storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
@@ -38,13 +45,85 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, coalesce(sum(samples), 0) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    return _rows(store, query, {"run": run.run_id})[0]
+    pruned = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'prune'"
+    totals = _rows(store, query, {"run": run.run_id})[0]
+    for event in _rows(store, pruned, {"run": run.run_id}):
+        detail = json.loads(event["detail"])
+        totals |= {name: totals[name] + detail[name] for name in ("probes", "samples")}
+    return totals
 
 
+@retried
 def shared_state(store: PosteriorStore, run: RunRecord) -> shared.SharedState | None:
     """The estimator's run-wide vectors by name, as ``Run.load_shared``, of a run that anyone may own."""
     with store.database.transaction() as connection:
         return shared.from_text(shared.newest(connection, run.run_id))
+
+
+@dataclass(frozen=True)
+class Means:
+    """Current posteriors in short, ordered by prompt_id.
+
+    Attributes, each (P,):
+        prompt_id: int64.
+        mean: float64, estimated mean of one reward; NaN if the run never estimated it.
+        visits: int64, steps of this run that trained on the prompt; 0: warm start only.
+        step: int64, the last of them.
+    """
+
+    prompt_id: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    visits: NDArray[np.int64]
+    step: NDArray[np.int64]
+
+
+def current_means(store: PosteriorStore, run: RunRecord) -> Means:
+    """The posterior mean of every prompt that a run has a posterior of."""
+    query = "SELECT prompt_id, mean, visits, step FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
+    parts = [np.empty((0, 4))]
+    with store.database.transaction() as connection:
+        parts += [np.array(rows, dtype=np.float64) for rows in chunks(connection, query, {"run": run.run_id})]
+    prompt_id, mean, visits, step = np.concatenate(parts).T
+    return Means(prompt_id.astype(np.int64), mean, visits.astype(np.int64), step.astype(np.int64))
+
+
+def shared_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, list[tuple[int, float]]]:
+    """The run-wide state's vectors of one number, as (step, value) over the steps that stored them."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared IS NOT NULL ORDER BY step"
+    with store.database.transaction() as connection:
+        for rows in chunks(connection, query, {"run": run.run_id}):
+            for step, stored in rows:
+                for name, values in json.loads(stored).items():
+                    if len(values) == 1:
+                        found.setdefault(name, []).append((step, values[0]))
+    return found
+
+
+def events(store: PosteriorStore, run: RunRecord) -> Rows:
+    """Claims, roll backs, warm starts and the end of a run.
+
+    Returns:
+        created_at, kind, from_step, to_step of each, oldest first.
+    """
+    query = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
+    return _rows(store, query, {"run": run.run_id})
+
+
+def prompt_texts(
+    store: PosteriorStore, prompt_ids: NDArray[np.int64], *, length: int
+) -> Iterator[tuple[int, str, str, int]]:
+    """Texts of prompts, the longer ones cut by the database.
+
+    Yields:
+        prompt_id, prompt and label (at most ``length`` characters each), and the prompt's full length;
+        lowest id first.
+    """
+    query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length), length(prompt)
+                FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
+    with store.database.transaction() as connection:
+        for rows in chunks(connection, query, {"ids": store.database.ids(prompt_ids), "length": length}):
+            yield from ((number, prompt, label, size) for number, prompt, label, size in rows)
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
@@ -112,6 +191,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     return _rows(store, query, {"run": run.run_id, "prompt": prompt_id})
 
 
+@retried
 def _rows(store: PosteriorStore, query: str, parameters: dict[str, Any]) -> Rows:
     with store.database.transaction() as connection:
         return [dict(row) for row in connection.execute(text(query), parameters).mappings()]

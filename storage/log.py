@@ -1,15 +1,18 @@
-"""Reading a run for analysis: all its groups, or all its probes, as numpy columns."""
+"""Reading a run for analysis: all its groups, or all its probes, as numpy columns; or row by row with the texts."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import text
 
 from storage.engine import chunks
 from storage.records import RunRecord
+from storage.retry import retried
 from storage.store import PosteriorStore
 
 
@@ -31,6 +34,18 @@ class StepLog:
     successes: NDArray[np.float64]
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PosteriorLog(StepLog):
+    """A :class:`StepLog` with the posterior after each step.
+
+    Attributes:
+        alpha, beta: (V,) float64, rollouts, > 0; NaN if the estimator has none.
+    """
+
+    alpha: NDArray[np.float64]
+    beta: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -66,6 +81,17 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     return StepLog(*_columns(store, run, query, whole=3, real=3))
 
 
+def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
+    """All groups of rollouts of a run, with the posteriors they led to.
+
+    Returns:
+        Empty columns if the run has no steps.
+    """
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, alpha, beta FROM dbb_history
+               WHERE run_id = :run ORDER BY step, prompt_id"""
+    return PosteriorLog(*_columns(store, run, query, whole=3, real=5))
+
+
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     """All probes of a run, each with the estimate of its prompt in the same step.
 
@@ -78,6 +104,30 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     return ProbeLog(*_columns(store, run, query, whole=3, real=4))
 
 
+HISTORY_COLUMNS = (
+    "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance", "prompt", "label",
+)  # fmt: skip
+
+# Each row comes with its prompt's text, which may be long.
+_ROWS_WITH_TEXT = 2_000
+
+
+def history_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
+    """All groups of rollouts of a run with prompt and label, in parts, never all of it in memory.
+
+    Yields:
+        Rows of ``HISTORY_COLUMNS``, ordered by step, then prompt_id; all parts are of one state of the database.
+    """
+    query = """SELECT h.step, h.prompt_id, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance,
+                      p.prompt, p.label
+               FROM dbb_history h JOIN dbb_prompt p ON p.prompt_id = h.prompt_id
+               WHERE h.run_id = :run ORDER BY h.step, h.prompt_id"""
+    with store.database.transaction() as connection:
+        statement = text(query).execution_options(yield_per=_ROWS_WITH_TEXT)
+        yield from connection.execute(statement, {"run": run.run_id}).partitions(_ROWS_WITH_TEXT)
+
+
+@retried
 def _columns(store: PosteriorStore, run: RunRecord, query: str, *, whole: int, real: int) -> list[NDArray[Any]]:
     """The query's columns, ``whole`` of int64 and then ``real`` of float64; NULL is NaN."""
     types = [np.int64] * whole + [np.float64] * real

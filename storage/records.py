@@ -6,13 +6,13 @@ Axes in comments: P prompts, Q probed prompts, F state fields of the run's estim
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.bulk import Columns
 from storage.checks import check_finite, counts, reals, sorted_ids
 from storage.errors import StoreError
 from storage.shared import SharedState, checked_shared, to_text
@@ -180,7 +180,7 @@ class StepRows:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Where an estimator's state fields are kept: ``alpha`` and ``beta`` in columns, the rest packed.
+    """Where an estimator's state fields are kept: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
 
     The rest is little-endian float64, in the order of ``fields``.
     """
@@ -192,55 +192,54 @@ class StateLayout:
         """Positions of the packed fields."""
         return [i for i, name in enumerate(self.fields) if name not in _COLUMN_FIELDS]
 
-    def to_columns(self, state: NDArray[np.float64]) -> list[Sequence[Any]]:
-        """(P, F) state -> the columns alpha, beta, state as lists of P; None for what there is not."""
-        absent = np.logical_and.reduce(np.isnan(state), axis=1).tolist()
-        columns: list[Sequence[Any]] = []
-        for name in _COLUMN_FIELDS:
-            values: list[Any] = [None] * len(state)
-            if name in self.fields:
-                column = state[:, self.fields.index(name)].tolist()
-                values = [None if gone else value for value, gone in zip(column, absent, strict=True)]
-            columns.append(values)
-        rest = np.ascontiguousarray(state[:, self.packed], dtype="<f8")
-        has_rest = bool(self.packed)
-        columns.append(
-            [row.tobytes() if has_rest and not gone else None for row, gone in zip(rest, absent, strict=True)]
-        )
-        return columns
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The columns in use, each with its numpy type."""
+        used = [(name, "<f8") for name in _COLUMN_FIELDS if name in self.fields]
+        return used + ([("state", f"V{8 * len(self.packed)}")] if self.packed else [])
 
-    def from_columns(self, rows: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
-        """Rows (alpha, beta, state) -> (P, F) state."""
-        state = np.full((len(rows), len(self.fields)), np.nan)
-        for position, name in enumerate(_COLUMN_FIELDS):
-            if name in self.fields:
-                state[:, self.fields.index(name)] = [row[position] for row in rows]
-        if self.packed:
-            rest = np.frombuffer(b"".join(bytes(row[2]) for row in rows), dtype="<f8")
-            state[:, self.packed] = rest.reshape(len(rows), len(self.packed))
+    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[np.float64]]:
+        """(P, F) state -> the columns in use, as :mod:`storage.bulk` takes them; a row of NaN is NULL."""
+        return {
+            prefix + name: state[:, self.packed if name == "state" else self.fields.index(name)]
+            for name, _ in self.columns
+        }
+
+    def from_columns(self, rows: NDArray[np.void]) -> NDArray[np.float64]:
+        """Records with the columns in use, none NULL -> (P, F) state."""
+        state = np.empty((len(rows), len(self.fields)))
+        for name, _ in self.columns:
+            if name == "state":
+                numbers = np.ascontiguousarray(rows[name]).view("<f8")
+                state[:, self.packed] = numbers.reshape(len(rows), len(self.packed))
+            else:
+                state[:, self.fields.index(name)] = rows[name]
         return state
 
 
-def history_rows(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Iterator[tuple[Any, ...]]:
-    """The rows of ``dbb_history``, in the order of its columns."""
-    return zip(
-        [run_id] * len(rows.prompt_ids),
-        [step] * len(rows.prompt_ids),
-        rows.prompt_ids.tolist(),
-        rows.rollouts.tolist(),
-        rows.successes.tolist(),
-        *layout.to_columns(rows.state),
-        rows.mean.tolist(),
-        rows.variance.tolist(),
-        *layout.to_columns(rows.previous_state),
-        rows.previous_step.tolist(),
-        strict=True,
-    )
+def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Columns:
+    """The rows of ``dbb_history``."""
+    return {
+        "run_id": run_id,
+        "step": step,
+        "prompt_id": rows.prompt_ids,
+        "rollouts": rows.rollouts,
+        "successes": rows.successes,
+        **layout.to_columns(rows.state),
+        "mean": rows.mean,
+        "variance": rows.variance,
+        **layout.to_columns(rows.previous_state, "prev_"),
+        "prev_step": rows.previous_step,
+    }
 
 
-def probe_rows(run_id: int, step: int, probes: ProbeRows | None) -> list[tuple[Any, ...]]:
-    """The rows of ``dbb_probe``, in the order of its columns."""
-    if probes is None:
-        return []
-    columns = (column.tolist() for column in vars(probes).values())
-    return [(run_id, step, *row) for row in zip(*columns, strict=True)]
+def probe_columns(run_id: int, step: int, probes: ProbeRows) -> Columns:
+    """The rows of ``dbb_probe``."""
+    return {
+        "run_id": run_id,
+        "step": step,
+        "prompt_id": probes.prompt_ids,
+        "samples": probes.samples,
+        "successes": probes.successes,
+        "squares": probes.squares,
+    }

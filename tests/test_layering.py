@@ -22,8 +22,8 @@ def _loaded(imports):
     [
         ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, HEAVY),
         ("estimators", {"estimators", "numpy"}, (*HEAVY, "storage", "sqlalchemy")),
-        # the driver of a database that is not used is not needed
-        ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg")),
+        # the driver of a database that is not used is not needed, nor what only a migration uses
+        ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
         ("openrlhf_dbb", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
         ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm")),
         # matplotlib comes with the first figure

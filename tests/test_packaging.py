@@ -82,7 +82,7 @@ def test_python_range(metadata: Message) -> None:
 
 def test_bare_install_is_light(metadata: Message) -> None:
     bare = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    assert {Requirement(r).name for r in bare} == {"numpy", "sqlalchemy", "tomli"}
+    assert {Requirement(r).name for r in bare} == {"alembic", "numpy", "sqlalchemy", "tomli"}
 
 
 def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
@@ -95,6 +95,7 @@ def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"estimators", "storage", "openrlhf_dbb"}
     in_tree = [*ROOT.glob("openrlhf_dbb/**/*.py"), *ROOT.glob("openrlhf_dbb/presets/*.toml")]
+    in_tree += ROOT.glob("openrlhf_dbb/inspect/page.*")
     in_tree += [*ROOT.glob("estimators/**/*.py"), *ROOT.glob("storage/**/*.py")]
     assert {path.relative_to(ROOT).as_posix() for path in in_tree} <= names
 

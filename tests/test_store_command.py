@@ -1,5 +1,9 @@
 """The openrlhf-dbb command: what it prints, and how it refuses."""
 
+import csv
+import io
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.posteriors import main, shown
+from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.inspect.text import shown
 from storage import ProbeRows
 
 ROOT = Path(__file__).parents[1]
@@ -185,3 +190,172 @@ def test_the_module_runs_as_a_command(open_new, fill):
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert " it " in done.stdout
+
+
+# compare
+
+
+@pytest.fixture
+def two(store, fill):
+    """Runs "a" and "b" on three and two prompts, two of them the same, as ids in the order of a table."""
+    x, y, z = sorted(int(i) for i in fill.prompts(store, 3))
+    a, b = fill.run(store, "a"), fill.run(store, "b")
+    fill.step(a, 1, [x, y], [4, 0])  # (4.5, .5), (.5, 4.5)
+    fill.step(a, 2, [z], [2])
+    fill.step(b, 1, [x], [4])  # (4.5, .5)
+    fill.step(b, 2, [y], [4])  # (4.5, .5)
+    return store, (x, y, z)
+
+
+def test_compare(two, capsys):
+    store, (_, y, _) = two
+    assert main(["compare", "a", "b", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("first:   a (number 1), running at step 2; dbb (discount = 0.5)\nsecond:  b (number 2)")
+    assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
+    # means of x and y: (.9 + .1) / 2 and .9
+    assert "0.5000 and 0.9000, difference +0.4000; mean absolute difference 0.4000\n" in out
+    assert "by more than 0.1: 1 prompts higher in the second, 0 lower\n" in out
+    differences = out.split("prompts that differ most\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
+    by_step, by_rollouts = (
+        [line.split() for line in part.splitlines()[1:]] for part in out.split("prompts in both\n")[1:]
+    )
+    assert by_step[:2] == [["1", "0.5", "1", "0.5", "0.9"], ["2", "-", "1", "-", "0.9"]]
+    # the third prompt's rollouts count as spent, its successes do not: groups end at 4 and 8 rollouts
+    assert [row for row in by_rollouts if row[1:] != ["-"] * 4] == [
+        ["4", "1", "1", "0.9", "0.9"], ["8", "0", "1", "0.1", "0.9"],
+    ]  # fmt: skip
+
+
+def test_compare_runs_that_share_nothing(store, fill, capsys):
+    x, y = fill.prompts(store, 2)
+    for name, prompt in (("a", x), ("b", y)):
+        fill.step(fill.run(store, name), 1, [prompt], [1])
+    assert main(["compare", "a", "b", "--store.url", store.url]) == 2
+    assert capsys.readouterr().err == (
+        "openrlhf-dbb: runs 'a' and 'b' have no prompt in common; compare runs on the same data set\n"
+    )
+
+
+# export
+
+COLUMNS = ["step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance", "prompt", "label"]
+NASTY = 'a "b",\n\x1b[2J \u202e=1+1'
+
+
+@pytest.fixture
+def exported(store, fill):
+    """Run "run" of two steps with a nasty prompt, and the rows of its export."""
+    run = fill.run(store)
+    (prompt,) = store.register_prompts([NASTY], ["7"])
+    fill.step(run, 1, [prompt], [4])
+    fill.step(run, 2, [prompt], [1])
+    return store, [
+        [1, prompt, 4, 4.0, 4.5, 0.5, 0.9, 0.9 * (1 - 0.9), NASTY, "7"],
+        [2, prompt, 4, 1.0, 3.25, 3.25, 0.5, 0.25, NASTY, "7"],
+    ]
+
+
+def test_export_csv(exported, tmp_path, capsys):
+    store, rows = exported
+    assert main(["export", "run", "--store.url", store.url]) == 0
+    header, *found = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert header == COLUMNS
+    assert [[type(like)(cell) for cell, like in zip(row, rows[0], strict=True)] for row in found] == rows
+    path = tmp_path / "history.csv"
+    assert main(["export", "--store.url", store.url, "-o", str(path)]) == 0
+    assert list(csv.reader(path.open(newline="")))[1:] == found
+    assert [file.name for file in tmp_path.iterdir() if "history" in file.name] == ["history.csv"]
+
+
+def test_export_json_lines_hold_no_control_characters(exported, capsys):
+    store, rows = exported
+    assert main(["export", "--format", "jsonl", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii() and "\x1b" not in out
+    assert [json.loads(line) for line in out.splitlines()] == [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def test_export_parquet(exported, tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    store, rows = exported
+    assert main(["export", "--format", "parquet", "--store.url", store.url]) == 2
+    assert capsys.readouterr().err == "openrlhf-dbb: Parquet is written to a file; name one with -o FILE\n"
+    path = tmp_path / "history.parquet"
+    assert main(["export", "--format", "parquet", "-o", str(path), "--store.url", store.url]) == 0
+    assert parquet.read_table(path).to_pylist() == [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def test_parquet_without_pyarrow_is_one_clear_line(exported, tmp_path, capsys, monkeypatch):
+    store, _ = exported
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert main(["export", "--format", "parquet", "-o", str(tmp_path / "x"), "--store.url", store.url]) == 2
+    assert capsys.readouterr().err == (
+        "openrlhf-dbb: Parquet needs pyarrow: pip install pyarrow, or choose --format csv or jsonl\n"
+    )
+
+
+def test_a_failed_export_leaves_the_file_as_it_was(exported, tmp_path, capsys):
+    store, _ = exported
+    assert main(["export", "-o", str(tmp_path / "no" / "x.csv"), "--store.url", store.url]) == 2
+    assert "No such file or directory; name a file that can be written" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_had_enough_is_no_error(open_new, fill):
+    store = open_new("sqlite")
+    run = fill.run(store)
+    fill.step(run, 1, store.register_prompts(["x" * 100_000, "y" * 100_000], ["", ""]), [1, 2])
+    command = f"{sys.executable} -m openrlhf_dbb.cli.posteriors export --store.url {store.url} | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "step,promp", "")
+
+
+# prune, migrate, check
+
+
+def test_prune(exported, capsys):
+    store, _ = exported
+    assert main(["prune", "run", "--keep-last", "1", "--store.url", store.url]) == 2
+    assert "run 'run' has no checkpoint, so it resumes from its start" in capsys.readouterr().err
+    store.claim_run(1).finish()
+    assert main(["prune", "run", "--before", "2", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run run: of 1 steps deleted 1 rows of history, 0 of probes and 0 checkpoints")
+    assert [row.step for row in store.query("SELECT step FROM posterior_history")] == [2]
+    assert main(["check", "--store.url", store.url]) == 0
+
+
+def test_migrate(tmp_path, capsys):
+    path = tmp_path / "old.db"
+    shutil.copy(ROOT / "tests" / "data" / "store_v1.db", path)
+    url = f"sqlite:///{path}"
+    assert main(["runs", "--store.url", url]) == 2
+    assert f"then run: openrlhf-dbb migrate --store.url {url}\n" in capsys.readouterr().err
+    assert main(["migrate", "--store.url", url]) == 0
+    assert capsys.readouterr().out == "upgraded from schema version 1 to 2\n"
+    assert main(["migrate", "--store.url", url]) == 0
+    assert capsys.readouterr().out == "schema version 2 is up to date\n"
+    assert main(["runs", "--store.url", url]) == 0
+
+
+def test_check(exported, capsys):
+    store, _ = exported
+    assert main(["check", "--store.url", store.url]) == 0
+    assert capsys.readouterr().out == "everything fits together; runs checked: 1\n"
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE dbb_posterior SET alpha = 9")
+    assert main(["check", "--store.url", store.url]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("run run, ") and "must hold: " in out
+
+
+# nothing secret
+
+
+def test_passwords_in_a_run_are_masked(store, fill, capsys):
+    fill.run(store, reward="http://ann:geheim@host/score", config={"url": "https://ann:geheim@host"})
+    assert main(["show", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert "geheim" not in out and "reward:         http://ann:***@host/score\n" in out

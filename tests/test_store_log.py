@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from storage import ProbeRows, StoreError, read_log, read_probes
+from storage import ProbeRows, StepRows, StoreError, log, read_log, read_posteriors, read_probes
 from storage.inspection import progress
 
 
@@ -160,3 +160,29 @@ def test_bad_probes_are_refused_and_leave_nothing(store, fill, dump, name, value
     with pytest.raises(StoreError, match=message):
         run.record_step(1, fill.rows(run, ids, [4, 1], probes=probes))
     assert dump(store) == before
+
+
+def test_the_log_with_posteriors_and_with_texts(store, fill, monkeypatch):
+    monkeypatch.setattr(log, "_ROWS_WITH_TEXT", 2)  # parts of two rows
+    run = fill.run(store)
+    a, b, c = sorted(int(i) for i in fill.prompts(store, 3))
+    fill.step(run, 1, [c, a, b], [4, 0, 2])
+    fill.step(run, 2, [b], [4])
+    found = read_posteriors(store, run.record)
+    assert found.prompt_id.tolist() == [a, b, c, b]
+    assert found.alpha.tolist() == [0.5, 2.5, 4.5, 5.25] and found.beta.tolist() == [4.5, 2.5, 0.5, 1.25]
+    parts = list(log.history_with_texts(store, run.record))
+    assert [len(part) for part in parts] == [2, 2]
+    texts = dict(store.query("SELECT prompt_id, prompt FROM prompts"))
+    rows = [dict(zip(log.HISTORY_COLUMNS, row, strict=True)) for part in parts for row in part]
+    assert [(row["step"], row["prompt_id"], row["alpha"], row["prompt"]) for row in rows] == [
+        (1, a, 0.5, texts[a]), (1, b, 2.5, texts[b]), (1, c, 4.5, texts[c]), (2, b, 5.25, texts[b]),
+    ]  # fmt: skip
+
+
+def test_an_estimator_without_alpha_and_beta_has_none_in_the_log(store, fill):
+    run = fill.run(store, fields=())
+    ids, one, none = fill.prompts(store, 1), np.ones(1), np.empty((1, 0))
+    run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, one / 8, none, none, np.array([-1])))
+    found = read_posteriors(store, run.record)
+    assert np.isnan(found.alpha).tolist() == [True] and np.isnan(found.beta).tolist() == [True]

@@ -8,11 +8,11 @@ import traceback
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect
 
 from storage import DEFAULT_URL, URL_VARIABLE, StoreError, mask_url, open_store
 from storage.engine import NETWORK_FS_VARIABLE, file_system
-from storage.schema import SCHEMA_VERSION, VIEWS, metadata
+from storage.schema import VIEWS, metadata
 from storage.url import parse_url
 
 ROOT = Path(__file__).parents[1]
@@ -76,22 +76,6 @@ def test_postgresql_shows_what_columns_mean(open_new):
     columns = inspect(open_new("postgresql").database.engine).get_columns("dbb_step")
     comments = {column["name"]: column["comment"] for column in columns}
     assert comments["rollouts"] == "rewards seen in this step"
-
-
-@pytest.mark.parametrize(
-    ("version", "advice"),
-    [
-        (SCHEMA_VERSION + 1, "upgrade openrlhf-dbb to 9.9 or later"),
-        (1, r"use the openrlhf-dbb release that wrote it \(9.9\)"),
-    ],
-)
-def test_another_schema_version_is_refused(url, version, advice):
-    with open_store(url) as store, store.database.transaction(write=True) as connection:
-        connection.execute(text("UPDATE dbb_schema SET version = :v, library_version = '9.9'"), {"v": version})
-    with pytest.raises(
-        StoreError, match=rf"has schema version {version}, .* works with version {SCHEMA_VERSION}; {advice}"
-    ):
-        open_store(url)
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
@@ -194,10 +178,11 @@ def test_a_read_only_folder(tmp_path):
 
 def test_a_writer_that_never_ends_is_named(open_new, fill, monkeypatch):
     monkeypatch.setattr("storage.engine.BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("storage.retry.LIMIT_S", 0.2)
     store = open_new("sqlite")
     other = sqlite3.connect(store.location, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(StoreError, match=r"another process has held the write lock for 0.1 s"):
+    with pytest.raises(StoreError, match=r"another process has held the write lock for 0.1 s.*gave up"):
         fill.run(store)
     assert store.runs() == []  # readers do not wait
     other.execute("ROLLBACK")

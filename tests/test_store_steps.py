@@ -224,7 +224,7 @@ def _progress(tables):
         "dbb_posterior": tables["dbb_posterior"],
         "dbb_history": tables["dbb_history"],
         "dbb_probe": tables["dbb_probe"],
-        "dbb_step": [row[:-1] for row in tables["dbb_step"]],
+        "dbb_step": [(*row[:-2], row[-1]) for row in tables["dbb_step"]],
         "dbb_run": tables["dbb_run"],
     }
 

@@ -1,0 +1,176 @@
+"""What the store does, in plain SQL through the databases' drivers: the floor that benchmarks/store.py compares with.
+
+The same tables, indexes, columns, transactions and durability; nothing is checked, and a step's rows come prepared.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from typing import Any
+
+import numpy as np
+import psycopg
+
+CACHE_KIB = 65_536
+FETCHED = 50_000  # rows at a time
+LOADED = np.dtype(
+    [("prompt", "<i8"), ("alpha", "<f8"), ("beta", "<f8"), ("state", "O"), ("visits", "<i8"), ("step", "<i8")]
+)
+
+ADVANCE = "UPDATE dbb_run SET last_step = {0}, heartbeat_at = {0} WHERE run_id = {0} AND last_step = {0}"
+LEDGER = """
+    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at)
+    VALUES ({0}, {0}, {0}, {0}, {0}, {0}, {0}, {0})"""
+APPLY = """
+    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+    SELECT run_id, prompt_id, alpha, beta, state, 1, step FROM dbb_history WHERE run_id = {0} AND step = {0}
+    ON CONFLICT (run_id, prompt_id) DO UPDATE
+    SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+        visits = dbb_posterior.visits + 1, step = excluded.step"""
+LOAD = "SELECT prompt_id, alpha, beta, state, visits, step FROM dbb_posterior WHERE run_id = {0} ORDER BY prompt_id"
+COPY_RUN = """
+    INSERT INTO dbb_posterior SELECT {0}, prompt_id, alpha * {0}, beta * {0}, state, 0, 0
+    FROM dbb_posterior WHERE run_id = {0}"""
+BY_HASH = """
+    SELECT p.hash, q.alpha, q.beta, q.state
+    FROM {1}dbb_posterior q JOIN {1}dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = {0}"""
+UNDO = """
+    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
+    FROM dbb_history h
+    JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
+          WHERE run_id = {0} AND step > {0} GROUP BY prompt_id) u ON u.prompt_id = h.prompt_id
+    WHERE h.run_id = {0} AND h.step > {0} AND h.prev_step BETWEEN 0 AND {0}
+    ON CONFLICT (run_id, prompt_id) DO UPDATE
+    SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+        visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
+DROP_LATER = ("DELETE FROM dbb_history WHERE run_id = {0} AND step > {0}",
+              "DELETE FROM dbb_step WHERE run_id = {0} AND step > {0}")  # fmt: skip
+SET_STEP = "UPDATE dbb_run SET last_step = {0} WHERE run_id = {0}"
+
+Row = tuple[Any, ...]
+
+
+class RawSQLite:
+    """One connection of ``sqlite3``, set up as the store's."""
+
+    def __init__(self, url: str) -> None:
+        self.path = url.removeprefix("sqlite:///")
+        self.connection = sqlite3.connect(self.path, isolation_level=None)
+        for setting in ("synchronous = NORMAL", f"cache_size = -{CACHE_KIB}", "temp_store = MEMORY"):
+            self.connection.execute(f"PRAGMA {setting}")
+
+    def prepared(self, rows: list[Row]) -> list[Row]:
+        return rows
+
+    def step(self, ledger: Row, rows: list[Row]) -> None:
+        run, step, width = ledger[0], ledger[1], ", ".join("?" * 14)
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute(ADVANCE.format("?"), (step, ledger[-1], run, step - 1))
+        self.connection.execute(LEDGER.format("?"), ledger)
+        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({width})", rows)
+        self.connection.execute(APPLY.format("?"), (run, step))
+        self.connection.execute("COMMIT")
+
+    def load(self, run: int) -> np.ndarray[Any, Any]:
+        return np.fromiter(self.connection.execute(LOAD.format("?"), (run,)), dtype=LOADED)
+
+    def copy_run(self, source: int, run: int) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute(COPY_RUN.format("?"), (run, 0.5, 0.5, source))
+        self.connection.execute("COMMIT")
+
+    def copy_from(self, other: RawSQLite, source: int, run: int) -> None:
+        self.connection.execute(f"ATTACH '{other.path}' AS source")
+        self.connection.execute("BEGIN IMMEDIATE")
+        query = BY_HASH.format("?", "source.")
+        self.connection.execute(
+            f"""INSERT INTO dbb_posterior SELECT ?, p.prompt_id, s.alpha * ?, s.beta * ?, s.state, 0, 0
+                FROM ({query}) s JOIN dbb_prompt p ON p.hash = s.hash""",
+            (run, 0.5, 0.5, source),
+        )
+        self.connection.execute("COMMIT")
+        self.connection.execute("DETACH source")
+
+    def undo(self, run: int, step: int) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.execute(UNDO.format("?"), (run, step, run, step, step))
+        for statement in DROP_LATER:
+            self.connection.execute(statement.format("?"), (run, step))
+        self.connection.execute(SET_STEP.format("?"), (step, run))
+        self.connection.execute("COMMIT")
+
+
+class RawPostgreSQL:
+    """One connection of ``psycopg``; bulk rows travel by COPY in its binary form."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = psycopg.connect(url)
+
+    def prepared(self, rows: list[Row]) -> bytes:
+        """The rows as the text of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
+        return b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"".join(map(_binary, rows)) + b"\xff\xff"
+
+    def step(self, ledger: Row, rows: bytes) -> None:
+        run, step = ledger[0], ledger[1]
+        with self.connection.cursor() as cursor:
+            cursor.execute(ADVANCE.format("%s"), (step, ledger[-1], run, step - 1))
+            cursor.execute(LEDGER.format("%s"), ledger)
+            with cursor.copy("COPY dbb_history FROM STDIN (FORMAT BINARY)") as copy:
+                copy.write(rows)
+            cursor.execute(APPLY.format("%s"), (run, step))
+        self.connection.commit()
+
+    def load(self, run: int) -> np.ndarray[Any, Any]:
+        with self.connection.cursor("load", binary=True) as cursor:
+            cursor.execute(LOAD.format("%s"), (run,))
+            parts = []
+            while rows := cursor.fetchmany(FETCHED):
+                parts.append(np.array(rows, dtype=LOADED))
+        self.connection.commit()
+        return np.concatenate(parts)
+
+    def copy_run(self, source: int, run: int) -> None:
+        self.connection.execute(COPY_RUN.format("%s"), (run, 0.5, 0.5, source))
+        self.connection.commit()
+
+    def copy_from(self, other: RawPostgreSQL, source: int, run: int) -> None:
+        query = BY_HASH.format(int(source), "")
+        with self.connection.cursor() as cursor, other.connection.cursor() as reader:
+            cursor.execute(
+                "CREATE TEMP TABLE source (hash bytea, alpha float8, beta float8, state bytea) ON COMMIT DROP"
+            )
+            with (
+                reader.copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as out,
+                cursor.copy("COPY source FROM STDIN (FORMAT BINARY)") as into,
+            ):
+                for block in out:
+                    into.write(block)
+            cursor.execute(
+                """INSERT INTO dbb_posterior SELECT %s, p.prompt_id, s.alpha * %s, s.beta * %s, s.state, 0, 0
+                   FROM source s JOIN dbb_prompt p ON p.hash = s.hash""",
+                (run, 0.5, 0.5),
+            )
+        self.connection.commit()
+        other.connection.commit()
+
+    def undo(self, run: int, step: int) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(UNDO.format("%s"), (run, step, run, step, step))
+            for statement in DROP_LATER:
+                cursor.execute(statement.format("%s"), (run, step))
+            cursor.execute(SET_STEP.format("%s"), (step, run))
+        self.connection.commit()
+
+
+def _binary(row: Row) -> bytes:
+    fields = [struct.pack(">h", len(row))]
+    for value in row:
+        if value is None:
+            fields.append(b"\xff\xff\xff\xff")
+        elif isinstance(value, bytes):
+            fields.append(struct.pack(">i", len(value)) + value)
+        else:
+            fields.append(struct.pack(">iq" if isinstance(value, int) else ">id", 8, value))
+    return b"".join(fields)

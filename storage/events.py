@@ -1,0 +1,34 @@
+"""Notes of what happened to a run other than steps, and the time they carry."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import Connection
+
+from storage import schema
+
+
+def record_event(
+    connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]
+) -> int:
+    """Note what happened to a run, for the people who ask later; the number of the note."""
+    result = connection.execute(
+        schema.event.insert().values(
+            run_id=run_id,
+            created_at=utc_now(),
+            kind=kind,
+            from_step=from_step,
+            to_step=to_step,
+            detail=json.dumps(detail),
+        )
+    )
+    (event_id,) = result.inserted_primary_key or (0,)
+    return int(event_id)
+
+
+def utc_now() -> str:
+    """Now, UTC, ISO 8601 with milliseconds: sorts as text and reads the same in every database."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,207 @@
+"""Delete the history of old steps, without breaking the resume of a kept model checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, select, text
+
+from storage import schema
+from storage.engine import CHUNK, Database
+from storage.errors import StoreError
+from storage.events import record_event
+from storage.records import RunRecord
+from storage.retry import retried
+from storage.store import PosteriorStore
+
+_COUNTED = ("steps", "history_rows", "probes", "samples", "checkpoints")
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """What a prune deleted.
+
+    Attributes:
+        steps: steps whose history is gone.
+        history_rows, probes, checkpoints: rows deleted.
+        bytes_freed: room for new rows in the file (SQLite); None where it is not known (PostgreSQL).
+    """
+
+    steps: int
+    history_rows: int
+    probes: int
+    checkpoints: int
+    bytes_freed: int | None
+
+
+def prune(
+    store: PosteriorStore,
+    run: RunRecord,
+    *,
+    keep_last: int | None = None,
+    before: int | None = None,
+    drop_checkpoints: bool = False,
+) -> PruneResult:
+    """Delete the history and the probes of a run's old steps; exactly one of ``keep_last`` and ``before`` is given.
+
+    Posteriors, the ledger of steps with the run-wide state, and all totals stay. A model checkpoint needs the
+    history of every step after it to be resumed: a prune that would take it is refused, unless the checkpoint is
+    given up by ``drop_checkpoints``; the newest one of an unfinished run (its start, if it has none) is never given
+    up. A finished run is never resumed, so its checkpoints need nothing. Roll back to a step before the
+    oldest kept one but one is refused from then on.
+
+    The run may be trained meanwhile: rows go in short transactions of whole steps, oldest first, each of which
+    leaves a valid run. Killed half-way, the rest is deleted by the same call again.
+
+    The mean and variance in view ``posteriors`` of a prompt whose last visit was deleted come from alpha and
+    beta, and are NULL for an estimator that keeps neither.
+
+    The space is used for new rows. To give it back to the system: ``VACUUM`` on SQLite, ``VACUUM FULL dbb_history``
+    on PostgreSQL, while no run is trained.
+
+    Args:
+        keep_last: steps to keep, >= 0.
+        before: the first step to keep, >= 1.
+        drop_checkpoints: give up resuming from the checkpoints in the way; their rows are deleted too.
+
+    Raises:
+        StoreError: a checkpoint is in the way, an argument does not fit, or there is no such run.
+    """
+    if (keep_last is None) == (before is None):
+        raise StoreError("a prune needs either keep_last or before; give one of them")
+    for name, value, lowest in (("keep_last", keep_last, 0), ("before", before, 1)):
+        if value is not None and value < lowest:
+            raise StoreError(f"a prune's {name} is {value}; it must be at least {lowest}")
+    database = store.database
+    first_kept, parts = _plan(database, run, keep_last, before)
+    free, total, event_id = _free_bytes(database), dict.fromkeys(_COUNTED, 0), None
+
+    tried: tuple[int, dict[str, int]] | None = None
+
+    @retried
+    def delete(start: int, end: int) -> None:
+        nonlocal event_id, total, tried
+        with database.transaction(write=True) as connection:
+            stored = _stored(connection, database, run, lock=True)
+            if tried and _is_noted(connection, tried[0], {"before": end, **tried[1]}):
+                event_id, total = tried
+                return  # done by a try whose answer was lost
+            given_up = _given_up(connection, stored, first_kept, drop_checkpoints)
+            counted = _delete(connection, run.run_id, start, end, given_up)
+            detail = {name: total[name] + counted[name] for name in _COUNTED}
+            tried = _note(connection, stored, event_id, {"before": end, **detail}), detail
+        event_id, total = tried
+
+    for start, end in parts:
+        delete(start, end)
+    del total["samples"]
+    return PruneResult(**total, bytes_freed=None if free is None else (_free_bytes(database) or 0) - free)
+
+
+@retried
+def _plan(
+    database: Database, run: RunRecord, keep_last: int | None, before: int | None
+) -> tuple[int, list[tuple[int, int]]]:
+    """The first step to keep, and the parts to be deleted."""
+    with database.transaction() as connection:
+        last_step = _stored(connection, database, run).last_step
+        first_kept = min(last_step + 1, last_step + 1 - (keep_last or 0) if before is None else before)
+        return first_kept, _parts(connection, run, first_kept)
+
+
+def _stored(connection: Connection, database: Database, run: RunRecord, *, lock: bool = False) -> Row[Any]:
+    """The run as it is now; with ``lock``, no step and no roll back until the transaction ends."""
+    query = select(schema.run).where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise StoreError(f"run {run.name!r} is no longer in {database.location}; look it up again with find_run")
+    return row
+
+
+def _parts(connection: Connection, run: RunRecord, first_kept: int) -> list[tuple[int, int]]:
+    """Ranges [start, end) of the steps to be deleted, each of about ``CHUNK`` rows."""
+    ledger = connection.execute(
+        text(
+            """SELECT step, prompts FROM dbb_step WHERE run_id = :run AND step < :first_kept
+               AND step >= (SELECT min(step) FROM dbb_history WHERE run_id = :run) ORDER BY step"""
+        ),
+        {"run": run.run_id, "first_kept": first_kept},
+    )
+    starts, rows = [], CHUNK
+    for step, prompts in ledger:
+        if rows >= CHUNK:
+            starts.append(step)
+            rows = 0
+        rows += prompts
+    return list(itertools.pairwise([*starts, first_kept])) if starts else []
+
+
+def _given_up(connection: Connection, run: Row[Any], first_kept: int, drop: bool) -> int:
+    """The step before which checkpoints are given up.
+
+    Raises:
+        StoreError: one that needs the history to be deleted must be kept.
+    """
+    if run.status != "running":
+        return 0
+    checkpoint = schema.checkpoint.c
+    query = select(checkpoint.step, checkpoint.tag).where(checkpoint.run_id == run.run_id)
+    known = [(row.step, f"checkpoint {row.tag!r} of step {row.step}") for row in connection.execute(query)]
+    known = sorted(known) or [(0, "no checkpoint, so it resumes from its start")]
+    # The newest tells most; all that are older go the same way as the oldest.
+    step, which = known[-1] if known[-1][0] < first_kept - 1 else known[0]
+    if step >= first_kept - 1:
+        return 0
+    if step == known[-1][0]:
+        advice = "it is its newest, so keep more"
+    elif drop:
+        return first_kept - 1
+    else:
+        advice = "keep more, or give such checkpoints up (drop_checkpoints=True, or --drop-checkpoints)"
+    raise StoreError(
+        f"run {run.name!r} has {which}, which needs the history from step {step + 1}, but the prune would keep it "
+        f"from step {first_kept}; {advice}"
+    )
+
+
+def _delete(connection: Connection, run_id: int, start: int, end: int, given_up: int) -> dict[str, int]:
+    """Delete the history and probes before step ``end`` and the checkpoints before step ``given_up``; what was."""
+    key = {"run": run_id, "start": start, "end": end, "given_up": given_up}
+    old = "WHERE run_id = :run AND step < :end"
+    samples = connection.scalar(text(f"SELECT coalesce(sum(samples), 0) FROM dbb_probe {old}"), key)
+    checkpoints = "DELETE FROM dbb_checkpoint WHERE run_id = :run AND step < :given_up"
+    return {
+        "steps": connection.scalar(text(f"SELECT count(*) FROM dbb_step {old} AND step >= :start"), key) or 0,
+        "history_rows": connection.execute(text(f"DELETE FROM dbb_history {old}"), key).rowcount,
+        "probes": connection.execute(text(f"DELETE FROM dbb_probe {old}"), key).rowcount,
+        "samples": int(samples or 0),
+        "checkpoints": connection.execute(text(checkpoints), key).rowcount,
+    }
+
+
+def _note(connection: Connection, run: Row[Any], event_id: int | None, detail: dict[str, int]) -> int:
+    """Record the prune as one event, brought up to date with each part; its number."""
+    if event_id is None:
+        return record_event(connection, run.run_id, "prune", run.last_step, run.last_step, detail)
+    update = schema.event.update().where(schema.event.c.event_id == event_id)
+    connection.execute(update.values(detail=json.dumps(detail)))
+    return event_id
+
+
+def _is_noted(connection: Connection, event_id: int, detail: dict[str, int]) -> bool:
+    event = schema.event.c
+    stored = connection.scalar(select(event.detail).where(event.event_id == event_id, event.kind == "prune"))
+    return stored == json.dumps(detail)
+
+
+@retried
+def _free_bytes(database: Database) -> int | None:
+    """Unused space inside a SQLite file."""
+    if not database.is_sqlite:
+        return None
+    with database.transaction() as connection:
+        query = "SELECT freelist_count * page_size FROM pragma_freelist_count, pragma_page_size"
+        return int(connection.scalar(text(query)) or 0)

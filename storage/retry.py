@@ -1,0 +1,63 @@
+"""Repeat a transaction that an outage cut short: a server that restarts, a lost connection, a lock."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from storage.errors import StoreError
+
+LIMIT_S = 120.0
+"""How long after the first failure a transaction is still repeated, in seconds."""
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+
+_log = logging.getLogger("storage")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class Interrupted(StoreError):
+    """A transaction was ended by something that passes; whether it was committed may be unknown."""
+
+
+def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorator: repeat a call that ends as :class:`Interrupted`, with growing, random pauses.
+
+    Only for calls of one transaction that may be made twice: a commit whose answer was lost has happened.
+    One outage is logged once, and once more when it is over. What does not pass by itself (a full disk,
+    a refused value) is not repeated.
+
+    Raises:
+        StoreError: it did not pass within ``LIMIT_S``.
+    """
+
+    @wraps(work)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return work(*args, **kwargs)
+        except Interrupted as error:
+            began = time.monotonic()
+            _log.warning("%s; trying again for %g s", error, LIMIT_S)
+        pause = _FIRST_PAUSE_S
+        while True:
+            left = began + LIMIT_S - time.monotonic()
+            # Random, so that processes that failed together do not come back together.
+            time.sleep(min(pause * random.uniform(0.5, 1.5), max(left, 0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                result = work(*args, **kwargs)
+            except Interrupted as error:
+                waited = time.monotonic() - began
+                if waited >= LIMIT_S:
+                    raise StoreError(f"{error}; gave up after {waited:.0f} s, resume when it has passed") from None
+            else:
+                _log.info("the store is back after %.1f s, nothing was lost", time.monotonic() - began)
+                return result
+
+    return call

@@ -1,0 +1,63 @@
+"""Undo steps: every posterior as it was, bit for bit, at a cost that follows the steps undone."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from storage.errors import StoreError
+from storage.events import record_event
+from storage.records import RunRecord
+
+# A prune deletes the oldest steps, so the first step after :step tells whether all of them are there.
+_PRUNED = text(
+    """SELECT s.step
+       FROM (SELECT step FROM dbb_step WHERE run_id = :run AND step > :step AND prompts > 0 ORDER BY step LIMIT 1) s
+       WHERE NOT EXISTS (SELECT 1 FROM dbb_history h WHERE h.run_id = :run AND h.step = s.step)"""
+)
+
+# Of each prompt touched after :step, the first such row knows the posterior to go back to: its prev_step is not
+# after :step.
+_UNDO_CHANGED = text(
+    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+       SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
+       FROM dbb_history h
+       JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
+             WHERE run_id = :run AND step > :step GROUP BY prompt_id) u ON u.prompt_id = h.prompt_id
+       WHERE h.run_id = :run AND h.step > :step AND h.prev_step BETWEEN 0 AND :step
+       ON CONFLICT (run_id, prompt_id) DO UPDATE
+       SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+           visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
+)
+
+_UNDO_NEW = text(
+    """DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
+       (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
+)
+
+
+def check_kept(connection: Connection, run: RunRecord, step: int) -> None:
+    """Raise StoreError if steps after ``step`` have lost their history to a prune."""
+    key = {"run": run.run_id, "step": step}
+    pruned = connection.scalar(_PRUNED, key)
+    if pruned is not None:
+        oldest = connection.scalar(text("SELECT min(step) FROM dbb_history WHERE run_id = :run"), key)
+        raise StoreError(
+            f"run {run.name!r} cannot go back to step {step}, the history of step {pruned} was pruned; "
+            f"choose a model checkpoint of step {run.last_step if oldest is None else oldest - 1} or later"
+        )
+
+
+def undo(connection: Connection, run_id: int, last_step: int, step: int) -> int:
+    """Undo the steps after ``step`` in this transaction; the number of posterior changes undone."""
+    key = {"run": run_id, "step": step}
+    connection.execute(_UNDO_NEW, key)
+    connection.execute(_UNDO_CHANGED, key)
+    # The run-wide state goes back with its steps.
+    undone, steps, checkpoints, probes = (
+        connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
+        for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe")
+    )
+    connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
+    detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes}
+    record_event(connection, run_id, "roll_back", last_step, step, detail)
+    return undone

@@ -1,0 +1,162 @@
+"""Many processes training at once on one database, and several that want the same run."""
+
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import StoreError, open_store
+from storage.invariants import check
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, BATCH, SAVE_EVERY = 40, 8, 10
+
+
+def in_processes(count, work):
+    """Exit codes of ``count`` forks that call ``work(number)``; each opens the store itself."""
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                work(number)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def batch_of(step, ids):
+    """(prompts, successes) of a step: the data set in turns, another reward each time round."""
+    at = (np.arange(BATCH) + step * BATCH) % len(ids)
+    return ids[at], (at + step) % 5
+
+
+def train(url, number, steps, fill):
+    """As a training does: steps, checkpoints, and once a return to the last checkpoint by a new owner."""
+    with open_store(url) as store:
+        run, ids = fill.run(store, f"run {number}"), np.sort(fill.prompts(store, PROMPTS))
+        step, killed_at = 0, steps // 2 + number % SAVE_EVERY
+        while step < steps:
+            step += 1
+            fill.step(run, step, *batch_of(step, ids))
+            if step % SAVE_EVERY == 0:
+                run.record_checkpoint(step, f"step{step}")
+            if step == killed_at:
+                run = store.claim_run(run.record.run_id)
+                step -= step % SAVE_EVERY
+                run.roll_back(step)
+                killed_at = 0
+        run.finish()
+
+
+def expected_posteriors(ids, steps):
+    state = {int(prompt): (1.0, 1.0) for prompt in ids}
+    for step in range(1, steps + 1):
+        for prompt, successes in zip(*batch_of(step, ids), strict=True):
+            alpha, beta = state[int(prompt)]
+            state[int(prompt)] = (0.5 * alpha + successes, 0.5 * beta + 4 - successes)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes", "steps"),
+    [
+        ("sqlite", 4, 40),
+        ("postgresql", 4, 40),
+        pytest.param("sqlite", 8, 200, marks=pytest.mark.slow),
+        pytest.param("postgresql", 32, 200, marks=pytest.mark.slow),
+    ],
+)
+def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kind, processes, steps):
+    url = new_url(kind)
+    assert in_processes(processes, lambda number: train(url, number, steps, fill)) == [0] * processes
+    with open_store(url, create=False) as store:
+        ids = np.sort(fill.prompts(store, PROMPTS))
+        assert store.query("SELECT count(*) FROM prompts") == [(PROMPTS,)]
+        assert check(store) == []
+        runs = store.runs()
+        assert [(run.status, run.last_step) for run in runs] == [("finished", steps)] * processes
+        counted = store.query(
+            "SELECT run_id, count(*), sum(rollouts) FROM posterior_history GROUP BY run_id ORDER BY 1"
+        )
+        assert [tuple(row) for row in counted] == [(run.run_id, steps * BATCH, 4 * steps * BATCH) for run in runs]
+        expected = expected_posteriors(ids, steps)
+        for run in runs:
+            rows = store.query("SELECT prompt_id, alpha, beta FROM posteriors WHERE run_id = :r", r=run.run_id)
+            assert {prompt: (alpha, beta) for prompt, alpha, beta in rows} == expected
+
+
+CLAIM = """
+import sys, time
+from pathlib import Path
+from storage import StoreError, open_store
+with open_store(sys.argv[1]) as store:
+    print("ready", flush=True)
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.001)
+    try:
+        store.claim_run(1, wait_s=0)
+        print("owner", flush=True)
+    except StoreError as error:
+        print(error, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_told(url, fill, tmp_path):
+    with open_store(url) as store:
+        fill.run(store).release()
+    command = [sys.executable, "-c", CLAIM, url, str(tmp_path / "go")]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(4)
+    ]
+    try:
+        for child in children:
+            assert child.stdout.readline() == "ready\n"
+        (tmp_path / "go").touch()
+        said = [child.stdout.readline().strip() for child in children]
+        (owner,) = [child for child, line in zip(children, said, strict=True) if line == "owner"]
+        refused = [line for line in said if line != "owner"]
+        assert len(refused) == 3
+        for line in refused:
+            assert line.startswith(f"run 'run' is still being written by process {owner.pid} on ")
+        # and when the owner is killed, another has it at once
+        owner.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+        with open_store(url) as store:
+            run = store.claim_run(1, wait_s=0)
+            fill.step(run, 1, fill.prompts(store, 1), [1])
+    finally:
+        for child in children:
+            child.communicate("\n")
+
+
+def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):
+    """Two processes write one run in turns: only the newest owner's steps are there."""
+    with open_store(url) as store:
+        run, ids = fill.run(store), fill.prompts(store, 3)
+        fill.step(run, 1, ids, [1, 2, 3])
+
+    def take_over(number):
+        with open_store(url) as store:
+            run = store.claim_run(1, take_over=True)
+            try:
+                for step in range(run.record.last_step + 1, 200):
+                    fill.step(run, step, ids, [step % 5, 1, 2])
+            except StoreError as error:
+                assert "was taken over by process" in str(error)
+
+    assert in_processes(4, take_over) == [0] * 4
+    with open_store(url) as store:
+        assert store.query("SELECT last_step FROM runs") == [(199,)]
+        assert check(store) == []

@@ -1,0 +1,201 @@
+"""The check of a store: silent on sound ones, and each kind of damage found where it is."""
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from storage import ProbeRows, open_store
+from storage.invariants import SHOWN, check
+
+
+@pytest.fixture
+def sound(store, fill):
+    """Run "old" of 2 steps, run "new" warm-started from it with 3, a checkpoint, a probe and run-wide state."""
+    ids = np.sort(fill.prompts(store, 3))  # 1, 2, 3
+    prior = {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0}
+    old = fill.run(store, "old", parameters=prior)
+    fill.step(old, 1, ids, [4, 1, 0])
+    fill.step(old, 2, ids[:2], [4, 1])
+    old.finish()
+    new = fill.run(store, "new", parameters=prior)
+    new.warm_start(store, old.record, ids)
+    fill.step(new, 1, ids[:2], [1, 2])
+    new.record_checkpoint(1, "one")
+    probes = ProbeRows(ids[:1], np.array([8]), np.array([2.0]), np.array([2.0]))
+    fill.step(new, 2, ids, [3, 3, 3], probes=probes, shared={"clock": np.array([0.1])})
+    fill.step(new, 3, [], [])
+    return store
+
+
+def _damage(store, statement):
+    with store.database.transaction(write=True) as connection:
+        if store.database.is_sqlite:
+            connection.execute(text("PRAGMA defer_foreign_keys = ON"))
+        connection.execute(text(statement))
+
+
+def test_a_sound_store_has_no_violation(sound, fill):
+    assert check(sound) == []
+    run = sound.claim_run(2)
+    run.roll_back(1)
+    assert check(sound) == []
+    packed = fill.run(sound, "packed", fields=("level", "alpha", "beta"))
+    assert check(sound) == []
+    packed.discard()
+    assert check(sound) == []
+
+
+def test_an_empty_store_has_no_violation(store):
+    assert check(store) == []
+
+
+NEW = "WHERE run_id = 2"
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (f"UPDATE dbb_run SET status = 'odd' {NEW}", {"new: status is running or finished: status odd"}),
+        (
+            f"UPDATE dbb_run SET last_step = 4 {NEW}",
+            {"new: the ledger holds every step up to the last once: last step 4; 3 steps in the ledger, 1 to 3"},
+        ),
+        (
+            f"DELETE FROM dbb_step {NEW} AND step = 3",
+            {"new: the ledger holds every step up to the last once: last step 3; 2 steps in the ledger, 1 to 2"},
+        ),
+        (
+            f"UPDATE dbb_step SET rollouts = 9 {NEW} AND step = 1",
+            {
+                "new: a step has the prompts, rollouts and successes of its ledger row: step 1: 2 prompts, 9 rollouts, "
+                "3.0 successes in the ledger; 2, 8, 3.0 in the history"
+            },
+        ),
+        (
+            f"UPDATE dbb_history SET prev_step = 0 {NEW} AND step = 2 AND prompt_id = 1",
+            {"new: prev_step is the prompt's step before: step 2, prompt 1: prev_step 0, the step before is 1"},
+        ),
+        (
+            f"UPDATE dbb_history SET prev_beta = 7 {NEW} AND step = 2 AND prompt_id = 3",  # 0.5 * 7 + 1 is not 3.25
+            {
+                "new: alpha = discount * alpha + successes, beta = discount * beta + failures: "
+                "step 2, prompt 3: (0.5, 7.0), 4 rollouts with 3.0 successes, gave (3.25, 3.25)"
+            },
+        ),
+        (
+            f"UPDATE dbb_posterior SET alpha = alpha + 1e-15 {NEW} AND prompt_id = 1",
+            {"new: a posterior is the state after its newest visit: prompt 1: (5.0625"},
+        ),
+        (
+            f"DELETE FROM dbb_posterior {NEW} AND prompt_id = 2",
+            {"new: a prompt of the history has a posterior of its newest visit: prompt 2: newest visit at step 2, "},
+        ),
+        (
+            f"UPDATE dbb_posterior SET visits = 3 {NEW} AND prompt_id = 2",
+            {"new: visits count the prompt's rows of the history: prompt 2: 3 visits, 2 rows"},
+        ),
+        (
+            "INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, visits, step) VALUES (1, 99, 1, 1, 0, 0)",
+            {
+                "old: a posterior comes from a visit in the history, or from the warm start: prompt 99: step 0, ",
+                "old: a row belongs to a prompt: prompt 99, 1 rows of dbb_posterior",
+            },
+        ),
+        (
+            f"UPDATE dbb_history SET variance = -1 {NEW} AND step = 1 AND prompt_id = 1",
+            {"new: estimates are finite, variances not negative, rollouts at least 1: step 1, prompt 1: mean "},
+        ),
+        (
+            f"UPDATE dbb_probe SET squares = 0.1 {NEW}",
+            {"new: a probe is of a step of the ledger, with at least one sample: step 2, prompt 1: 8 samples, sum 2.0"},
+        ),
+        (
+            f"UPDATE dbb_checkpoint SET step = 4 {NEW}",
+            {"new: a checkpoint is of a recorded step: checkpoint one of step 4, last step 3"},
+        ),
+        (
+            "INSERT INTO dbb_probe VALUES (7, 1, 1, 8, 2, 2)",
+            {
+                "number 7: a row belongs to a run: 1 rows of dbb_probe",
+                "number 7: a probe is of a step of the ledger, with at least one sample: step 1, prompt 1: 8 samples",
+            },
+        ),
+        (
+            "UPDATE dbb_prompt SET prompt = 'prompt 9' WHERE prompt_id = 2",
+            {": a prompt's hash is that of its text and label: prompt 2"},
+        ),
+        (
+            f"UPDATE dbb_step SET shared = '{{\"clock\": [0.1' {NEW} AND step = 2",
+            {"new: run-wide state is JSON of named vectors of finite numbers: step 2"},
+        ),
+        (
+            f"UPDATE dbb_run SET shared_start = '{{\"clock\": [NaN]}}' {NEW}",
+            {"new: run-wide state is JSON of named vectors of finite numbers: step 0"},
+        ),
+        (
+            f'UPDATE dbb_run SET state_fields = \'["alpha", "beta", "level"]\' {NEW}',
+            {
+                f"new: packed state has 8 bytes a field: {table}, prompt {prompt}: 0 bytes, not 8"
+                for table in ("dbb_posterior", "dbb_history")
+                for prompt in (1, 2, 3)
+            },
+        ),
+    ],
+)
+def test_damage_is_found_where_it_is(sound, statement, expected):
+    _damage(sound, statement)
+    found = {f"{violation.run}: {violation.what}: {violation.where}" for violation in check(sound)}
+    assert len(found) == len(expected)
+    for line in expected:
+        assert any(shown.startswith(line) for shown in found), found
+
+
+def test_a_changed_past_breaks_the_chain_at_the_next_visit(sound):
+    _damage(sound, f"UPDATE dbb_history SET alpha = 9 {NEW} AND step = 1 AND prompt_id = 2")
+    found = [(violation.what, violation.where) for violation in check(sound)]
+    # warm start: (0.5 * 1.5 + 1, 0.5 * 3.5 + 3) = (1.75, 4.75); step 1 with 2 of 4: (2.875, 4.375)
+    assert found == [
+        (
+            "the state before a visit is the state after the visit before",
+            "step 2, prompt 2: (2.875, 4.375) before, (9.0, 4.375) after step 1",
+        ),
+        (
+            "alpha = discount * alpha + successes, beta = discount * beta + failures",
+            "step 1, prompt 2: (1.75, 4.75), 4 rollouts with 2.0 successes, gave (9.0, 4.375)",
+        ),
+    ]
+
+
+def test_lost_history_is_found_unless_it_was_pruned(sound):
+    lost = "DELETE FROM dbb_history WHERE run_id = 2 AND step = 1"
+    _damage(sound, lost)
+    assert {violation.what for violation in check(sound)} == {
+        "a step has the prompts, rollouts and successes of its ledger row",
+        "prev_step is the prompt's step before",
+        "visits count the prompt's rows of the history",
+    }
+    _damage(
+        sound,
+        "INSERT INTO dbb_event (event_id, run_id, created_at, kind, from_step, to_step, detail)"
+        " VALUES (99, 2, '', 'prune', 3, 3, '{}')",
+    )
+    assert check(sound) == []
+
+
+def test_a_list_of_one_kind_ends(store, fill):
+    run = fill.run(store)
+    fill.step(run, 1, fill.prompts(store, SHOWN + 5), np.ones(SHOWN + 5))
+    _damage(store, "UPDATE dbb_posterior SET visits = 2")
+    assert len(check(store)) == SHOWN
+
+
+def test_a_frozen_database_is_sound(tmp_path):
+    import shutil
+    from pathlib import Path
+
+    from storage import migrate
+
+    shutil.copy(Path(__file__).parent / "data" / "store_v1.db", tmp_path)
+    migrate(f"sqlite:///{tmp_path}/store_v1.db")
+    with open_store(f"sqlite:///{tmp_path}/store_v1.db") as store:
+        assert check(store) == []

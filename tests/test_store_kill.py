@@ -1,0 +1,228 @@
+"""SIGKILL at every statement boundary: a store is always in the state before a transaction or after it.
+
+The child is a fork that opens the store itself, and ends itself before each statement and commit,
+and after the last.
+"""
+
+import itertools
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
+
+from storage import ProbeRows, migrate, open_store
+from storage.invariants import check
+from storage.retention import prune
+from storage.url import parse_url
+
+DATA = Path(__file__).parent / "data"
+
+
+def rows_of_step(run, ids, fill):
+    probes = ProbeRows(ids[:1], np.array([8]), np.array([2.0]), np.array([2.0]))
+    return fill.rows(run, ids, [4, 0, 2][: len(ids)], shared={"clock": np.ones(1)}, probes=probes)
+
+
+def prepare_training(url, fill):
+    """A run "old" of three steps with a checkpoint at the first, owned by nobody, and an empty run "new"."""
+    with open_store(url) as store:
+        run, ids = fill.run(store, "old"), fill.prompts(store, 3)
+        fill.step(run, 1, ids[:2], [4, 1], shared={"clock": np.zeros(1)})
+        run.record_checkpoint(1, "one")
+        fill.step(run, 2, ids, [1, 2, 3])
+        run.record_step(3, rows_of_step(run, ids[1:], fill))
+        run.release()
+        fill.run(store, "new").release()
+
+
+def take_step(store, fill, at_ready):
+    run = store.claim_run(1)
+    rows = rows_of_step(run, fill.prompts(store, 3), fill)
+    at_ready()
+    run.record_step(4, rows)
+
+
+def resume(store, fill, at_ready):
+    at_ready()
+    run = store.claim_run(1)
+    run.roll_back(1)
+
+
+def warm_start(store, fill, at_ready):
+    run, ids = store.claim_run(2), fill.prompts(store, 3)
+    at_ready()
+    run.warm_start(store, store.find_run("old"), ids, weight=0.5)
+
+
+def mark_checkpoint(store, fill, at_ready):
+    run = store.claim_run(1)
+    at_ready()
+    run.record_checkpoint(3, "three")
+
+
+def prune_history(store, fill, at_ready):
+    record = store.find_run("old")
+    at_ready()
+    prune(store, record, keep_last=2)
+
+
+def watch_driver(url, pass_boundary):
+    """Call ``pass_boundary`` around everything that this process sends to a database, whatever sends it."""
+    if url.startswith("sqlite"):
+        # Also called for BEGIN and COMMIT, and for each row of a bulk statement.
+        event.listen(Pool, "connect", lambda connection, _: connection.set_trace_callback(pass_boundary))
+        return
+    import psycopg
+
+    def watched(send):
+        def call(*arguments, **options):
+            pass_boundary()
+            answer = send(*arguments, **options)
+            pass_boundary()
+            return answer
+
+        return call
+
+    psycopg.Cursor.execute = watched(psycopg.Cursor.execute)
+    psycopg.Cursor.copy = watched(psycopg.Cursor.copy)
+    psycopg.ServerCursor.execute = watched(psycopg.ServerCursor.execute)
+    psycopg.Connection.commit = watched(psycopg.Connection.commit)
+
+
+def killed_child(url, action, fill, boundary):
+    """Whether the action got as far as this boundary, and was killed there."""
+    child = os.fork()
+    if child:
+        status = os.waitpid(child, 0)[1]
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed or status == 0, f"the child ended with status {status}"
+        return killed
+    code = 1
+    try:
+        left = [None]
+
+        def pass_boundary(*_):
+            if left[0] is not None:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        def at_ready():
+            left[0] = boundary
+
+        watch_driver(url, pass_boundary)
+        event.listen(Pool, "checkin", pass_boundary)  # after the commit
+        if action is migrate:
+            at_ready()
+            migrate(url)
+        else:
+            with open_store(url) as store:
+                action(store, fill, at_ready)
+        left[0] = None
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def comparable(tables):
+    """Without times, random ids and process ids."""
+    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{32}|\"pid\": \d+", "-", repr(tables))
+
+
+def copied(template, new_url, kind):
+    """URL of a copy of a closed database."""
+    url = new_url(kind)
+    if kind == "sqlite":
+        shutil.copy(parse_url(template).path, parse_url(url).path)
+        return url
+    import psycopg
+
+    name, source = (u.split("?")[0].rpartition("/")[2] for u in (url, template))
+    with psycopg.connect(url.replace(f"/{name}?", "/postgres?"), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {source}")
+    return url
+
+
+def states_at_every_boundary(template, new_url, kind, action, fill, look):
+    """What ``look(url)`` finds after a kill at each boundary, and at last without one."""
+    seen = []
+    for boundary in itertools.count():
+        if kind == "sqlite" or not seen or seen[-1] != seen[0]:
+            url = copied(template, new_url, kind)
+        killed = killed_child(url, action, fill, boundary)
+        seen.append(look(url))
+        if not killed:
+            return seen
+
+
+# The number of transactions that change something, from the first boundary on; and the least of boundaries.
+@pytest.mark.parametrize(
+    ("action", "changes", "kind", "least"),
+    [
+        (take_step, 1, "sqlite", 10),
+        (take_step, 1, "postgresql", 15),
+        (resume, 2, "sqlite", 20),
+        (resume, 1, "postgresql", 30),
+        (warm_start, 1, "sqlite", 8),
+        (mark_checkpoint, 1, "sqlite", 6),
+        (prune_history, 1, "sqlite", 10),
+    ],
+)
+def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, dump, action, changes, kind, least):
+    template = new_url(kind)
+    prepare_training(template, fill)
+
+    def look(url):
+        with open_store(url) as store:
+            assert check(store) == []
+            tables = dump(store)
+            if kind == "postgresql":  # one copy is used for many kills, as copies are slow there: claims add up
+                tables["dbb_event"] = [row[1:] for row in tables["dbb_event"] if "claim" not in row]
+            return comparable(tables).replace(store.location, "here")
+
+    seen = states_at_every_boundary(template, new_url, kind, action, fill, look)
+    assert len(seen) > least
+    # One state after the other, in order, each from the moment of its commit on.
+    assert len([state for state, _ in itertools.groupby(seen)]) == len(set(seen)) == changes + 1
+
+
+def test_a_resume_killed_anywhere_is_resumed_again_to_the_same_posteriors(new_url, fill, dump):
+    template = new_url("sqlite")
+    prepare_training(template, fill)
+
+    def look(url):
+        with open_store(url) as store:
+            run, ids = store.claim_run(1), fill.prompts(store, 3)
+            run.roll_back(1)
+            fill.step(run, 2, ids, [1, 2, 3])
+            assert check(store) == []
+            return {table: rows for table, rows in dump(store).items() if table in ("dbb_posterior", "dbb_history")}
+
+    seen = states_at_every_boundary(template, new_url, "sqlite", resume, fill, look)
+    assert all(state == seen[0] for state in seen)
+
+
+def test_a_migration_killed_anywhere_leaves_the_old_or_the_new_schema(new_url, fill):
+    import sqlite3
+
+    template = f"sqlite:///{DATA}/store_v1.db"
+
+    def look(url):
+        with sqlite3.connect(parse_url(url).path) as connection:
+            version = connection.execute("SELECT version FROM dbb_schema").fetchone()[0]
+            names = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+        migrate(url)
+        with open_store(url) as store:
+            assert check(store) == []
+        return version, names
+
+    seen = states_at_every_boundary(template, new_url, "sqlite", migrate, fill, look)
+    assert len(seen) > 15
+    assert [version for version, _ in (state for state, _ in itertools.groupby(seen))] == [1, 2]
