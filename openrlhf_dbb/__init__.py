@@ -17,7 +17,8 @@ rewards/              verifiers that run as OpenRLHF reward functions
 tiny_task, tiny_model the task and the model of the tiny preset
 upstream              how OpenRLHF's internals are reached; the versions checked
 cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
-cli/posteriors        look into a store (no torch needed)
+cli/posteriors        the openrlhf-dbb command: look into a store, keep it in order (no torch needed)
+inspect/              its commands: runs, show, history, compare, export, report, prune, migrate, check
 cli/lab, lab/         the laboratory: estimators measured without training (no torch needed)
 """
 

@@ -1,0 +1,71 @@
+"""Text from a store as it may go to a terminal or a page: escaped, cut, aligned, without passwords."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+_TEXT_WIDTH = 60
+_PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
+
+
+def shown(value: object, width: int | None = _TEXT_WIDTH) -> str:
+    r"""Unprintable characters escaped, long text cut.
+
+    Example:
+        >>> shown("red \x1b[31m\n")
+        'red \\x1b[31m\\n'
+        >>> shown("0123456789", width=8)
+        '01234...'
+    """
+    text = str(value)
+    if width is not None:
+        text = text[: width + 1]  # the rest is cut anyway, and may be long
+    escaped = "".join(map(_escaped, text))
+    return escaped if width is None or len(escaped) <= width else escaped[: width - 3] + "..."
+
+
+def readable(text: str) -> str:
+    r"""As :func:`shown` without a width, but lines stay lines.
+
+    Example:
+        >>> readable("one\ntwo \x07")
+        'one\ntwo \\x07'
+    """
+    return "".join(character if character in "\n\t" else _escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def without_passwords(text: str) -> str:
+    """The text with the password of every URL in it masked.
+
+    Example:
+        >>> without_passwords("reward http://ann:p@ss@host/score")
+        'reward http://ann:***@host/score'
+    """
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print aligned columns, numbers to the right; None and NaN as "-"."""
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    numeric = [
+        all(value is None or isinstance(value, (int, float)) for value in column) for column in zip(*rows, strict=True)
+    ]
+    for row in cells:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        )
+        print("  ".join(aligned).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)

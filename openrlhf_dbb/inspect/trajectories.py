@@ -1,0 +1,158 @@
+"""Prompts over their visits: what was mastered, what was forgotten, epoch by epoch.
+
+An epoch here is a visit number: epoch 3 is every prompt's third visit of the run.
+
+Axes: P prompts, V visits (groups of rollouts) ordered by prompt, then step, E epochs, B bins of the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage import PosteriorLog
+
+Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+STATES = ("mastered", "learning", "forgotten", "impossible", "no visits")
+MASTERED, LEARNING, FORGOTTEN, IMPOSSIBLE, NO_VISITS = range(5)
+MASTERED_FROM = 0.9
+FORGOTTEN_BY = 0.3
+IMPOSSIBLE_TO = 0.1
+
+BINS = 20
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """The visits of a run, prompt by prompt.
+
+    Attributes:
+        prompt_id: (P,) ascending; the prompts with a visit.
+        start: (P + 1,) where each prompt's visits begin in what follows.
+        step, epoch, rollouts: (V,) int64.
+        successes: (V,) sum of the rewards.
+        mean: (V,) posterior mean after the visit: alpha / (alpha + beta), else the estimate used in it.
+        variance: (V,) estimated variance of one reward, used in the visit.
+        alpha, beta: (V,) posterior after the visit; NaN if the estimator has none.
+        state: (V,) the prompt's state after the visit, an index into ``STATES``.
+    """
+
+    prompt_id: Whole
+    start: Whole
+    step: Whole
+    epoch: Whole
+    rollouts: Whole
+    successes: Floats
+    mean: Floats
+    variance: Floats
+    alpha: Floats
+    beta: Floats
+    state: Whole
+
+    @property
+    def first(self) -> Whole:
+        """(P,) index of each prompt's first visit."""
+        return self.start[:-1]
+
+    @property
+    def last(self) -> Whole:
+        """(P,) index of each prompt's last visit."""
+        return self.start[1:] - 1
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """What the visits of each epoch have in common.
+
+    Attributes:
+        epoch, prompts: (E,) number, and prompts that got that far.
+        success_rate, mean: (E,) rewards over rollouts; posterior mean over prompts.
+        zero_variance, rescued: (E,) shares of the groups.
+        states: (E, 4) prompts in each of the first four ``STATES``.
+        histogram: (E, B) prompts by posterior mean, equal bins of [0, 1].
+    """
+
+    epoch: Whole
+    prompts: Whole
+    success_rate: Floats
+    mean: Floats
+    zero_variance: Floats
+    rescued: Floats
+    states: Whole
+    histogram: Whole
+
+
+def trajectories(log: PosteriorLog, visits_before: dict[int, int]) -> Trajectories:
+    """Sort a run's log by prompt.
+
+    Args:
+        log: the run's groups.
+        visits_before: visits of a prompt that are no longer in the log (pruned), by prompt_id.
+    """
+    order = np.lexsort((log.step, log.prompt_id))
+    prompt_id, first = np.unique(log.prompt_id[order], return_index=True)
+    start = np.append(first, len(order)).astype(np.int64)
+    per_prompt = np.diff(start)
+    before = np.array([visits_before.get(int(number), 0) for number in prompt_id], dtype=np.int64)
+    epoch = np.arange(len(order)) - np.repeat(start[:-1] - before, per_prompt) + 1
+    alpha, beta = log.alpha[order], log.beta[order]
+    mean = np.where(np.isnan(alpha + beta), log.mean[order], alpha / (alpha + beta))
+    return Trajectories(
+        prompt_id,
+        start,
+        log.step[order],
+        epoch,
+        log.rollouts[order],
+        log.successes[order],
+        mean,
+        log.variance[order],
+        alpha,
+        beta,
+        _states(start, mean, log.successes[order]),
+    )
+
+
+def _states(start: Whole, mean: Floats, successes: Floats) -> Whole:
+    state = np.full(len(mean), LEARNING)
+    peak, solved = np.full(len(start) - 1, -np.inf), np.zeros(len(start) - 1, dtype=bool)
+    for visit in range(int(np.diff(start).max(initial=0))):
+        prompts = np.flatnonzero(np.diff(start) > visit)
+        rows = start[prompts] + visit
+        peak[prompts] = np.maximum(peak[prompts], mean[rows])
+        solved[prompts] |= successes[rows] > 0
+        state[rows[mean[rows] >= MASTERED_FROM]] = MASTERED
+        state[rows[peak[prompts] - mean[rows] >= FORGOTTEN_BY]] = FORGOTTEN
+        state[rows[~solved[prompts] & (mean[rows] <= IMPOSSIBLE_TO)]] = IMPOSSIBLE
+    return state
+
+
+def zero_variance(successes: Floats, rollouts: Whole) -> NDArray[np.bool_]:
+    """Groups whose rewards are all 0 or all 1: without a posterior they have no advantage."""
+    return (successes == 0) | (successes == rollouts)
+
+
+def epochs(found: Trajectories) -> Epochs:
+    """Totals of each epoch."""
+    numbers, at_V = np.unique(found.epoch, return_inverse=True)
+    size = len(numbers)
+
+    def total(values: NDArray[np.generic]) -> Floats:
+        return np.asarray(np.bincount(at_V, values.astype(np.float64), minlength=size), dtype=np.float64)
+
+    prompts = np.bincount(at_V, minlength=size)
+    flat = zero_variance(found.successes, found.rollouts)
+    bin_V = np.clip((found.mean * BINS).astype(np.int64), 0, BINS - 1)
+    return Epochs(
+        numbers,
+        prompts,
+        total(found.successes) / total(found.rollouts),
+        total(found.mean) / prompts,
+        total(flat) / prompts,
+        total(flat & (found.variance > 0)) / prompts,
+        np.bincount(at_V * 4 + found.state, minlength=4 * size).reshape(size, 4),
+        np.bincount(at_V * BINS + bin_V, minlength=BINS * size).reshape(size, BINS),
+    )

@@ -1,0 +1,171 @@
+"""The report page: what it is told, and that no text in it breaks it."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import beta as beta_distribution
+
+from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.inspect.intervals import beta_interval
+from openrlhf_dbb.inspect.report import gather
+from openrlhf_dbb.inspect.trajectories import (
+    FORGOTTEN,
+    IMPOSSIBLE,
+    LEARNING,
+    MASTERED,
+    NO_VISITS,
+    epochs,
+    trajectories,
+)  # fmt: skip
+from storage import PosteriorLog, ProbeRows, StepRows
+
+HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
+
+
+def unpack(column):
+    return np.frombuffer(base64.b64decode(column["data"]), dtype="<" + column["type"])
+
+
+def test_credible_intervals_are_those_of_scipy():
+    random = np.random.default_rng(0)
+    alpha, beta = np.exp(random.uniform(np.log(1e-3), np.log(5e3), (2, 500)))
+    alpha, beta = np.append(alpha, [1, 4.5, 1e-300]), np.append(beta, [1, 0.5, 8])
+    low, high = beta_interval(alpha, beta, level=0.9)
+    np.testing.assert_allclose(low, beta_distribution.ppf(0.05, alpha, beta), atol=1e-6)
+    np.testing.assert_allclose(high, beta_distribution.ppf(0.95, alpha, beta), atol=1e-6)
+    assert low[500] == pytest.approx(0.05, abs=1e-6) and high[500] == pytest.approx(0.95, abs=1e-6)  # uniform
+
+
+def _log(rows):
+    """Rows of step, prompt, successes of 4, mean."""
+    step, prompt, successes, mean = (np.array(column) for column in zip(*rows, strict=True))
+    alpha = np.full(len(rows), np.nan)
+    return PosteriorLog(
+        step, prompt, np.full(len(rows), 4), successes.astype(float), mean, mean * (1 - mean), alpha, alpha
+    )
+
+
+def test_states_and_epochs():
+    log = _log([
+        (1, 7, 4, 0.9), (1, 8, 0, 0.1), (1, 9, 3, 0.7),
+        (2, 7, 4, 0.95), (2, 8, 0, 0.05), (2, 9, 0, 0.39),
+        (3, 8, 1, 0.1), (3, 9, 0, 0.41),
+    ])  # fmt: skip
+    found = trajectories(log, {})
+    assert found.prompt_id.tolist() == [7, 8, 9] and found.start.tolist() == [0, 2, 5, 8]
+    assert found.step.tolist() == [1, 2, 1, 2, 3, 1, 2, 3] and found.epoch.tolist() == [1, 2, 1, 2, 3, 1, 2, 3]
+    assert found.state.tolist() == [
+        MASTERED, MASTERED,
+        IMPOSSIBLE, IMPOSSIBLE, LEARNING,  # low, but solved once
+        LEARNING, FORGOTTEN, LEARNING,  # .3 below its peak of .7; then less than that
+    ]  # fmt: skip
+    by_epoch = epochs(found)
+    assert by_epoch.prompts.tolist() == [3, 3, 2]
+    assert by_epoch.success_rate.tolist() == [7 / 12, 4 / 12, 1 / 8]
+    np.testing.assert_allclose(by_epoch.mean, [1.7 / 3, 1.39 / 3, 0.255])
+    np.testing.assert_allclose(by_epoch.zero_variance, [2 / 3, 1, 1 / 2])
+    assert by_epoch.states.tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [0, 2, 0, 0]]
+    assert by_epoch.histogram[2].nonzero()[0].tolist() == [2, 8]  # .1 and .41 in bins of .05
+
+
+def test_visits_no_longer_stored_count_as_epochs():
+    found = trajectories(_log([(5, 7, 4, 0.9), (6, 7, 4, 0.9), (6, 8, 4, 0.9)]), {7: 2})
+    assert found.epoch.tolist() == [3, 4, 1]
+
+
+@pytest.fixture
+def trained(store, fill):
+    """Three prompts, two steps, discount .5 and groups of 4; a fourth prompt known from a warm start."""
+    source = fill.run(store, "source")
+    ids = np.sort(fill.prompts(store, 4))
+    fill.step(source, 1, ids[3:], [4])  # (4.5, .5)
+    run = fill.run(store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]})
+    run.warm_start(store, source.record, ids)
+    scores = [4.0, 0.0, 2.0]
+    for step in (1, 2):
+        probes = ProbeRows(ids[:2], np.array([5, 5]), np.array([5.0, 2.0]), np.array([5.0, 2.0]))
+        fill.step(run, step, ids[:3], scores, probes=probes, shared={"discount": np.array([0.5]), "v": np.ones(2)})
+        scores = [2.0, 0.0, 4.0]
+    return store, run.record, ids
+
+
+def test_what_the_page_is_told(trained):
+    store, run, ids = trained
+    data = gather(store, run)
+    steps = data["steps"]
+    assert unpack(steps["step"]).tolist() == [1, 2] and steps["span"] == 1
+    np.testing.assert_allclose(unpack(steps["success_rate"]), [0.5, 0.5])
+    # (4.5, .5), (.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (.25, 6.25), (5.25, 1.25)
+    np.testing.assert_allclose(unpack(steps["mean"]), [1.5 / 3, (4.25 + 0.25 + 5.25) / 6.5 / 3], rtol=1e-6)
+    np.testing.assert_allclose(unpack(steps["zero_variance"]), [2 / 3, 2 / 3])
+    assert (steps["groups"], steps["zero_variance_groups"], steps["rescued_groups"]) == (6, 4, 4)
+    assert data["state_counts"] == [0, 2, 0, 1, 1] and data["all_prompts"] == 4
+    prompts = data["prompts"]
+    assert unpack(prompts["id"]).tolist() == ids.tolist()
+    assert unpack(prompts["state"]).tolist() == [LEARNING, IMPOSSIBLE, LEARNING, NO_VISITS]
+    assert unpack(prompts["count"]).tolist() == [2, 2, 2, 0] and unpack(prompts["visits"]).tolist() == [2, 2, 2, 0]
+    np.testing.assert_allclose(unpack(prompts["mean"]), [4.25 / 6.5, 0.25 / 6.5, 5.25 / 6.5, 0.9], rtol=1e-6)
+    np.testing.assert_allclose(
+        unpack(prompts["change"]), [4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5, np.nan], rtol=1e-6
+    )
+    assert data["improved"] == [ids[2]] and data["regressed"] == [ids[0], ids[1]]
+    visits = data["visits"]
+    assert unpack(visits["step"]).tolist() == [1, 2] * 3
+    assert unpack(visits["successes"]).tolist() == [4, 2, 0, 0, 2, 4]
+    assert unpack(visits["alpha"]).tolist() == [4.5, 4.25, 0.5, 0.25, 2.5, 5.25]
+    assert unpack(visits["beta"]).tolist() == [0.5, 2.25, 4.5, 6.25, 2.5, 1.25]
+    np.testing.assert_allclose(unpack(visits["low"])[:2], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
+    assert [series["name"] for series in data["shared"]] == ["discount"]  # the longer vector is not drawn
+    # probes of 5: 5 and 2, their noise 0 and .4 * .6 / 4; estimates .9 and .1, groups 1 and 0 in step 1
+    np.testing.assert_allclose(unpack(data["probes"]["estimate"])[0], (0.1**2 + 0.3**2 - 0.06) / 2, rtol=1e-5)
+    np.testing.assert_allclose(unpack(data["probes"]["group"])[0], (0 + 0.4**2 - 0.06) / 2, rtol=1e-5)
+    assert [row[:2] for row in data["lineage"]] == [["ancestor", "source"], ["this run", "run"]]
+    assert "geheim" not in json.dumps(data) and "ann:***@host" in json.dumps(data["config"])
+
+
+def test_a_large_run_shows_some_prompts_and_totals_of_all(trained):
+    store, run, ids = trained
+    data = gather(store, run, most_prompts=2)
+    # every second one, and those listed as improved or regressed
+    assert unpack(data["prompts"]["id"]).tolist() == [ids[0], ids[1], ids[2]]
+    assert data["all_prompts"] == 4 and sum(data["state_counts"]) == 4
+
+
+def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill, tmp_path):
+    run = fill.run(store, "point", fields=())
+    path = tmp_path / "report.html"
+    assert main(["report", "-o", str(path), "--store.url", store.url]) == 0
+    ids = fill.prompts(store, 1)
+    none = np.empty((1, 0))
+    one = np.array([1.0])
+    run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
+    data = gather(store, run.record)
+    assert data["beta"] is False
+    half = 1.645 * np.sqrt(0.25 / 4)
+    np.testing.assert_allclose(unpack(data["visits"]["high"]), [0.25 + half], rtol=1e-6)
+
+
+def test_no_text_can_leave_its_place(store, fill, tmp_path):
+    run = fill.run(store, config={HOSTILE: HOSTILE}, model=HOSTILE)
+    ids = store.register_prompts([HOSTILE, "x" * 100_000], [HOSTILE, ""])
+    fill.step(run, 1, ids, [1, 2])
+    path = tmp_path / "report.html"
+    assert main(["report", "-o", str(path), "--store.url", store.url]) == 0
+    page = path.read_text(encoding="utf-8")
+    assert page.lower().count("</script") == 2 and page.count("<!--") == 0 and "<img" not in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", page)
+    data = json.loads(page.split('<script id="data" type="application/json">')[1].split("</script>")[0])
+    text = data["prompts"]["text"][0]
+    assert text.startswith("<script>alert(1)</script>") and text.endswith("{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;")
+    assert len(data["prompts"]["text"][1]) == 4_000 and unpack(data["prompts"]["cut"]).tolist() == [0, 100_000]
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_a_page_that_cannot_be_written(store, fill, tmp_path, capsys):
+    fill.run(store)
+    assert main(["report", "-o", str(tmp_path / "no" / "report.html"), "--store.url", store.url]) == 2
+    error = capsys.readouterr().err
+    assert "No such file or directory; name a file that can be written" in error and error.count("\n") == 1
