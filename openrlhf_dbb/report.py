@@ -78,7 +78,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         "  try          " + held + " \\",
         '    "SELECT step, count(*) AS prompts, avg(mean) AS posterior_mean FROM posterior_history '
         f'WHERE run_id = {run} GROUP BY step ORDER BY step"',
-        "  or           openrlhf-dbb show " + start.run.name,
+        "  or           openrlhf-dbb report " + start.run.name,
     ]
     return "\n".join(lines)
 

@@ -164,7 +164,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._probed:
             status["timing/probe"] = probe_time
         began = time.monotonic()
+        self._progress.phase = "waiting for the store"  # seen only where it takes long
         self._posteriors.settle()
+        self._progress.phase = "training"
         status["timing/store_wait"] = time.monotonic() - began
         verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
