@@ -111,7 +111,8 @@ def measure(estimator: str, episodes: int) -> dict[str, list[float]]:
         for training in trainings:
             training.signal("resume")
         for training in trainings:
-            training.process.wait()
+            if training.process.wait():
+                raise SystemExit((Path(name) / f"{training.estimator}.log").read_text()[-4000:])
         return {training.estimator: training.step_times() for training in trainings}
 
 
