@@ -50,19 +50,32 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1:***@", text)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print aligned columns, numbers to the right; None and NaN as "-"."""
+def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Aligned text: numbers to the right with 4 digits, None and NaN as "-".
+
+    Example:
+        >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
+        name          mse
+        point      0.0116
+        dbb 0.4  0.008333
+        auto            -
+    """
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    numeric = [
-        all(value is None or isinstance(value, (int, float)) for value in column) for column in zip(*rows, strict=True)
-    ]
-    for row in cells:
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
+    left = [any(isinstance(row[column], str) for row in rows) for column in range(len(header))]
+    lines = (
+        "  ".join(
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(row, widths, left, strict=True)
         )
-        print("  ".join(aligned).rstrip())
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a :func:`table`."""
+    print(table(header, rows))
 
 
 def _cell(value: Any) -> str:

@@ -20,5 +20,5 @@ calibration  were the forecasts of a run's next visits right
 specs        estimators as written on the command line
 curves       figures of the error over discount, rollouts and prior
 panels       small multiples
-output       figures, CSV and tables in the house style
+output       figures and CSV in the house style
 """

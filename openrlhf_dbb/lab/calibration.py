@@ -16,6 +16,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.inspect.text import table
 from openrlhf_dbb.lab import criteria, curves, forecast, output, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
 from openrlhf_dbb.lab.panels import small_multiples
@@ -147,7 +148,7 @@ def _previous(visits: Visits) -> Whole:
 def _table(results: Sequence[Calibration]) -> str:
     intervals = [f"{level:.0%} interval" for level in LEVELS]
     header = ["forecasts of", "log score", *intervals, "calibration error", "PIT off"]
-    return output.table(header, [_row(result) for result in results])
+    return table(header, [_row(result) for result in results])
 
 
 def _row(result: Calibration) -> list[Any]:

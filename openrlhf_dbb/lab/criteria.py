@@ -37,8 +37,8 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 
 OPTIMISM = 20.0
-"""Times ``noise / prompts``: bound on how far ``error_from_log`` is too low for ``auto``, whose run-wide numbers are
-fitted to the groups they serve. Simulation gave 2 to 15 in eight regimes, with 512 and 2,048 prompts and N = 8."""
+"""Times ``noise / prompts``: allowance for how far ``error_from_log`` is too low for ``auto``, whose run-wide numbers
+are fitted to the groups they serve. Simulation gave 7 on average over all regimes (``scripts/replay_choice.py``)."""
 
 
 def noise(visits: Visits) -> Floats:

@@ -12,6 +12,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.inspect.text import table
 from openrlhf_dbb.lab import curves, output, paper, probed, specs
 from openrlhf_dbb.lab.curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import families
@@ -54,7 +55,7 @@ def _command(arguments: argparse.Namespace) -> None:
     header, rows = by_visit(known, estimators, rollouts)
     folder = output.folder(arguments)
     print(f"{title}: mean over {len(known.p_Q_T)} prompts\n")
-    print(output.table(header, rows), end="\n\n")
+    print(table(header, rows), end="\n\n")
     if arguments.run is not None:
         _print_probed(probes, rollouts)
     files = [_write_moments(folder, known, estimators, rollouts), _write_curves(folder, known, estimators, rollouts)]
@@ -114,10 +115,10 @@ def _print_probed(probes: probed.Probed, rollouts: int) -> None:
         print("The run was warm-started; the closed forms begin with the estimators' own priors all the same.\n")
     print("Closed forms with the probed p~ in place of p, beside the paper's (Qwen3-1.7B-Base, N = 8). Squared")
     print("differences of p~ between visits hold the probes' noise as well; the second column is without it.\n")
-    print(output.table(*paper.beside(probes.known, rollouts)), end="\n\n")
+    print(table(*paper.beside(probes.known, rollouts)), end="\n\n")
     print("What the run's own estimates missed, noise of the probes removed\n")
     rows = [(name, *values) for name, values in probes.realised.items()]
-    print(output.table(("estimate", "mse", "standard error"), rows), end="\n\n")
+    print(table(("estimate", "mse", "standard error"), rows), end="\n\n")
 
 
 def _write_moments(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:

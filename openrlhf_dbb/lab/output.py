@@ -1,15 +1,12 @@
-"""What the laboratory leaves behind: figures in the house style, CSV and tables."""
+"""What the laboratory leaves behind: figures in the house style, and CSV."""
 
 from __future__ import annotations
 
 import argparse
 import csv
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 
@@ -129,35 +126,6 @@ def write_csv(folder: Path, name: str, header: Sequence[str], rows: Iterable[Seq
         writer.writerow(header)
         writer.writerows(rows)
     return path
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned text: numbers to the right with 4 digits, None and NaN as "-".
-
-    Example:
-        >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
-        name          mse
-        point      0.0116
-        dbb 0.4  0.008333
-        auto            -
-    """
-    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    text = [any(isinstance(row[column], str) for row in rows) for column in range(len(header))]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(row, widths, text, strict=True)
-        )
-        for row in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return "-" if math.isnan(value) else f"{value:.4g}"
-    return "-" if value is None else str(value)
 
 
 def require_matplotlib() -> Any:

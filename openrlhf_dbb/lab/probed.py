@@ -49,7 +49,7 @@ def read(url: str | None, name: str) -> Probed:
         raise UsageError(f"run {run.name!r} has no probes; train with --probe.fraction 0.1, or see 'replay'")
     if (probes.successes != probes.squares).any():
         raise UsageError(f"run {run.name!r} has rewards other than 0 and 1, for which there are no closed forms")
-    at = _visits(log, probes)
+    at = visit_of_probe(log, probes)
     used = (at >= 0) & (probes.samples >= 2)
     if not used.any():
         raise UsageError(f"run {run.name!r} has no probe of two or more rollouts of a prompt it was trained on")
@@ -65,7 +65,7 @@ def read(url: str | None, name: str) -> Probed:
     return Probed(run, known, int(np.bincount(log.rollouts).argmax()), realised)
 
 
-def _visits(log: StepLog, probes: ProbeLog) -> NDArray[np.int64]:
+def visit_of_probe(log: StepLog, probes: ProbeLog) -> NDArray[np.int64]:
     """For each probe the row of the log with its step and prompt, (V,); -1 if there is none."""
     width = max(log.prompt_id.max(initial=0), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id

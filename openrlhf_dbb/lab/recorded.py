@@ -16,6 +16,7 @@ import estimators
 from estimators import RewardEstimator
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
+from openrlhf_dbb.lab.probed import visit_of_probe
 from openrlhf_dbb.lab.visits import Floats, Visits, Whole, visits
 from storage import DEFAULT_URL, URL_VARIABLE, RunRecord, open_store
 from storage.log import ProbeLog, StepLog, read_log, read_probes
@@ -147,12 +148,9 @@ def flags(estimator: RewardEstimator) -> str:
 
 
 def _probes(log: StepLog, probe_log: ProbeLog) -> Probes | None:
-    # Both are ordered by step, then prompt: one number for the two finds a probe's visit.
-    width = max(log.prompt_id.max(initial=0), probe_log.prompt_id.max(initial=0)) + 1
-    visited, probed = log.step * width + log.prompt_id, probe_log.step * width + probe_log.prompt_id
-    at = np.minimum(np.searchsorted(visited, probed), len(visited) - 1)
+    at = visit_of_probe(log, probe_log)
     # A group without a single verified rollout is probed, but was never a visit.
-    use = (visited[at] == probed) & (probe_log.samples > 1)
+    use = (at >= 0) & (probe_log.samples > 1)
     if not use.any():
         return None
     samples = probe_log.samples[use].astype(np.float64)

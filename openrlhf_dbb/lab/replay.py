@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from openrlhf_dbb.inspect.text import table
 from openrlhf_dbb.lab import criteria, curves, output, recorded, specs
 from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Verdict, evaluate, judge, shown
 from openrlhf_dbb.lab.recommend import DRAWS
@@ -157,7 +158,7 @@ def _table(verdict: Verdict, outcomes: Sequence[Outcome], own: RewardEstimator |
         )
         for outcome in shown(verdict, outcomes, own)
     ]
-    return f"{output.table(header, rows)}\n{len(outcomes)} candidates; all are in replay.csv"
+    return f"{table(header, rows)}\n{len(outcomes)} candidates; all are in replay.csv"
 
 
 def _negative(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.inspect.text import table
 from openrlhf_dbb.lab import curves, output, regimes, specs
 from openrlhf_dbb.lab.curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import Result, Setting, families, simulate
@@ -63,7 +64,7 @@ def _command(arguments: argparse.Namespace) -> None:
         results.append(simulate(estimators, discounts, name, size, setting))
     header, rows = ratios([specs.label(e) for e in estimators], results)
     print("MSE in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
-    print(output.table(header, rows), end="\n\n")
+    print(table(header, rows), end="\n\n")
 
     files = [_write_table(folder, estimators, results), _write_curves(folder, results)]
     for size in sizes:
