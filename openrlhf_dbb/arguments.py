@@ -279,6 +279,7 @@ def _fill_placeholders(flags: dict[str, Any], preset: str) -> None:
         path = Path(str(files("openrlhf_dbb.rewards"))) / f"{url}.py"
         if not path.exists():
             raise UsageError(
-                f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb (math_answer)"
+                f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb "
+                "(math_answer, exact_match); give one of these"
             )
         flags["reward.remote_url"] = str(path)

@@ -34,14 +34,14 @@ def launch(settings: Settings, start: Start | None) -> Any:
     from openrlhf_dbb.rollouts import PlatformRolloutActor, StrictRolloutActor
     from openrlhf_dbb.trainer import PosteriorTrainer
 
-    _start_ray(settings)
-    get_strategy = _cpu_strategy if cpu.active() else None
+    start_ray(settings)
+    get_strategy = cpu_strategy if cpu.active() else None
     try:
         if start is None:
             upstream.run(settings.args, rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy)
             return None
 
-        watch = _Watch(settings, start, PosteriorTrainer)
+        watch = Watch(settings, start, ray.remote(PosteriorTrainer))
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
                 settings.args,
@@ -55,7 +55,12 @@ def launch(settings: Settings, start: Start | None) -> Any:
         ray.shutdown()
 
 
-def _start_ray(settings: Settings) -> None:
+def start_ray(settings: Settings) -> None:
+    """Start Ray, or join the cluster of ``RAY_ADDRESS``.
+
+    Raises:
+        RuntimeError: it has fewer GPUs than the flags need.
+    """
     import ray
 
     environment = {
@@ -105,7 +110,8 @@ def gpus_needed(args: SimpleNamespace) -> int:
     return needed
 
 
-def _cpu_strategy(args: Any) -> Any:
+def cpu_strategy(args: Any) -> Any:
+    """For OpenRLHF's ``get_strategy``, without CUDA."""
     from openrlhf.utils import get_strategy
 
     from openrlhf_dbb.cpu.strategy import CpuStrategy
@@ -115,10 +121,10 @@ def _cpu_strategy(args: Any) -> Any:
     return strategy
 
 
-class _Watch:
+class Watch:
     """Stands where OpenRLHF looks for its trainer class; remembers the actors it creates and watches them."""
 
-    def __init__(self, settings: Settings, start: Start, trainer_class: type) -> None:
+    def __init__(self, settings: Settings, start: Start, trainer_class: Any) -> None:
         self._settings, self._start, self._trainer_class = settings, start, trainer_class
         self._error: Exception | None = None
         self._done = threading.Event()
@@ -141,7 +147,7 @@ class _Watch:
         )
         # On this node, where a SQLite file is; two threads, so that progress() is answered during fit().
         here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(self._trainer_class).options(max_concurrency=2, scheduling_strategy=here)
+        actor = self._trainer_class.options(max_concurrency=2, scheduling_strategy=here)
         self.trainer = actor.remote(*args, plan=plan, **kwargs)
         return self.trainer
 

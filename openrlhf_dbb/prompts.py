@@ -98,8 +98,7 @@ def train_on(rows: list[int], args: SimpleNamespace) -> None:
     It looks ``blending_datasets`` up in its module; only the training data set is asked for with a maximum.
     """
     import openrlhf.trainer.ppo_trainer as ppo_trainer
-
-    load = ppo_trainer.blending_datasets
+    from openrlhf.datasets.utils import blending_datasets as load
 
     def chosen(datasets: str, *positional: Any, **options: Any) -> Any:
         if "max_count" in options:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from openrlhf.utils.agent import SingleTurnAgentExecutor
+from vllm.sampling_params import RequestOutputKind
 
 from openrlhf_dbb import cpu, upstream
 
@@ -27,10 +28,11 @@ class StrictExecutor(SingleTurnAgentExecutor):
     could not be verified (a time-out): it is passed on as missing, with ``extra_logs["missing"] = 1``.
     """
 
-    async def execute(self, prompt: str, label: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    async def execute(self, prompt: str, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # nobody reads what is there after each token
         failures: list[Exception] = []
         _failure.set(failures)
-        output = await super().execute(prompt, label, *args, **kwargs)
+        output = await super().execute(prompt, label, sampling_params, *args, **kwargs)
         if failures:
             detail = "".join(traceback.format_exception(failures[0]))
             raise RewardError(f"the reward function failed on prompt {prompt[:80]!r}:\n{detail}")
@@ -39,7 +41,13 @@ class StrictExecutor(SingleTurnAgentExecutor):
         return output
 
     async def _fetch_rewards_via_func(self, *args: Any) -> list[dict[str, Any]]:
-        return _own_values(await self._noting_failure(super()._fetch_rewards_via_func(*args)))
+        return _own_values(await self._noting_failure(self._call_reward_func(*args)))
+
+    async def _call_reward_func(self, *args: Any) -> Any:
+        """Upstream's, in a thread; without one where the function says that it is quicker than a change of threads."""
+        if getattr(self.reward_func, "quick", False):
+            return [self.reward_func(*args)]
+        return await super()._fetch_rewards_via_func(*args)
 
     async def _fetch_rewards_via_http(self, *args: Any) -> list[dict[str, Any]]:
         return _own_values(await self._noting_failure(super()._fetch_rewards_via_http(*args)))
@@ -118,6 +126,22 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
         await super().__init__(*args, **kwargs)
 
 
+class _TokenizedOnce:
+    """A tokenizer that remembers the last text: upstream tokenizes a prompt for each of its rollouts."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._last: tuple[Any, Any] | None = None
+
+    def __call__(self, **asked: Any) -> Any:
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, self._tokenizer(**asked)
+        return self._last[1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
 class StrictRolloutActor(PlatformRolloutActor):
     """The same with :class:`StrictExecutor`."""
 
@@ -125,3 +149,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         await super().__init__(*args, **kwargs)
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
+
+    async def generate_responses(self, *args: Any, hf_tokenizer: Any, **kwargs: Any) -> Any:
+        return await super().generate_responses(*args, hf_tokenizer=_TokenizedOnce(hf_tokenizer), **kwargs)

@@ -9,9 +9,9 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from openrlhf_dbb.tiny_task import CHARACTERS, generate
 
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 # Raise this when the files that prepare() makes change in any way: older ones are then made anew.
 VERSION = 1
 EOS, PAD = "<eos>", "<pad>"
-TRAIN_PROMPTS, HELDOUT_PROMPTS = 512, 128
 
 WARMUP_ROWS = 12_000
-WARMUP_STEPS = 560
 # Sorting is learned at once and addition slowly; more of it only makes sorting perfect.
 SORTING_EVERY = 8  # steps
 WARMUP_BATCH = 96  # rows
@@ -36,8 +34,31 @@ _STAMP = "tiny.json"
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How much of everything :func:`prepare` makes; the defaults are the tiny preset's.
+
+    Attributes:
+        train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``tiny_task.generate``.
+        warmup_steps: of supervised training, at least 1; the learning rate falls over just these.
+    """
+
+    train_prompts: int = 512
+    heldout_prompts: int = 128
+    ood_prompts: int = 0
+    warmup_steps: int = 560
+
+
+TINY = Recipe()
+
+
+@dataclass(frozen=True)
 class TinyAssets:
-    """Where the model (with its tokenizer) and the two JSONL files of prompts are."""
+    """Where the model (with its tokenizer) and the JSONL files of prompts are.
+
+    Attributes:
+        heldout: prompts to evaluate with; where the recipe has out-of-distribution ones, these follow the held-out
+            ones, and a column "datasource" says "heldout" or "ood".
+    """
 
     model: Path
     train: Path
@@ -50,20 +71,24 @@ def default_folder() -> Path:
     return Path(cache) / "openrlhf_dbb" / "tiny"
 
 
-def prepare(folder: Path, seed: int = 0) -> TinyAssets:
-    """Make the files unless they are there. Deterministic for a seed and a torch version; about 15 s.
+def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
+    """Make the files unless they are there. Deterministic for a seed, a recipe and a torch version; about 15 s.
 
     The folder appears complete or not at all; of two callers at a time, one makes it and the other waits.
 
     Args:
-        folder: is made here; files of another version or seed are replaced.
-        seed: of the prompts, the initial weights and the warm start.
+        folder: is made here; files of another version, seed or recipe are replaced.
+        seed: of the prompts, the initial weights and the warm start. Recipes of one seed with as many prompts of a
+            split have the same ones.
+        recipe: the number of prompts and of steps.
 
     Raises:
         FileExistsError: the folder holds something that this function did not make.
     """
-    assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
-    wanted = {"version": VERSION, "seed": seed}
+    assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / _evaluation_name(recipe))
+    wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
+    if recipe != TINY:
+        wanted["recipe"] = asdict(recipe)
     if _read_stamp(folder) == wanted:
         return assets
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +104,7 @@ def prepare(folder: Path, seed: int = 0) -> TinyAssets:
         building = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
         building.mkdir()
-        _write_files(building, seed)
+        _write_files(building, seed, recipe)
         (building / _STAMP).write_text(json.dumps(wanted))
         if found is not None:
             shutil.rmtree(folder)
@@ -130,11 +155,15 @@ def build_model(seed: int) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config)
 
 
-def _read_stamp(folder: Path) -> dict[str, int] | None:
+def _evaluation_name(recipe: Recipe) -> str:
+    return "eval.jsonl" if recipe.ood_prompts else "heldout.jsonl"
+
+
+def _read_stamp(folder: Path) -> dict[str, Any] | None:
     path = folder / _STAMP
     if not path.exists():
         return None
-    stamp: dict[str, int] = json.loads(path.read_text())
+    stamp: dict[str, Any] = json.loads(path.read_text())
     return stamp
 
 
@@ -145,21 +174,28 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_files(folder: Path, seed: int) -> None:
+def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
-    for name, size in (("train", TRAIN_PROMPTS), ("heldout", HELDOUT_PROMPTS)):
-        rows = generate(name, size, seed)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
+    evaluation = generate("heldout", recipe.heldout_prompts, seed)
+    if recipe.ood_prompts:
+        labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
+        evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
+    _write_rows(folder / _evaluation_name(recipe), evaluation)
     tokenizer, model = build_tokenizer(), build_model(seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread waits more than it works
     try:
-        _warm_start(model, tokenizer, seed)
+        _warm_start(model, tokenizer, seed, recipe.warmup_steps)
     finally:
         torch.set_num_threads(threads)
     _save(model.to(torch.bfloat16), folder / "model")
     tokenizer.save_pretrained(folder / "model")
+
+
+def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
@@ -175,7 +211,7 @@ def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
             logging.enable_progress_bar()
 
 
-def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> None:
     """Supervised training on the answers of the "sft" split; a batch is either sorting or arithmetic."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -187,22 +223,22 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, see
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
     model.train()
-    for step in tqdm(range(WARMUP_STEPS), desc="tiny model", unit="step", mininterval=0.5):
+    for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
         inputs, targets = sorting if step % SORTING_EVERY == 0 else arithmetic
         batch = torch.randint(len(inputs), (WARMUP_BATCH,), generator=draw)
         logits = model(input_ids=inputs[batch], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = _learning_rate(step)
+        optimizer.param_groups[0]["lr"] = _learning_rate(step, steps)
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
 
 
-def _learning_rate(step: int) -> float:
+def _learning_rate(step: int, steps: int) -> float:
     """Linear over the first 20 steps, then half a cosine down to a tenth."""
-    fall = 0.55 + 0.45 * math.cos(math.pi * step / WARMUP_STEPS)
+    fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
     return WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
 
 

@@ -2,6 +2,8 @@
 
 12+9=     21 written from the last digit: "12"
 s3142=    the digits in ascending order: "1234"
+
+Digits to sort are different from each other, but in the split "ood" (out of distribution).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import random
 
 # Which sixteenths of all possible prompts, by hash.
-SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16)}
+SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
 CHARACTERS = "0123456789+-s="
 MAX_SIZE = 20_000
 
@@ -19,10 +21,11 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
     """Different prompts with their labels, in random order.
 
     A prompt belongs to one split by its own hash, so splits have no prompt in common, whatever the seeds.
+    Split "ood" is sorting alone, of 3 to 7 digits of which at least one is repeated, as in no other split.
 
     Args:
-        split: "train", "heldout" or "sft" (for the supervised warm start).
-        size: prompts, 0 to 20000; a third each of addition, subtraction, sorting (to within one).
+        split: "train", "heldout", "sft" (for the supervised warm start) or "ood".
+        size: prompts, 0 to 20000; a third each of addition, subtraction, sorting (to within one), but in "ood".
         seed: the same seed gives the same prompts in the same order.
 
     Returns:
@@ -37,10 +40,10 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
     if not 0 <= size <= MAX_SIZE:
         raise ValueError(f"size {size} is not in 0..{MAX_SIZE}; larger ones would run out of short prompts")
     draw = random.Random(f"{split} {seed}")
-    makers = (_addition, _subtraction, _sorting)
+    makers = (_sorting_repeated,) if split == "ood" else (_addition, _subtraction, _sorting)
     rows: dict[str, str] = {}
     while len(rows) < size:
-        prompt, label = makers[len(rows) % 3](draw)
+        prompt, label = makers[len(rows) % len(makers)](draw)
         if _is_usable(label) and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
             rows[prompt] = label
     result = [{"input": prompt, "label": label} for prompt, label in rows.items()]
@@ -74,4 +77,12 @@ def _subtraction(draw: random.Random) -> tuple[str, str]:
 
 def _sorting(draw: random.Random) -> tuple[str, str]:
     digits = draw.sample("123456789", draw.randint(3, 7))
+    return f"s{''.join(digits)}=", "".join(sorted(digits))
+
+
+def _sorting_repeated(draw: random.Random) -> tuple[str, str]:
+    size = draw.randint(3, 7)
+    digits = draw.choices("123456789", k=size)
+    while len(set(digits)) == size:
+        digits = draw.choices("123456789", k=size)
     return f"s{''.join(digits)}=", "".join(sorted(digits))

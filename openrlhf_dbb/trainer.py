@@ -141,6 +141,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._progress.phase = "finished"
         return self._progress
 
+    def close(self) -> None:
+        """Close the database; the trainer is of no use afterwards."""
+        self._store.close()
+
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states; the store is rolled back to their step, which later steps may have left behind.
 
@@ -175,7 +179,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Another shuffle for every episode, also when one starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         self._progress.phase = "training"
-        if step == 0 and self._evaluates:
+        if step == 0 and self._evaluates and not self.args.eval.skip_start:
             self._evaluate_now(0)
         return states
 

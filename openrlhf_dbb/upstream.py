@@ -1,7 +1,7 @@
 """How OpenRLHF's internals are reached, so that an upgrade breaks here and says so.
 
-Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, ``PolicyModelActor``, ``get_strategy``
-(in :func:`run`), ``ppo_trainer.blending_datasets`` (prompts.py) and ``ppo_actor.stateless_init_process_group``
+Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, ``PolicyModelActor``, ``get_strategy``,
+``placement_group`` (in :func:`run`), ``ppo_trainer.blending_datasets`` (prompts.py) and ``ppo_actor.stateless_init_process_group``
 (cpu/strategy.py).
 Subclassed: those three actors, ``RemoteExperienceMaker``, ``SamplesGenerator``, ``SingleTurnAgentExecutor``,
 ``PolicyLoss``.
@@ -134,6 +134,7 @@ def run(
     rollout_actor: Any | None = None,
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,
+    placement_group: Callable[..., Any] | None = None,
 ) -> None:
     """OpenRLHF's ``train(args)`` with our classes in place of the names it looks up when called.
 
@@ -142,9 +143,11 @@ def run(
         rollout_actor: Ray actor class for ``RolloutRayActor``.
         policy_actor: Ray actor class for ``PolicyModelActor``.
         get_strategy: for ``get_strategy``.
+        placement_group: for Ray's function of that name.
     """
     import openrlhf.cli.train_ppo_ray as command
     import openrlhf.trainer.ppo_trainer as ppo_trainer
+    import openrlhf.trainer.ray.launcher as launcher
     import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     for module, name, replacement in (
@@ -152,6 +155,9 @@ def run(
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "PolicyModelActor", policy_actor),
         (command, "get_strategy", get_strategy),
+        (command, "placement_group", placement_group),
+        (launcher, "placement_group", placement_group),
+        (vllm_engine, "placement_group", placement_group),
     ):
         if replacement is not None:
             replace(module, name, replacement)

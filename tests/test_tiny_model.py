@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from openrlhf_dbb.tiny_model import build_model, build_tokenizer, default_folder, prepare
+from openrlhf_dbb import tiny_model
+from openrlhf_dbb.tiny_model import Recipe, build_model, build_tokenizer, default_folder, prepare
 from openrlhf_dbb.tiny_task import CHARACTERS, generate
 
 FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
@@ -80,10 +81,33 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_model, "WARMUP_ROWS", 60)
+    recipe = Recipe(train_prompts=8, heldout_prompts=5, ood_prompts=3, warmup_steps=1)
+    files = prepare(tmp_path / "assets", 7, recipe)
+    assert json.loads((tmp_path / "assets" / "tiny.json").read_text()) == {
+        "version": 1,
+        "seed": 7,
+        "recipe": {"train_prompts": 8, "heldout_prompts": 5, "ood_prompts": 3, "warmup_steps": 1},
+    }
+    first = contents(tmp_path / "assets")
+    assert prepare(tmp_path / "assets", 7, recipe) == files
+    assert contents(tmp_path / "assets") == first
+    assert [json.loads(line) for line in files.train.read_text().splitlines()] == generate("train", 8, 7)
+    assert [json.loads(line) for line in files.heldout.read_text().splitlines()] == [
+        *({**row, "datasource": "heldout"} for row in generate("heldout", 5, 7)),
+        *({**row, "datasource": "ood"} for row in generate("ood", 3, 7)),
+    ]
+    assert prepare(tmp_path / "assets", 7, Recipe(8, 5, 3, warmup_steps=2)) == files
+    second = contents(tmp_path / "assets")
+    assert {path.name for path in first if first[path] != second[path]} == {"model.safetensors", "tiny.json"}
+
+
 @pytest.mark.slow
 def test_files_are_complete_and_nothing_else_is_left(folder):
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert [path.name for path in folder.parent.iterdir() if path != folder] == [".assets.lock"]
+    assert json.loads((folder / "tiny.json").read_text()) == {"version": 1, "seed": 0}
     for name, size in (("train", 512), ("heldout", 128)):
         rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         assert rows == generate(name, size, 0)

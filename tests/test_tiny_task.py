@@ -1,5 +1,8 @@
 """The tiny task: right answers, no prompt in two splits, the same prompts for the same seed."""
 
+import hashlib
+import json
+
 import pytest
 
 from openrlhf_dbb.rewards.answers import compare_integers
@@ -22,14 +25,39 @@ def rows(request):
     return generate(request.param, 3000, seed=0)
 
 
+@pytest.fixture(scope="module", params=["train", "heldout", "sft"])
+def mixed_rows(request):
+    return generate(request.param, 3000, seed=0)
+
+
 def test_answers_are_right(rows):
     assert [row["label"] for row in rows] == [recomputed(row["input"]) for row in rows]
 
 
-def test_one_third_each_with_operands_of_one_to_three_digits_and_three_to_seven_digits_to_sort(rows):
-    additions = [row["input"] for row in rows if "+" in row["input"]]
-    subtractions = [row["input"] for row in rows if "-" in row["input"]]
-    sorting = [row["input"] for row in rows if row["input"].startswith("s")]
+def test_prompts_out_of_distribution_sort_three_to_seven_digits_of_which_some_repeat():
+    digits = [row["input"].removeprefix("s").removesuffix("=") for row in generate("ood", 3000, seed=0)]
+    assert {len(each) for each in digits} == {3, 4, 5, 6, 7}
+    assert all(each.isdigit() and "0" not in each and 1 < len(set(each)) < len(each) for each in digits)
+    assert len(set(digits)) == 3000
+
+
+# The tables in docs/ were measured with prompts of these.
+@pytest.mark.parametrize(
+    ("split", "digest"),
+    [
+        ("train", "04ea403620c655714bf8ac36738720ca"),
+        ("heldout", "86fbaf9e156fe17023808b58fcb00e73"),
+        ("sft", "ea5d1fca2aacf425c21df38b73bd4196"),
+    ],
+)
+def test_prompts_of_a_seed_never_change(split, digest):
+    assert hashlib.md5(json.dumps(generate(split, 3000, 0)).encode()).hexdigest() == digest
+
+
+def test_one_third_each_with_operands_of_one_to_three_digits_and_three_to_seven_digits_to_sort(mixed_rows):
+    additions = [row["input"] for row in mixed_rows if "+" in row["input"]]
+    subtractions = [row["input"] for row in mixed_rows if "-" in row["input"]]
+    sorting = [row["input"] for row in mixed_rows if row["input"].startswith("s")]
     assert len(additions) == len(subtractions) == len(sorting) == 1000
     operands = [number for prompt in additions for number in prompt[:-1].split("+")]
     operands += [number for prompt in subtractions for number in prompt[:-1].split("-")]
@@ -52,10 +80,10 @@ def test_labels_are_integers_whose_value_and_text_agree_and_copying_the_question
 def test_prompts_differ_within_a_split_and_between_splits_whatever_the_seeds():
     prompts = [
         {row["input"] for row in generate(split, 6000, seed)}
-        for split, seed in (("train", 0), ("heldout", 1), ("sft", 2))
+        for split, seed in (("train", 0), ("heldout", 1), ("sft", 2), ("ood", 3))
     ]
-    assert [len(split) for split in prompts] == [6000, 6000, 6000]
-    assert len(set.union(*prompts)) == 18_000
+    assert [len(split) for split in prompts] == [6000, 6000, 6000, 6000]
+    assert len(set.union(*prompts)) == 24_000
 
 
 def test_same_seed_same_prompts_and_another_seed_others():
@@ -78,5 +106,5 @@ def test_largest_size_works_in_the_smallest_split_and_more_is_refused():
 
 
 def test_unknown_split_is_refused_by_name():
-    with pytest.raises(ValueError, match="'test' is none of train, heldout, sft"):
+    with pytest.raises(ValueError, match="'test' is none of train, heldout, sft, ood"):
         generate("test", 1, 0)

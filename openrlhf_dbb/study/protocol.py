@@ -1,0 +1,139 @@
+"""What the study trains, as data: experiments of arms over seeds, one TOML file a protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrlhf_dbb import presets
+from openrlhf_dbb.errors import UsageError
+
+FOLDER = Path(__file__).parent / "protocols"
+LEARNING_RATE = "actor.adam.lr"
+STARTS = ("medium", "hard")
+_KEYS = {"n", "arms", "seeds", "start", "learning_rates", "flags"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        name: in the store; ``EXPERIMENT-ARM-sSEED``, with ``-lrRATE`` before the seed where rates are tried.
+        n: rollouts of a group.
+        start: which warm start of the seed's task; "" where the preset names the model and the data.
+        flags: of the training command, over the preset.
+    """
+
+    name: str
+    experiment: str
+    arm: str
+    n: int
+    seed: int
+    start: str
+    flags: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol.
+
+    Attributes:
+        task: "tiny", or "" where the preset names the model and the data.
+        runs: in the order in which they are trained: seed by seed, so that what is there can be paired.
+    """
+
+    name: str
+    description: str
+    preset: str
+    task: str
+    runs: list[Run]
+
+    def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[Run]:
+        """The runs of some experiments, all if none is named; the first ``seeds`` seeds of each.
+
+        Raises:
+            UsageError: there is no such experiment.
+        """
+        known = list(dict.fromkeys(run.experiment for run in self.runs))
+        unknown = [name for name in experiments if name not in known]
+        if unknown:
+            raise UsageError(f"protocol {self.name} has no experiment {unknown[0]!r}; it has {', '.join(known)}")
+        chosen = []
+        for experiment in experiments or known:
+            runs = [run for run in self.runs if run.experiment == experiment]
+            first = sorted({run.seed for run in runs})[:seeds]
+            chosen += [run for run in runs if run.seed in first]
+        return chosen
+
+
+def names() -> list[str]:
+    """Protocols that can be asked for by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Protocol:
+    """A protocol by name, or from a TOML file of one's own.
+
+    Raises:
+        UsageError: there is none, or it is not well-formed.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise UsageError(f"--protocol {name}: no such protocol; known: {', '.join(names())}, or a .toml file")
+    table = presets.read_toml(path)
+    runs = [
+        run
+        for experiment, entry in table["experiments"].items()
+        for run in _runs(path.stem, experiment, entry, table["arms"], table.get("flags", {}), table.get("task", ""))
+    ]
+    return Protocol(path.stem, table["description"], table["preset"], table.get("task", ""), runs)
+
+
+def _runs(
+    protocol: str, experiment: str, entry: dict[str, Any], arms: dict[str, Any], flags: dict[str, Any], task: str
+) -> Iterator[Run]:
+    unknown = sorted(entry.keys() - _KEYS)
+    if unknown:
+        raise UsageError(
+            f"protocol {protocol}: {experiment} sets {unknown[0]}, allowed are {', '.join(sorted(_KEYS))}; "
+            "flags of the training stand in its table flags"
+        )
+    start = entry.get("start", STARTS[0]) if task else ""
+    if task and start not in STARTS:
+        raise UsageError(f"protocol {protocol}: {experiment} starts {start!r}, allowed are {', '.join(STARTS)}")
+    for seed in entry["seeds"]:
+        for rate in entry.get("learning_rates", [None]):
+            for place, arm in enumerate(entry["arms"]):
+                if arm not in arms:
+                    raise UsageError(f"protocol {protocol}: {experiment} has the arm {arm!r}, known: {', '.join(arms)}")
+                n = entry["n"]
+                sizes = {"rollout.n_samples_per_prompt": n, "train.batch_size": _MINI_BATCH * n}
+                if task:  # small enough for one pass
+                    sizes |= dict.fromkeys(("train.micro_batch_size", "rollout.micro_batch_size"), _MINI_BATCH * n)
+                own = dict(entry.get("flags", {})) | ({LEARNING_RATE: rate} if rate is not None else {})
+                tried = f"-lr{rate:g}" if rate is not None else ""
+                # All arms of a seed start from the same model: the first one's evaluation serves all.
+                values = sizes | flags | arms[arm] | own | {"eval.skip_start": place > 0}
+                yield Run(f"{experiment}-{arm}{tried}-s{seed}", experiment, arm, n, seed, start, values)
+
+
+_MINI_BATCH = 64  # prompts a gradient step, as in the paper
+
+
+def argv(run: Run, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
+    """Arguments of ``openrlhf_dbb.cli.train_grpo`` for a run.
+
+    Args:
+        task: flags that name the run's model and data.
+        resume: whether the run has been begun.
+    """
+    values = {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed} | task | run.flags
+    arguments = []
+    for flag, value in values.items():
+        if value is not False:
+            listed = value if isinstance(value, list) else [] if value is True else [value]
+            arguments += [f"--{flag}", *map(str, listed)]
+    return [*arguments, "--resume" if resume else "--run_name", run.name]

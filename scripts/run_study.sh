@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Sets up what is missing, then trains and draws the study in ./study; stopped anywhere, the same command continues it.
+#
+#   bash scripts/run_study.sh --smoke                    all of its machinery, in minutes
+#   bash scripts/run_study.sh                            the study of docs/study.md, hours on two cores
+#   bash scripts/run_study.sh --experiments n2           only its primary experiment
+#   bash scripts/run_study.sh --protocol gpu             the same arms at the paper's scale (not run yet)
+#
+# Other arguments: python -m openrlhf_dbb.cli.study --help
+set -euo pipefail
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+OPENRLHF_DBB_VENV=$(realpath -m -s "${OPENRLHF_DBB_VENV:-$repo/.venv}")
+export OPENRLHF_DBB_VENV
+bash "$repo/scripts/setup_env.sh"
+
+arguments=()
+for argument in "$@"; do
+    case $argument in
+        --smoke) arguments+=(--protocol smoke --output study-smoke) ;;
+        *) arguments+=("$argument") ;;
+    esac
+done
+PATH=$OPENRLHF_DBB_VENV/bin:$PATH
+exec python -m openrlhf_dbb.cli.study "${arguments[@]}"

@@ -1,0 +1,336 @@
+"""The study's statistics, tables, figures and page, on numbers worked out by hand and on a study made up."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+pytest.importorskip("matplotlib")
+
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.study import analysis, figures, page, tables
+from openrlhf_dbb.study.data import ARMS, Epoch, Error, Gradient, Run, Study, load
+
+ROOT = Path(__file__).parents[1]
+PROMPTS = 2048
+
+
+def run(arm, seed, accuracy, *, experiment="n2", n=2, **more):
+    """A row of runs.csv of which only the accuracy matters."""
+    values = {name: math.nan for name in Run._fields} | {"rollouts": 4.0 * PROMPTS * n, "trained": 4.0 * PROMPTS * n}
+    values |= {"run": f"{experiment}-{arm}-s{seed}", "experiment": experiment, "arm": arm, "n": n, "seed": seed}
+    return Run(**(values | {"learning_rate": 2e-4, "accuracy": accuracy} | more))
+
+
+def epoch(arm, seed, number, accuracy, *, experiment="n2", n=2, **more):
+    """A row of epochs.csv of which only the accuracy and the rollouts matter."""
+    values = {name: math.nan for name in Epoch._fields}
+    values |= {"run": f"{experiment}-{arm}-s{seed}", "experiment": experiment, "arm": arm, "n": n, "seed": seed}
+    values |= {"epoch": number, "rollouts": float(number * PROMPTS * n), "accuracy": accuracy}
+    return Epoch(**(values | more))
+
+
+def made_up(seeds=8):
+    """A whole study: DBB and auto are above GRPO by 1.1 and 1.6 points at N = 2, and all arms are equal at N = 8."""
+    rng = np.random.default_rng(1)
+    runs, epochs = [], []
+    gain = {"n2": 0.011, "n4": 0.006, "n8": 0.001, "hard": -0.002}
+    share = {"dbb": 1.0, "auto": 1.4, "dr_grpo-dbb": 1.0, "grpo-wide": 0.2}
+    for experiment, n in (("n2", 2), ("n4", 4), ("n8", 8), ("hard", 2)):
+        arms = [arm for arm in ARMS if experiment == "n8" or arm not in ("dapo", "greso", "repo")]
+        effect = {seed: rng.normal(0, 0.004) for seed in range(1, seeds + 1)}
+        for arm in arms if experiment != "hard" else ("grpo", "dbb", "auto"):
+            history = arm in ("laplace", "dbb", "auto", "dr_grpo-dbb")
+            for seed in range(1, seeds + 1):
+                rate = 1 - np.exp(-0.8 * np.arange(5))
+                final = 0.055 + 0.008 * math.log2(n) + gain[experiment] * share.get(arm, 0) + effect[seed]
+                accuracy = 0.47 + rate * (final + rng.normal(0, 0.006)) / rate[-1]
+                ood = 0.15 + 0.02 * rate + rng.normal(0, 0.01, 5)
+                seconds, more = 20 + 5 * n + rng.random(), {"experiment": experiment, "n": n}
+                reward = 0.41 + 0.13 * rate[-1] + gain[experiment] * share.get(arm, 0) + rng.normal(0, 0.003)
+                outcomes = {"start_accuracy": 0.47, "best": accuracy[-1] + 0.07, "ood": ood[-1], "reward_last": reward}
+                runs.append(run(arm, seed, accuracy[-1], start_ood=0.15, seconds=seconds, **outcomes, **more))
+                for number in range(5):
+                    agree = 0.86 - 0.06 * math.log2(n) + 0.02 * number
+                    measured = {
+                        "reward": 0.41 + 0.13 * rate[number],
+                        "zero_variance": agree,
+                        "rescued": (0.9 * agree if arm != "laplace" else agree) * history,
+                        "clip_fraction": 0.002 * (arm == "grpo"),
+                        "grad_norm": (0.5 + 0.3 * history) * rng.uniform(0.95, 1.05),
+                        "entropy": 0.5 - 0.04 * number + rng.normal(0, 0.004),
+                        "length": 4.42 + 0.02 * history * number + rng.normal(0, 0.01),
+                    }
+                    row = {"ood": ood[number]} | (measured if number else {})
+                    epochs.append(epoch(arm, seed, number, accuracy[number], **row, **more))
+    for rate, accuracy in ((1e-4, 0.52), (2e-4, 0.53), (4e-4, 0.5)):
+        for seed in (101, 102):
+            place = {"experiment": "pilot-n2", "learning_rate": rate, "run": f"pilot-n2-grpo-lr{rate:g}-s{seed}"}
+            runs.append(run("grpo", seed, accuracy + seed / 1e5, **place))
+    level = {
+        "point": 0.48, "laplace": 0.5, "dbb_0.25": 0.58, "dbb_0.5": 0.6, "dbb_1": 0.59, "auto": 0.61,
+        "dr_point": 0.5, "dr_dbb_0.5": 0.62, "dr_auto": 0.62, "exact_sigma": 0.49, "exact": 0.63,
+    }  # fmt: skip
+    gradients = [
+        Gradient(seed, n, name, batch, draw, *(0.03 * n + value + rng.normal(0, 0.02, 2)), 0.06 / n)
+        for n in (2, 4, 8) for seed in (1, 2) for name, value in level.items() for batch in range(5) for draw in (0, 1)
+    ]  # fmt: skip
+    mse = [
+        Error(f"probe-n{n}-grpo-s{seed}", n, seed, name, discount, least + slope * (discount - at) ** 2, 0.064 / n)
+        for n in (2, 8) for seed in (1, 2)
+        for name, at, least, slope in (
+            ("dbb", 0.4, 0.05 / n, 0.02), ("ema", 0.35, 0.052 / n, 0.02), ("laplace", 0.3, 0.06 / n, 0.02)
+        )
+        for discount in np.linspace(0, 1, 21).round(2).tolist()
+    ]  # fmt: skip
+    for n, seed in ((2, 1), (2, 2), (8, 1), (8, 2)):
+        for name, value in (("point", 0.064 / n), ("empirical_bayes", 0.059 / n), ("auto", 0.049 / n)):
+            mse.append(Error(f"probe-n{n}-grpo-s{seed}", n, seed, name, math.nan, value, 0.064 / n))
+    return Study(tuple(runs), tuple(epochs), tuple(gradients), tuple(mse))
+
+
+def write(study, folder):
+    """The study as CSV files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kinds = {"runs": Run, "epochs": Epoch, "gradients": Gradient, "mse": Error}
+    for name, kind in kinds.items():
+        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(kind._fields)
+            for row in getattr(study, name):
+                writer.writerow("" if value != value else value for value in row)
+
+
+def cells(markdown, label):
+    """The cells of the first row that begins with the label, or has it in its second cell."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if line[:1] == "|"]
+    return next(row for row in rows if label in row[:2])
+
+
+def test_a_paired_test_by_hand():
+    found = analysis.paired({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}, {1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1})
+    assert found.n == 3  # seeds 8 and 9 have no partner
+    assert found.difference_R == pytest.approx([0.01, 0.02, 0.03])
+    assert found.mean == pytest.approx(0.02)
+    assert found.error == pytest.approx(0.01 / math.sqrt(3))
+    assert found.p == pytest.approx(0.0742, abs=5e-5)  # t = 3.464, 2 degrees of freedom
+    # the 97.5 % point of t with 2 degrees of freedom is 4.3027, the 80 % point 1.0607
+    assert (found.low, found.high) == pytest.approx((0.02 - 4.3027 * 0.0057735, 0.02 + 4.3027 * 0.0057735), rel=1e-4)
+    assert found.detectable == pytest.approx((4.3027 + 1.0607) * 0.0057735, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [([0.01, 0.01, 0.01], 0.25), ([-0.01, -0.01, -0.01], 0.25), ([0.0, 0.0, 0.0], 1.0)],
+)
+def test_without_variance_signs_are_flipped(differences, p):
+    found = analysis.paired(dict(enumerate(differences)), {0: 0.0, 1: 0.0, 2: 0.0})
+    assert (found.error, found.p) == (0.0, p)
+    assert math.isnan(found.detectable)
+
+
+def test_too_few_seeds_have_no_error():
+    one, none = analysis.paired({1: 0.6}, {1: 0.5}), analysis.paired({1: 0.6}, {2: 0.5})
+    assert (one.n, one.mean, none.n) == (1, pytest.approx(0.1), 0)
+    assert all(map(math.isnan, (one.error, one.low, one.p, one.detectable, none.mean, none.p)))
+    assert (tables.difference(one), tables.difference(none)) == ("+10.00", "-")
+
+
+def test_holm_is_over_each_family_of_contrasts():
+    accuracy = {
+        "grpo": [0.50, 0.50, 0.50],
+        "dbb": [0.51, 0.52, 0.53],  # less GRPO 1, 2, 3 points: p .0742
+        "auto": [0.50, 0.52, 0.53],  # 0, 2, 3 points: mean 5/3, SE .8819, t 1.890, p .1994
+    }
+    study = Study(tuple(run(arm, seed, value) for arm, values in accuracy.items() for seed, value in enumerate(values)))
+    found = analysis.contrasts(study, "n2", "accuracy")
+    assert list(found) == [("dbb", "grpo"), ("auto", "grpo"), ("auto", "dbb")]
+    assert found["dbb", "grpo"][0].p == pytest.approx(0.0742, abs=5e-5)
+    assert found["dbb", "grpo"][1] == pytest.approx(2 * 0.0742, abs=1e-4)  # the smaller one of two
+    assert found["auto", "grpo"][1] == pytest.approx(0.1994, abs=5e-5)
+    # auto less DBB: -1, 0, 0 points, t = -1, p .4226; the only one of its family
+    assert found["auto", "dbb"][1] == found["auto", "dbb"][0].p == pytest.approx(0.4226, abs=5e-5)
+
+
+def test_the_mean_over_epochs_leaves_the_start_out():
+    study = Study((run("dbb", 1, 0.6),), tuple(epoch("dbb", 1, k, v) for k, v in enumerate([0.1, 0.4, 0.5, 0.5, 0.6])))
+    assert study.outcome("n2", "dbb", "mean_accuracy") == {1: pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("target", "rollouts"),
+    [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)],
+    # .52 at 4096, .53 at 6144; at 8192 .55, the highest
+)
+def test_rollouts_needed_by_hand(target, rollouts):
+    rollouts_E, accuracy_E = np.array([0, 2048, 4096, 6144, 8192.0]), np.array([0.47, 0.5, 0.52, 0.53, 0.55])
+    assert analysis.rollouts_needed(rollouts_E, accuracy_E, target) == pytest.approx(rollouts)
+
+
+def reaching(finals):
+    """GRPO at N = 8 ends at .54 and .56 on seeds 1 and 2; DBB at N = 2 rises from .46 in a line to these finals."""
+    runs = [run("grpo", seed, value, experiment="n8", n=8) for seed, value in ((1, 0.54), (2, 0.56))]
+    runs += [run("dbb", seed, final) for seed, final in finals.items()]
+    epochs = [epoch("dbb", seed, k, 0.46 + k * (v - 0.46) / 4) for seed, v in finals.items() for k in range(5)]
+    return Study(tuple(runs), tuple(epochs))
+
+
+def test_rollouts_to_a_target_with_a_curve_that_does_not_reach_it():
+    # seed 1: .54 is half of the way to .62; seed 2: .56 is above .55; seed 3 has no target of its own: .55 is the end
+    found = analysis.efficiency(reaching({1: 0.62, 2: 0.55, 3: 0.55}), "n2", "dbb")
+    assert (found.n, found.reached, found.most) == (3, 2, 16384)
+    assert found.median == pytest.approx(16384)  # of 8192, 16384 and more
+    assert (found.low, found.high) == (pytest.approx(8192), math.inf)
+    row = cells(tables.build(reaching({1: 0.62, 2: 0.55, 3: 0.55}))["efficiency"], "DBB 0.5")
+    assert row == ["N = 2", "DBB 0.5", "3", "2 of 3", "16,384", "8,192 to > 16,384", "16,384"]
+
+
+def test_rollouts_to_a_target_that_most_do_not_reach():
+    study = reaching({1: 0.62, 2: 0.55, 3: 0.50})
+    assert analysis.efficiency(study, "n2", "dbb").median == math.inf
+    assert cells(tables.build(study)["efficiency"], "DBB 0.5")[4:6] == ["not reached (1 of 3)", "-"]
+
+
+def test_draws_of_a_batch_are_averaged_before_anything_else():
+    cosines = {("point", 0): [0.4, 0.6], ("point", 1): [0.7, 0.7], ("dbb_0.5", 0): [0.6, 0.8], ("dbb_0.5", 1): [0.8, 1]}
+    rows = [
+        Gradient(1, 2, name, batch, draw, value, value / 2, 0.01)
+        for (name, batch), values in cosines.items() for draw, value in enumerate(values)
+    ]  # fmt: skip
+    found = analysis.alignments(Study(gradients=tuple(rows)), 2)["dbb_0.5"]
+    assert (found.n, found.cosine, found.error) == (2, pytest.approx(0.8), pytest.approx(0.1))  # of .7 and .9
+    assert found.cosine_normalised == pytest.approx(0.4)
+    assert found.less_point.difference_R == pytest.approx([0.2, 0.2])
+
+
+def test_the_best_discount_is_of_the_mean_over_runs():
+    values = {(0.0, 1): 0.02, (0.0, 2): 0.04, (0.5, 1): 0.03, (0.5, 2): 0.01}  # means .03 and .02, point .04 and .02
+    rows = [Error(f"r{s}", 2, s, "dbb", discount, mse, 0.06 - 0.02 * s) for (discount, s), mse in values.items()]
+    found = analysis.best(analysis.errors(Study(mse=tuple(rows)), 2)["dbb"])
+    assert (found.n, found.discount, found.mse) == (2, 0.5, pytest.approx(0.02))
+    assert found.ratio == pytest.approx((0.75 + 0.5) / 2)
+
+
+def test_an_arm_of_the_table_by_hand():
+    runs = [run("grpo", s, 0.50, best=0.6, ood=0.2) for s in (1, 2, 3)]
+    runs += [run("dbb", s, 0.50 + s / 100, best=0.6 + s / 100, ood=0.2) for s in (1, 2, 3, 4)]
+    row = cells(tables.build(Study(tuple(runs)))["arms-n2"], "DBB 0.5")
+    # four runs of which three have a partner; .51 to .54 has a standard deviation of 1.29 points
+    assert row == [
+        "DBB 0.5", "4 (3)", "52.50 \u00b1 0.65", "+2.00 \u00b1 0.58", "-0.48 to +4.48", "0.0742", "0.0742", "3.10",
+        "+2.00 \u00b1 0.58", "+0.00 \u00b1 0.00", "-", "-",
+    ]  # fmt: skip
+
+
+def test_the_best_mean_of_the_pilot_is_chosen():
+    rows = [(1e-4, 1, 0.5), (1e-4, 2, 0.51), (2e-4, 1, 0.49), (2e-4, 2, 0.55)]
+    runs = [run("grpo", s, value, experiment="pilot-n2", learning_rate=rate) for rate, s, value in rows]
+    made = tables.build(Study(tuple(runs)))["pilot"]
+    assert cells(made, "0.0001") == ["2", "0.0001", "2", "50.50 \u00b1 0.50", ""]
+    assert cells(made, "0.0002") == ["2", "0.0002", "2", "52.00 \u00b1 3.00", "chosen"]
+
+
+def test_the_verdict_says_what_is_shown_and_what_is_not():
+    lines = tables.verdict(made_up())
+    assert re.match(r"N = 2: auto less GRPO \+1\.\d\d ± 0\.\d\d points \(n = 8, .*: better\)", lines[1])
+    tie = next(line for line in lines if line.startswith("N = 8: DBB"))
+    assert re.search(r"no difference shown \(detectable: \d\.\d\d\)", tie)
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    study = made_up(seeds=1)
+    write(study, tmp_path)
+    found = load(tmp_path)
+    for name in ("runs", "epochs", "gradients", "mse"):
+        for row, expected in zip(getattr(found, name), getattr(study, name), strict=True):
+            assert all(a == b or (a != a and b != b) for a, b in zip(row, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run,experiment\n", "runs.csv: no column arm, n, seed"),
+        (",".join(Run._fields) + "\nr,n2,grpo,2,one" + "," * 11 + "\n", "seed is 'one', not a number"),
+        (",".join(Run._fields) + "\nr,n2,other,2,1" + "," * 11 + "\n", "run r has the arm 'other'; arms are grpo,"),
+        (",".join(Run._fields) + 2 * ("\nr,n2,grpo,2,1" + "," * 11), "n2 has seed 1 of grpo 2 times"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, text, message):
+    (tmp_path / "runs.csv").write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load(tmp_path)
+
+
+def test_a_folder_without_a_study(tmp_path):
+    with pytest.raises(UsageError, match=r"none of runs.csv, epochs.csv, gradients.csv, mse.csv"):
+        load(tmp_path)
+
+
+def test_all_is_drawn_and_the_page_needs_nothing_else(tmp_path):
+    write(made_up(seeds=3), tmp_path / "study")
+    document = tmp_path / "study.md"
+    document.write_text(
+        "Before.\n<!-- table pilot -->\nold\n<!-- end -->\nBetween.\n<!-- table verdict -->\n<!-- end -->\n"
+    )
+    names = {path.name for path in page.draw(tmp_path / "study", tmp_path / "study")}
+    assert names == {"tables.md", "index.html", "study.md"} | {f"{name}.png" for name in figures.CAPTIONS}
+    text = document.read_text()
+    assert text.startswith("Before.\n<!-- table pilot -->\n\n**Learning rates") and "old" not in text
+    assert "<!-- end -->\nBetween.\n<!-- table verdict -->\n\n- N = 2: DBB 0.5 less GRPO" in text
+    html = (tmp_path / "study" / "index.html").read_text()
+    assert html.count('src="data:image/png;base64,iVBOR') == len(figures.CAPTIONS)
+    assert not re.search(r'(src|href)="(?!data:|#)', html)
+    for name in ("arms-n2", "contrasts-n8", "efficiency", "mechanism-n8", "gradients", "mse", "pilot", "cost"):
+        assert f'<h3 id="{name}">' in html
+    assert not tables.fill(document, tables.build(load(tmp_path / "study")))  # filled in once, it stays as it is
+
+
+@pytest.mark.parametrize("only", ["runs", "epochs", "gradients", "mse", "one seed", "no baseline"])
+def test_what_was_not_run_is_left_out(tmp_path, only):
+    study = made_up(seeds=1 if only == "one seed" else 2)
+    if only == "no baseline":
+        study = Study(tuple(row for row in study.runs if row.arm == "dbb"))
+    elif only != "one seed":
+        study = Study(**{only: getattr(study, only)})
+    write(study, tmp_path / "study")
+    drawn = {path.stem for path in page.draw(tmp_path / "study", tmp_path / "study") if path.suffix == ".png"}
+    curves = {"accuracy", "methods", "mechanism-n2", "mechanism-n8"}
+    assert drawn == {
+        "runs": {"differences", "seeds"}, "epochs": curves, "gradients": {"gradients"}, "mse": {"mse"},
+        "one seed": set(figures.CAPTIONS), "no baseline": set(),
+    }[only]  # fmt: skip
+    made = tables.build(study)
+    assert ("arms-n2" in made) == (only in ("runs", "one seed", "no baseline"))
+    assert ("gradients" in made) == (only in ("gradients", "one seed"))
+    assert not re.search(r"\bnan\b", "\n".join(made.values()))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("<!-- table arms-n3 -->\n<!-- end -->", "no table is named 'arms-n3'"),
+     ("<!-- table cost -->\n\n<!-- table mse -->\n<!-- end -->", "<!-- table cost --> has no <!-- end -->")],
+)  # fmt: skip
+def test_wrong_markers(tmp_path, text, message):
+    path = tmp_path / "study.md"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        tables.fill(path, {"cost": "new"})
+    assert path.read_text() == text
+
+
+def test_a_table_without_data_says_so(tmp_path):
+    path = tmp_path / "study.md"
+    path.write_text("<!-- table mse -->\n1\n<!-- end -->\n")
+    assert tables.fill(path, {})
+    assert path.read_text() == "<!-- table mse -->\n\nNot measured.\n\n<!-- end -->\n"
+
+
+@pytest.mark.skipif(not (ROOT / "docs/study/runs.csv").exists(), reason="the study has not been run")
+def test_the_document_shows_the_committed_numbers(tmp_path):
+    copy = tmp_path / "study.md"
+    copy.write_bytes((ROOT / "docs" / "study.md").read_bytes())
+    assert not tables.fill(copy, tables.build(load(ROOT / "docs/study"))), "run python scripts/draw_study.py"

@@ -1,0 +1,303 @@
+"""The study's CSV files, from stores and event files whose numbers are known."""
+
+import csv
+import dataclasses
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.study import collect
+from openrlhf_dbb.study.collect import Name
+from storage import ProbeRows
+
+# Of two prompts with 2 rollouts each, in each of 8 steps; groups agree where it is 0 or 2.
+SUCCESSES = ((0, 1), (1, 1), (2, 1), (2, 2), (0, 0), (1, 0), (2, 1), (1, 1))
+# Of the 4 responses to each of two held-out prompts, after these steps.
+RIGHT = {0: (0, 1), 2: (1, 1), 4: (2, 1), 6: (2, 2), 8: (4, 1)}
+EVENTS = {
+    "train/estimator/abs_advantage": [(step, step / 8) for step in range(1, 9)],
+    "train/ppo_clip_ratio": [(step, step / 100) for step in range(1, 9)],
+    "train/actor_grad_norm": [(step, float(step)) for step in range(1, 9)],
+    "train/entropy_loss": [(step, 1 / 3) for step in range(1, 9)],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "study"
+
+
+@pytest.fixture
+def trained(open_new, fill, folder):
+    """Function: a run of the study, finished unless said otherwise."""
+    store = open_new("sqlite")
+    ids = fill.prompts(store, 4)
+
+    def usage(successes, rescued, filtered):
+        counts = fill.usage(ids[:2], successes, 2)
+        agreeing = counts.zero_variance > 0
+        if filtered:
+            kept = np.where(agreeing, 0, counts.trained)
+            return dataclasses.replace(
+                counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0 * kept
+            )
+        return dataclasses.replace(counts, rescued=counts.rescued if rescued else 0 * counts.rescued)
+
+    def make(
+        name,
+        *,
+        successes=SUCCESSES,
+        right=RIGHT,
+        sources=("heldout", "ood"),
+        rescued=True,
+        strategy="plain",
+        samples=2,
+        rate=2e-4,
+        probes=None,
+        finished=True,
+        unused=0,
+    ):
+        config = {
+            "rollout.n_samples_per_prompt": samples,
+            "rollout.strategy": strategy,
+            "actor.adam.lr": rate,
+            "logger.tensorboard_dir": f"runs/{name}/tensorboard",
+            "logger.wandb.run_name": name,
+        }
+        run = fill.run(store, name, config=config)
+        for step in range(len(successes) + 1):
+            if step:
+                counts = usage(successes[step - 1], rescued, filtered=strategy != "plain")
+                more = {} if probes is None else {"probes": probes[step - 1]}
+                fill.step(run, step, ids[:2], successes[step - 1], 2, usage=counts, **more)
+            if step in right:
+                rows = [
+                    fill.evaluation(ids[2 * place : 2 * place + 2], right[step], s) for place, s in enumerate(sources)
+                ]
+                if "ood" in sources:
+                    rows[1] = fill.evaluation(ids[2:], (0, step / 2), "ood")
+                run.record_evaluation(step, "training", rows, model="tiny", config={})
+        if finished:
+            run.finish(unused, 10 * unused)
+        else:
+            run.release()
+
+    make.store = store
+    return make
+
+
+def log(folder, name, events):
+    """Write a TensorBoard event file as OpenRLHF does; ``events`` are (step, value) by tag."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(folder / "runs" / name / "tensorboard" / name)) as writer:
+        for tag, values in events.items():
+            for step, value in values:
+                writer.add_scalar(tag, value, step)
+
+
+def collected(trained, folder):
+    """Lines of each file."""
+    collect.collect(trained.store.url, folder, folder / "out")
+    return {path.stem: path.read_text().splitlines() for path in sorted((folder / "out").iterdir())}
+
+
+def column(lines, name):
+    return [row[name] for row in csv.DictReader(lines)]
+
+
+def test_every_number_of_a_run(trained, folder, capsys):
+    trained("n2-dbb-s3")
+    log(folder, "n2-dbb-s3", EVENTS)
+    (folder / "times.jsonl").write_text(
+        '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n{"run": "n2-dbb-s3", "seconds": 12.5}\n'
+    )
+    # At the end 5 of the 8 held-out responses are right, of each prompt at least one.
+    assert collected(trained, folder) == {
+        "epochs": [
+            "run,experiment,arm,n,seed,epoch,steps,rollouts,accuracy,ood,reward,zero_variance,rescued,abs_advantage,"
+            "clip_fraction,grad_norm,entropy,length",
+            "n2-dbb-s3,n2,dbb,2,3,0,,0,0.125,0,,,,,,,,",
+            "n2-dbb-s3,n2,dbb,2,3,1,2,8,0.25,0.125,0.375,0.25,0.25,0.1875,0.015,1.5,0.333333,10",
+            "n2-dbb-s3,n2,dbb,2,3,2,2,16,0.375,0.25,0.875,0.75,0.75,0.4375,0.035,3.5,0.333333,10",
+            "n2-dbb-s3,n2,dbb,2,3,3,2,24,0.5,0.375,0.125,0.75,0.75,0.6875,0.055,5.5,0.333333,10",
+            "n2-dbb-s3,n2,dbb,2,3,4,2,32,0.625,0.5,0.625,0.25,0.25,0.9375,0.075,7.5,0.333333,10",
+        ],
+        "mse": ["run,n,seed,estimator,discount,mse,mse_point"],
+        "runs": [
+            "run,experiment,arm,n,seed,learning_rate,start_accuracy,accuracy,best,start_ood,ood,reward_last,rollouts,"
+            "trained,steps,seconds",
+            "n2-dbb-s3,n2,dbb,2,3,0.0002,0.125,0.625,1,0,0.5,0.625,32,32,8,12.5",
+        ],
+    }
+    out = folder / "out"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}/runs.csv: 1 rows", f"{out}/epochs.csv: 5 rows", f"{out}/mse.csv: 0 rows",
+    ]  # fmt: skip
+
+
+def test_a_group_that_agrees_without_an_advantage_is_not_rescued(trained, folder):
+    trained("n2-grpo-s1", rescued=False)
+    epochs = collected(trained, folder)["epochs"]
+    assert column(epochs, "zero_variance") == ["", "0.25", "0.75", "0.75", "0.25"]
+    assert column(epochs, "rescued") == ["", "0", "0", "0", "0"]
+
+
+def test_what_is_not_known_is_left_empty_and_said(trained, folder, capsys):
+    trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, sources=("default",))
+    trained("n2-grpo-s2")
+    log(folder, "n2-grpo-s2", {tag: values for tag, values in EVENTS.items() if tag != "train/entropy_loss"})
+    found = collected(trained, folder)
+    # The only data source is the held-out one; no seconds, no evaluation before the training and after every epoch.
+    assert found["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,32,32,8,"
+    assert column(found["epochs"], "accuracy")[:5] == ["", "", "0.375", "", "0.625"]
+    assert column(found["epochs"], "grad_norm") == ["", "", "", "", "", "", "1.5", "3.5", "5.5", "7.5"]
+    assert column(found["epochs"], "entropy") == [""] * 10
+    place = folder / "runs" / "n2-grpo-s1" / "tensorboard" / "n2-grpo-s1"
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"n2-grpo-s1: no event files in {place}; its abs_advantage, clip_fraction, grad_norm, entropy are left empty",
+        "n2-grpo-s2: train/entropy_loss was not logged; its entropy is left empty",
+    ]
+
+
+def test_a_method_that_discards_rollouts(trained, folder):
+    # 6 steps: epochs end at 1.5, 3, 4.5 and 6, rounded to even steps.
+    right = {0: (0, 0), 4: (2, 2), 6: (4, 2)}
+    trained("n8-dapo-s1", successes=SUCCESSES[:6], right=right, strategy="dynamic", samples=8, unused=6)
+    found = collected(trained, folder)
+    assert column(found["epochs"], "steps") == ["", "2", "1", "1", "2"]
+    assert column(found["epochs"], "rollouts") == ["0", "8", "12", "16", "24"]
+    # 0 at step 0, .5 at 4, .75 at 6, and on the lines between.
+    assert column(found["epochs"], "accuracy") == ["0", "0.25", "0.375", "0.5", "0.75"]
+    # Of all that were generated: the groups that agree were not trained on.
+    assert column(found["epochs"], "zero_variance") == ["", "0.25", "0.5", "1", "0.75"]
+    assert column(found["epochs"], "reward") == ["", "0.375", "0.75", "1", "0.125"]
+    # 24 in steps and 6 left over; 1 + 2 + 1 + 0 + 0 + 1 groups of 2 differ.
+    assert (column(found["runs"], "rollouts"), column(found["runs"], "trained")) == (["30"], ["10"])
+
+
+def test_a_frozen_run_has_two_epochs(trained, folder):
+    trained("frozen-n2-grpo-s1")
+    epochs = collected(trained, folder)["epochs"]
+    assert column(epochs, "epoch") == ["0", "1", "2"]
+    assert column(epochs, "rollouts") == ["0", "16", "32"]
+    assert column(epochs, "accuracy") == ["0.125", "0.375", "0.625"]
+
+
+def test_steps_made_again_after_a_resume_count_once(trained, folder):
+    trained("n2-dbb-s1")
+    tag = "train/actor_grad_norm"
+    log(folder, "n2-dbb-s1", {tag: [*EVENTS[tag], (9, 100.0)]})
+    log(folder, "n2-dbb-s1", {tag: [(8, 17.0)]})
+    assert column(collected(trained, folder)["epochs"], "grad_norm") == ["", "1.5", "3.5", "5.5", "12"]
+
+
+def test_errors_against_probes(trained, folder, fill):
+    ids = fill.prompts(trained.store, 1)
+    # p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = .0125.
+    probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
+    trained("probe-n2-grpo-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
+    trained("n2-grpo-s1")
+    rows = list(csv.DictReader(collected(trained, folder)["mse"]))
+    assert {row["run"] for row in rows} == {"probe-n2-grpo-s1"}
+    found = {(row["estimator"], row["discount"]): row["mse"] for row in rows}
+    # point: .5, then 1, each 1/4 off; .0625 - .0125. ema without a past is the same.
+    assert found["point", ""] == found["ema", "0"] == "0.05"
+    # dbb .5: Beta(1.5, 1.5), then Beta(2.75, .75): (.05 + (2.75/3.5 - .75)^2 - .0125) / 2
+    assert found["dbb", "0.5"] == "0.0193878"
+    # laplace .5: 1.5/3, then 2.5/3: (.05 + (1/12)^2 - .0125) / 2
+    assert found["laplace", "0.5"] == "0.0222222"
+    assert {row["mse_point"] for row in rows} == {"0.05"}
+    every = [f"{step / 20:g}" for step in range(21)]
+    keys = [("point", ""), *(("dbb", x) for x in every[1:]), *(("ema", x) for x in every[:-1])]
+    keys += [*(("laplace", x) for x in every[1:]), ("empirical_bayes", ""), ("auto", "")]
+    assert list(found) == keys
+
+
+def test_runs_come_in_the_order_of_the_study_and_the_others_are_named(trained, folder, capsys):
+    names = ["n2-dbb-s10", "n2-dbb-s9", "n2-grpo-wide-s1", "n2-grpo-s1", "hard-grpo-s1"]
+    for name in names:
+        trained(name)
+    for rate in (4e-4, 2e-4):
+        trained(f"pilot-n2-grpo-lr{rate:g}-s101", rate=rate)
+    trained("n2-auto-s1", finished=False)
+    for name in ("mine", "n2-other-s1", "n2-dbb-s1-again"):
+        trained(name)
+    found = collected(trained, folder)
+    expected = ["pilot-n2-grpo-lr0.0002-s101", "pilot-n2-grpo-lr0.0004-s101", "n2-grpo-s1", "n2-grpo-wide-s1"]
+    expected += ["n2-dbb-s9", "n2-dbb-s10", "hard-grpo-s1"]
+    assert column(found["runs"], "run") == expected
+    assert column(found["runs"], "learning_rate") == ["0.0002", "0.0004", *["0.0002"] * 5]
+    assert list(dict.fromkeys(column(found["epochs"], "run"))) == expected
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert sorted(said) == [
+        "left out: mine, which is no name of the study",
+        "left out: n2-auto-s1, unfinished at step 8",
+        "left out: n2-dbb-s1-again, which is no name of the study",
+        "left out: n2-other-s1, which is no name of the study",
+    ]
+    assert collected(trained, folder) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("n8-dr_grpo-dbb-s12", Name("n8", "dr_grpo-dbb", 12, None)),
+        ("frozen-n4-grpo-s2", Name("frozen-n4", "grpo", 2, None)),
+        ("pilot-n8-grpo-lr1e-04-s101", Name("pilot-n8", "grpo", 101, 1e-4)),
+        ("n8-dr_grpo-wide-s1", None),
+        ("n16-grpo-s1", None),
+        ("n2-grpo-s1a", None),
+        ("n2-grpo-lr1e--s1", None),
+    ],
+)
+def test_names(text, name):
+    assert Name.parse(text) == name
+
+
+def test_numbers_have_six_digits_and_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("something much longer than what comes\n")
+    rows = [{"a": 1 / 3, "b": 12345678}, {"a": float("nan"), "b": None}, {"a": 1234567.8, "c": "not asked for"}]
+    collect.write(path, ("a", "b"), rows)
+    assert path.read_text() == "a,b\n0.333333,12345678\n,\n1.23457e+06,\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["numbers.csv"]
+
+
+def test_without_a_finished_run(trained, folder):
+    trained("n2-grpo-s1", finished=False)
+    with pytest.raises(UsageError, match=r"has no finished run of the study; train some, or name another store$"):
+        collected(trained, folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "n4-grpo-s1"}, "run 'n4-grpo-s1' was trained with N 2, its name says 4; train it again"),
+        (
+            {"name": "pilot-n2-grpo-lr0.001-s1"},
+            "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, its name says 0.001; train it",
+        ),
+        ({"name": "hard-grpo-s1", "right": {}}, "run 'hard-grpo-s1' has no evaluation; train it with --eval.dataset"),
+        (
+            {"name": "n2-grpo-s1", "sources": ("easy", "ood")},
+            "run 'n2-grpo-s1' was evaluated on easy, ood; give its data the datasource heldout or ood",
+        ),
+        ({"name": "probe-n2-grpo-s1"}, "run 'probe-n2-grpo-s1' has no probes; train it with --probe.fraction"),
+    ],
+)
+def test_runs_that_are_not_as_they_must_be(trained, folder, values, message):
+    trained(**values)
+    with pytest.raises(UsageError) as raised:
+        collected(trained, folder)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"run": "n2-grpo-s1"}', '{"run": "n2-grpo-s1", "seconds": "long"}'])
+def test_a_line_of_times_that_cannot_be_read_is_named(tmp_path, line):
+    path = tmp_path / "times.jsonl"
+    path.write_text('{"run": "n2-grpo-s1", "seconds": 1}\n' + line + "\n")
+    with pytest.raises(UsageError) as raised:
+        collect.read_times(path)
+    assert str(raised.value).startswith(f"{path}, line 2: {line!r} is not ")

@@ -1,0 +1,90 @@
+"""The study's task: the promised files, read by OpenRLHF's own loader, evaluated by data source."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from openrlhf_dbb import tiny_model
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.study import tasks
+from openrlhf_dbb.tiny_task import generate
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def weights(task):
+    return (task.model / "model.safetensors").read_bytes()
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A warm start of 2 or 1 steps on few rows instead of hundreds on many."""
+    monkeypatch.setattr(tiny_model, "WARMUP_ROWS", 60)
+    monkeypatch.setattr(tasks, "WARMUP_STEPS", {"medium": 2, "hard": 1})
+
+
+def test_starts_of_a_seed_share_their_prompts_and_seeds_share_nothing(tmp_path, short):
+    medium, hard, other = (
+        tasks.prepare(tmp_path / f"{start}-{seed}", seed, start)
+        for start, seed in (("medium", 1), ("hard", 1), ("medium", 2))
+    )
+    assert rows(medium.train) == rows(hard.train) == generate("train", 2048, 1)
+    assert rows(medium.evaluation) == rows(hard.evaluation)
+    assert [(row["datasource"], row["input"]) for row in rows(medium.evaluation)] == [
+        *(("heldout", row["input"]) for row in generate("heldout", 512, 1)),
+        *(("ood", row["input"]) for row in generate("ood", 128, 1)),
+    ]
+    assert rows(other.train) != rows(medium.train) and rows(other.evaluation) != rows(medium.evaluation)
+    assert len({weights(medium), weights(hard), weights(other)}) == 3
+
+
+def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_path, short, monkeypatch):
+    pytest.importorskip("openrlhf")
+    from openrlhf_dbb import cpu
+
+    cpu.prepare_driver()
+    import torch
+    from openrlhf.datasets import PromptDataset
+    from openrlhf.datasets.utils import blending_datasets
+
+    from openrlhf_dbb.evaluation.training import collect
+
+    monkeypatch.setattr(tasks, "PROMPTS", {"train_prompts": 4, "heldout_prompts": 3, "ood_prompts": 2})
+    task = tasks.prepare(tmp_path / "task", 1, "hard")
+    strategy = SimpleNamespace(
+        args=SimpleNamespace(data=SimpleNamespace(input_key="input", label_key="label")),
+        is_rank_0=lambda: False,
+        print=lambda *_: None,
+    )
+    train, data = (
+        PromptDataset(blending_datasets(str(path), None, strategy, 42), None, strategy)
+        for path in (task.train, task.evaluation)
+    )
+    assert train.datasources == ["default"] * 4
+    assert train.labels == [row["label"] for row in rows(task.train)]
+    scores = [1, 1, 0, 1, 0, 0, 1, 0, 0, 0]  # two samples for each of 3 + 2 prompts
+    samples = [
+        SimpleNamespace(
+            rewards=torch.tensor([float(score)]),
+            scores=None,
+            response_length=torch.tensor([3]),
+            truncated=torch.tensor([False]),
+        )
+        for score in scores
+    ]
+    logs = collect(data, samples, None, None).logs()
+    assert logs["eval_heldout_mean@2"] == pytest.approx(3 / 6)
+    assert logs["eval_heldout_best@2"] == pytest.approx(2 / 3)
+    assert logs["eval_ood_mean@2"] == pytest.approx(1 / 4)
+    assert logs["eval_ood_best@2"] == pytest.approx(1 / 2)
+
+
+def test_unknown_start_is_refused_and_nothing_is_made(tmp_path):
+    with pytest.raises(UsageError, match="'easy' is none of medium, hard"):
+        tasks.prepare(tmp_path / "task", 1, "easy")
+    assert list(tmp_path.iterdir()) == []
