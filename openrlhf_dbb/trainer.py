@@ -20,6 +20,7 @@ from openrlhf_dbb.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.posterior import Posteriors
 from openrlhf_dbb.replay.cache import ReplayCache
 from openrlhf_dbb.replay.step import Replays, cache_file, delete_stale
+from openrlhf_dbb.tokenizers import NamedTokenizer
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""
@@ -80,7 +81,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             strategy=strategy,
             prompts_dataloader=self.prompts_dataloader,
             eval_dataloader=self.eval_dataloader,
-            tokenizer=self.tokenizer,
+            tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
             sampling=sampling.build(self.args),
             numbers=self._posteriors.numbers,

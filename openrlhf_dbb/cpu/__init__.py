@@ -103,5 +103,6 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         "worker_extension_cls": "openrlhf_dbb.cpu.weight_sync.WorkerExtension",
         # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
         "kv_cache_memory_bytes": 256 * 2**20,
+        "disable_log_stats": True,  # nobody reads them
         "max_num_seqs": 1024,  # a step of the engine costs mostly by itself, not by its sequences
     }

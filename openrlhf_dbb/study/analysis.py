@@ -180,17 +180,17 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> fl
 def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
     """Rollouts that the arm needs for the final accuracy of GRPO at N = 8.
 
-    The target of a seed is the accuracy of its own GRPO run at N = 8, else the mean over the seeds that have one.
+    The target of a seed is the accuracy of its own GRPO run at N = 8, which began at the same model; seeds without one
+    are left out.
 
     Returns:
-        None if there is no target, or the arm has no curves.
+        None if no seed has both.
     """
     targets = study.outcome(TARGET, BASELINE, "accuracy")
-    curves = study.curves(experiment, arm)
-    if not targets or not curves:
+    curves = {seed: curve for seed, curve in study.curves(experiment, arm).items() if seed in targets}
+    if not curves:
         return None
-    otherwise = float(np.mean(list(targets.values())))
-    needed_R = np.array([rollouts_needed(*curve, targets.get(seed, otherwise)) for seed, curve in curves.items()])
+    needed_R = np.array([rollouts_needed(*curve, targets[seed]) for seed, curve in curves.items()])
     drawn_B_R = needed_R[np.random.default_rng(0).integers(len(needed_R), size=(DRAWS, len(needed_R)))]
     median_B = _quantile(drawn_B_R, 0.5)
     return Reached(

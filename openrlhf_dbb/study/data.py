@@ -127,18 +127,20 @@ class Study:
 
         Args:
             experiment, arm: of the runs.
-            name: a column of runs.csv, or ``mean_accuracy``: held-out accuracy, mean over the epochs trained.
+            name: a column of runs.csv, or ``mean_accuracy``: held-out accuracy, mean over the epochs after which all
+                arms of the experiment were evaluated.
         """
         runs = [run for run in self.runs if (run.experiment, run.arm) == (experiment, arm)]
         if name == "mean_accuracy":
-            found = {run.seed: self._mean_accuracy(run.run) for run in runs}
+            rows = [row for row in self.epochs if row.experiment == experiment and row.epoch > 0]
+            missing = {row.epoch for row in rows if math.isnan(row.accuracy)}
+            found = {
+                run.seed: float(np.mean([row.accuracy for row in rows if row.run == run.run and row.epoch not in missing]))
+                for run in runs
+            }
         else:
             found = {run.seed: float(getattr(run, name)) for run in runs}
         return {seed: value for seed, value in sorted(found.items()) if not math.isnan(value)}
-
-    def _mean_accuracy(self, run: str) -> float:
-        values = [epoch.accuracy for epoch in self.epochs if epoch.run == run and epoch.epoch > 0]
-        return float(np.mean(values)) if values else math.nan
 
     def curves(self, experiment: str, arm: str) -> dict[int, tuple[Floats, Floats]]:
         """Cumulative rollouts and accuracy of each of an arm's runs, by seed, both (E,), before training first."""

@@ -13,7 +13,7 @@ from openrlhf_dbb.errors import UsageError
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
 STARTS = ("medium", "hard")
-_KEYS = {"n", "arms", "seeds", "start", "learning_rates", "flags"}
+_KEYS = {"n", "arms", "seeds", "more_seeds", "start", "learning_rates", "flags"}
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,11 @@ def _runs(
     start = entry.get("start", STARTS[0]) if task else ""
     if task and start not in STARTS:
         raise UsageError(f"protocol {protocol}: {experiment} starts {start!r}, allowed are {', '.join(STARTS)}")
-    for seed in entry["seeds"]:
+    more = entry.get("more_seeds", {})
+    for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
+        arms_of_seed = [arm for arm in entry["arms"] if seed in entry["seeds"] or seed in more.get(arm, [])]
         for rate in entry.get("learning_rates", [None]):
-            for place, arm in enumerate(entry["arms"]):
+            for place, arm in enumerate(arms_of_seed):
                 if arm not in arms:
                     raise UsageError(f"protocol {protocol}: {experiment} has the arm {arm!r}, known: {', '.join(arms)}")
                 n = entry["n"]

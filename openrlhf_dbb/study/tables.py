@@ -20,7 +20,7 @@ from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Error, Gradient, Study, i
 
 OUTCOMES = {
     "accuracy": "final accuracy",
-    "mean_accuracy": "accuracy, mean over epochs",
+    "mean_accuracy": "accuracy, mean over evaluations",
     "reward_last": "training reward, last epoch",
 }
 """Outcomes of the contrasts, and how they are printed."""
@@ -165,13 +165,13 @@ def _arms(study: Study, experiment: str) -> Table:
         rows.append([label, str(pairs), "", *_against(study, experiment, "dr_grpo-dbb", "dr_grpo", "-")])
     header = (
         "arm", "n", "Acc@8 %", "less GRPO", "95 % interval", "p", "p (Holm)", "detectable",
-        "Best@8", "OOD", "reward", "mean over epochs",
+        "Best@8", "OOD", "reward", "mean over evaluations",
     )  # fmt: skip
     note = (
         f"n: seeds (in brackets the pairs, where they are fewer); mean {_PLUS_MINUS} standard error over seeds. All "
         "columns from the fourth on are differences to GRPO in percentage points, paired by seed. p: two-sided paired "
         "t-test on final Acc@8, by Holm over the arms compared with GRPO. Detectable: the true difference that gives "
-        f"p < {ALPHA:g} with probability {POWER:g}. Reward: training, last epoch. Mean over epochs: of held-out Acc@8."
+        f"p < {ALPHA:g} with probability {POWER:g}. Reward: training, last epoch. Mean over evaluations: of held-out Acc@8, during and after training."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 
@@ -217,8 +217,8 @@ def _efficiency(study: Study) -> Table:
             rows.append([*row, f"{found.most:,.0f}"])
     header = ("experiment", "arm", "n", "reached", "rollouts (median)", "95 % interval", "rollouts run")
     note = (
-        "First crossing of each seed's accuracy curve (epochs 0 to 4, linear between them); the target is that seed's "
-        "own GRPO run at N = 8, else the mean over its seeds. Curves that do not get there count as more than was "
+        "First crossing of each seed's accuracy curve (linear between evaluations); the target is the same seed's own "
+        "GRPO run at N = 8, which began at the same model. Curves that do not get there count as more than was "
         "run; of an even number of seeds the lower median. Interval: bootstrap over seeds, "
         f"{analysis.DRAWS:,} draws of the median."
     )
