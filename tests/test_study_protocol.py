@@ -1,0 +1,117 @@
+"""Protocols of the study: which runs they mean, and with which arguments."""
+
+import pytest
+
+from openrlhf_dbb import arguments, preflight
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.study import protocol
+from openrlhf_dbb.study.collect import ARMS, EXPERIMENTS, Name
+
+SMALL = """
+description = "two arms"
+preset = "tiny"
+task = "tiny"
+[flags]
+"train.num_episodes" = 4
+[arms.grpo]
+"estimator" = "point"
+[arms.dbb]
+"estimator" = "dbb"
+"actor.eps_clip_low_high" = [0.5, 0.5]
+[experiments.n2]
+n = 2
+arms = ["grpo", "dbb"]
+seeds = [1, 2]
+more_seeds = { grpo = [3] }
+[experiments.n2.flags]
+"data.drop_duplicates" = true
+[experiments.pilot-n2]
+n = 2
+arms = ["grpo"]
+seeds = [7]
+learning_rates = [1e-4, 2e-4]
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+
+    def write(text=SMALL):
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_runs_come_seed_by_seed_and_seeds_of_one_arm_come_last(small):
+    assert [run.name for run in protocol.load(small()).runs] == [
+        "n2-grpo-s1", "n2-dbb-s1", "n2-grpo-s2", "n2-dbb-s2", "n2-grpo-s3",
+        "pilot-n2-grpo-lr0.0001-s7", "pilot-n2-grpo-lr0.0002-s7",
+    ]  # fmt: skip
+
+
+def test_arguments_are_those_of_the_protocol_the_arm_the_experiment_and_the_sizes(small):
+    plan = protocol.load(small())
+    run = next(run for run in plan.runs if run.name == "n2-dbb-s2")
+    assert protocol.argv(run, plan, "sqlite:///a.db", {"eval.dataset": "e.jsonl"}, resume=False) == [
+        "--preset", "tiny", "--store.url", "sqlite:///a.db", "--train.seed", "2", "--eval.dataset", "e.jsonl",
+        "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128", "--train.micro_batch_size", "128",
+        "--rollout.micro_batch_size", "128", "--train.num_episodes", "4", "--estimator", "dbb",
+        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates", "--eval.skip_start",
+        "--run_name", "n2-dbb-s2",
+    ]  # fmt: skip
+
+
+def test_the_first_arm_alone_is_evaluated_before_the_training_and_a_begun_run_is_resumed(small):
+    plan = protocol.load(small())
+    argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)
+    assert "--eval.skip_start" not in argv
+    assert argv[-2:] == ["--resume", "n2-grpo-s1"]
+
+
+def test_a_choice_takes_whole_seeds(small):
+    plan = protocol.load(small())
+    assert [run.name for run in plan.choose(["n2"], seeds=1)] == ["n2-grpo-s1", "n2-dbb-s1"]
+    assert plan.choose([]) == plan.runs
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the arm 'ppo', known: grpo, dbb"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 starts 'easy', allowed are medium, hard"),
+        (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate, allowed are"),
+    ],
+)
+def test_what_a_protocol_cannot_say_is_named(small, change, message):
+    with pytest.raises(UsageError, match=message):
+        protocol.load(small(SMALL.replace(*change, 1)))
+
+
+def test_unknown_protocols_and_experiments_are_named(small):
+    with pytest.raises(UsageError, match="--protocol big: no such protocol; known: cpu, gpu, smoke"):
+        protocol.load("big")
+    with pytest.raises(UsageError, match="has no experiment 'n3'; it has n2, pilot-n2"):
+        protocol.load(small()).choose(["n3"])
+
+
+@pytest.mark.parametrize("name", protocol.names())
+def test_every_run_of_ours_can_be_parsed_checked_and_collected(name, tmp_path):
+    plan = protocol.load(name)
+    for run in plan.runs:
+        found = Name.parse(run.name)
+        assert (found.experiment, found.arm, found.seed) == (run.experiment, run.arm, run.seed)
+        assert run.experiment in EXPERIMENTS and run.arm in ARMS
+    for arm in {run.arm: run for run in plan.runs}.values():
+        settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
+        preflight.check_arguments(settings)
+        assert settings.args.rollout.n_samples_per_prompt == arm.n
+
+
+def test_the_primary_experiment_is_that_of_the_document():
+    runs = [run for run in protocol.load("cpu").runs if run.experiment == "n2"]
+    assert len(runs) == 7 * 8
+    assert {run.seed for run in runs} == set(range(1, 9))
+    assert {run.flags["train.num_episodes"] for run in runs} == {4}
+    assert {run.flags["rollout.batch_size"] for run in runs} == {128}
