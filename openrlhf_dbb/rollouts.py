@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import math
 import traceback
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -142,6 +145,24 @@ class _TokenizedOnce:
         return getattr(self._tokenizer, name)
 
 
+class _OneRequest:
+    """The engine as the rollouts of a group see it: what each asks of it for itself is asked once for all."""
+
+    def __init__(self, engine: Any, rollouts: int) -> None:
+        self._engine, self._rollouts = engine, rollouts
+        self._answer: asyncio.Future[Any] | None = None
+        self._given = itertools.count()
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """One of the group's responses, in the form of upstream's answer to a request for one."""
+        if self._answer is None:
+            sampling_params.n = self._rollouts
+            asked = self._engine.generate(prompt_token_ids, sampling_params, multi_modal_data=multi_modal_data)
+            self._answer = asyncio.ensure_future(asked)
+        answer = await self._answer
+        return SimpleNamespace(outputs=[answer.outputs[next(self._given)]])
+
+
 class StrictRolloutActor(PlatformRolloutActor):
     """The same with :class:`StrictExecutor`."""
 
@@ -150,5 +171,24 @@ class StrictRolloutActor(PlatformRolloutActor):
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
 
-    async def generate_responses(self, *args: Any, hf_tokenizer: Any, **kwargs: Any) -> Any:
-        return await super().generate_responses(*args, hf_tokenizer=_TokenizedOnce(hf_tokenizer), **kwargs)
+    async def generate_responses(
+        self, prompt: str, label: Any, sampling_params: Any, hf_tokenizer: Any, num_samples: int = 1, **rest: Any
+    ) -> list[dict[str, Any]]:
+        """Upstream's, for one request to vLLM instead of one a rollout."""
+        if not isinstance(self.executor, StrictExecutor):  # an agent's: its turns differ between rollouts
+            return await super().generate_responses(  # type: ignore[no-any-return]
+                prompt, label, sampling_params, hf_tokenizer=hf_tokenizer, num_samples=num_samples, **rest
+            )
+        engine, tokenizer = _OneRequest(self, num_samples), _TokenizedOnce(hf_tokenizer)
+        rollouts = (
+            self.executor.execute(
+                prompt=prompt,
+                label=label,
+                sampling_params=sampling_params,
+                hf_tokenizer=tokenizer,
+                llm_engine=engine,
+                **rest,
+            )
+            for _ in range(num_samples)
+        )
+        return await asyncio.gather(*rollouts)

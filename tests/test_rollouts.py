@@ -11,7 +11,7 @@ from openrlhf_dbb import cpu
 
 cpu.prepare_driver()
 
-from openrlhf_dbb.rollouts import RewardError, StrictExecutor  # noqa: E402
+from openrlhf_dbb.rollouts import RewardError, StrictExecutor, StrictRolloutActor  # noqa: E402
 
 
 class Letters:
@@ -79,3 +79,69 @@ def test_none_means_missing_and_never_0(tmp_path, source):
 def test_anything_else_stops_the_run(tmp_path, source, message):
     with pytest.raises(RewardError, match=message):
         execute(tmp_path, source)
+
+
+class Group:
+    """Answers "0", "1", ... to the rollouts of one request, as vLLM does for n of them; counts requests."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def generate(self, ids, params, multi_modal_data=None):
+        self.asked.append((ids, params.n))
+        answers = [SimpleNamespace(token_ids=[48 + i], finish_reason="stop", logprobs=None) for i in range(params.n)]
+        return SimpleNamespace(outputs=answers)
+
+
+class Counting(Letters):
+    calls = 0
+
+    def __call__(self, text, **rest):
+        Counting.calls += 1
+        return super().__call__(text, **rest)
+
+
+def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [float(queries[0][-1])]}\n")
+    engine = Group()
+    actor = SimpleNamespace(executor=StrictExecutor([str(path)]), generate=engine.generate)
+    params = SimpleNamespace(max_tokens=4, logprobs=None, n=1)
+    responses = asyncio.run(
+        StrictRolloutActor.generate_responses(actor, "6*7=", "42", params, Counting(), num_samples=3, max_length=32)
+    )
+    assert engine.asked == [([ord(c) for c in "6*7="], 3)]
+    assert Counting.calls == 1
+    assert [response["reward"] for response in responses] == [0.0, 1.0, 2.0]
+    assert params.n == 1  # the next prompt's
+
+
+def test_a_failed_request_fails_every_rollout_of_the_group(tmp_path):
+    class Broken:
+        async def generate(self, *_, **__):
+            raise RuntimeError("engine is dead")
+
+    actor = SimpleNamespace(executor=StrictExecutor([]), generate=Broken().generate)
+    params = SimpleNamespace(max_tokens=4, logprobs=None, n=1)
+    with pytest.raises(RuntimeError, match="engine is dead"):
+        asyncio.run(
+            StrictRolloutActor.generate_responses(actor, "6*7=", "42", params, Letters(), num_samples=2, max_length=32)
+        )
+
+
+def test_a_tokenizer_travels_by_its_name(tmp_path):
+    import pickle
+
+    from openrlhf_dbb import tiny_model
+    from openrlhf_dbb.tokenizers import NamedTokenizer
+
+    tokenizer = tiny_model.build_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    named = NamedTokenizer(tokenizer, str(tmp_path), True)
+    assert named.eos_token_id == tokenizer.eos_token_id
+    sent = pickle.dumps(named)
+    assert len(sent) < 300
+    received = pickle.loads(sent)
+    assert received("12+9=")["input_ids"] == tokenizer("12+9=")["input_ids"]
+    assert pickle.loads(sent) is received  # loaded once
