@@ -43,6 +43,11 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--data.max_prompt_len", {"type": int}, "drop prompts of more tokens than this"),
     ("--data.drop_duplicates", _SWITCH, "keep the first of prompts with equal text"),
     ("--data.cut_to_batches", _SWITCH, "drop the last prompts that do not fill a rollout batch"),
+    (
+        "--rollout.min_new_tokens",
+        {"type": int, "default": 0, "metavar": "N"},
+        "tokens before a response may end (default 0: the policy itself is sampled; OpenRLHF alone: 1)",
+    ),
     ("--eval.skip_start", _SWITCH, "do not evaluate before the training; with --eval.dataset"),
     (
         "--probe.fraction",

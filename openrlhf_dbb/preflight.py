@@ -97,6 +97,9 @@ def check_arguments(settings: Settings) -> None:
     if not args.vllm.num_engines:
         raise UsageError("--vllm.num_engines is missing; name the number of engines that generate the rollouts")
     _check_batches(args)
+    shortest, longest = args.rollout.min_new_tokens, args.rollout.max_new_tokens
+    if not 0 <= shortest <= (shortest if longest is None else longest):
+        raise UsageError(f"--rollout.min_new_tokens {shortest} is out of range; give 0 to --rollout.max_new_tokens")
     if args.probe.fraction and not (args.reward.remote_url or args.train.agent_func_path):
         raise UsageError("--probe.fraction needs rewards at generation; give --reward.remote_url")
     if args.ckpt.best_metric_key not in ("", "none") and not (args.eval.dataset and args.eval.steps > 0):

@@ -176,7 +176,7 @@ class StrictRolloutActor(PlatformRolloutActor):
     ) -> list[dict[str, Any]]:
         """Upstream's, for one request to vLLM instead of one a rollout."""
         if not isinstance(self.executor, StrictExecutor):  # an agent's: its turns differ between rollouts
-            return await super().generate_responses(  # type: ignore[no-any-return]
+            return await super().generate_responses(
                 prompt, label, sampling_params, hf_tokenizer=hf_tokenizer, num_samples=num_samples, **rest
             )
         engine, tokenizer = _OneRequest(self, num_samples), _TokenizedOnce(hf_tokenizer)

@@ -1,6 +1,6 @@
 """A tokenizer that other processes load by its name.
 
-OpenRLHF sends the tokenizer with every prompt to the vLLM actors, which spend longer on unpickling it than on the prompt.
+OpenRLHF sends the tokenizer with every prompt to the vLLM actors, where unpickling it takes longer than the prompt.
 """
 
 from __future__ import annotations

@@ -65,6 +65,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Upstream never seeds this process, so that the order of the prompts would differ between runs.
         torch.manual_seed(strategy.args.train.seed)
         prompts.train_on(plan.rows, strategy.args)
+        # Upstream forbids vLLM to end a response at once, but not the policy that it trains: what is never sampled is
+        # never corrected. Where a group's advantages do not sum to zero, all-wrong groups push probability there.
+        generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._store = storage.open_store(plan.store_url)
         self._run = self._store.claim_run(plan.run_id)

@@ -1,8 +1,8 @@
 """How OpenRLHF's internals are reached, so that an upgrade breaks here and says so.
 
 Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, ``PolicyModelActor``, ``get_strategy``,
-``placement_group`` (in :func:`run`), ``ppo_trainer.blending_datasets`` (prompts.py) and ``ppo_actor.stateless_init_process_group``
-(cpu/strategy.py).
+``placement_group`` (in :func:`run`), ``ppo_trainer.blending_datasets`` (prompts.py) and
+``ppo_actor.stateless_init_process_group`` (cpu/strategy.py).
 Subclassed: those three actors, ``RemoteExperienceMaker``, ``SamplesGenerator``, ``SingleTurnAgentExecutor``,
 ``PolicyLoss``.
 Set from outside: ``items``, ``sample_batch_size`` and ``dynamic_*`` of ``NaiveReplayBuffer`` (policy.py).

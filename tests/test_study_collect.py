@@ -62,6 +62,8 @@ def trained(open_new, fill, folder):
             "rollout.n_samples_per_prompt": samples,
             "rollout.strategy": strategy,
             "actor.adam.lr": rate,
+            "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
+            "train.num_episodes": 2 if name.startswith("frozen-") else 4,
             "logger.tensorboard_dir": f"runs/{name}/tensorboard",
             "logger.wandb.run_name": name,
         }
@@ -113,6 +115,7 @@ def test_every_number_of_a_run(trained, folder, capsys):
     (folder / "times.jsonl").write_text(
         '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n{"run": "n2-dbb-s3", "seconds": 12.5}\n'
     )
+    (folder / "exact.jsonl").write_text('{"run": "n2-dbb-s3", "exact": 0.61, "ends_at_once": 0.001}\n')
     # At the end 5 of the 8 held-out responses are right, of each prompt at least one.
     assert collected(trained, folder) == {
         "epochs": [
@@ -126,9 +129,9 @@ def test_every_number_of_a_run(trained, folder, capsys):
         ],
         "mse": ["run,n,seed,estimator,discount,mse,mse_point"],
         "runs": [
-            "run,experiment,arm,n,seed,learning_rate,start_accuracy,accuracy,best,start_ood,ood,reward_last,rollouts,"
-            "trained,steps,seconds",
-            "n2-dbb-s3,n2,dbb,2,3,0.0002,0.125,0.625,1,0,0.5,0.625,32,32,8,12.5",
+            "run,experiment,arm,n,seed,learning_rate,start_accuracy,accuracy,best,start_ood,ood,reward_last,exact,"
+            "ends_at_once,rollouts,trained,steps,seconds",
+            "n2-dbb-s3,n2,dbb,2,3,0.0002,0.125,0.625,1,0,0.5,0.625,0.61,0.001,32,32,8,12.5",
         ],
     }
     out = folder / "out"
@@ -150,7 +153,7 @@ def test_what_is_not_known_is_left_empty_and_said(trained, folder, capsys):
     log(folder, "n2-grpo-s2", {tag: values for tag, values in EVENTS.items() if tag != "train/entropy_loss"})
     found = collected(trained, folder)
     # The only data source is the held-out one; no seconds, no evaluation before the training and after every epoch.
-    assert found["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,32,32,8,"
+    assert found["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,"
     assert column(found["epochs"], "accuracy")[:5] == ["", "", "0.375", "", "0.625"]
     assert column(found["epochs"], "grad_norm") == ["", "", "", "", "", "", "1.5", "3.5", "5.5", "7.5"]
     assert column(found["epochs"], "entropy") == [""] * 10
@@ -279,7 +282,6 @@ def test_without_a_finished_run(trained, folder):
             {"name": "pilot-n2-grpo-lr0.001-s1"},
             "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, its name says 0.001; train it",
         ),
-        ({"name": "hard-grpo-s1", "right": {}}, "run 'hard-grpo-s1' has no evaluation; train it with --eval.dataset"),
         (
             {"name": "n2-grpo-s1", "sources": ("easy", "ood")},
             "run 'n2-grpo-s1' was evaluated on easy, ood; give its data the datasource heldout or ood",
@@ -299,5 +301,41 @@ def test_a_line_of_times_that_cannot_be_read_is_named(tmp_path, line):
     path = tmp_path / "times.jsonl"
     path.write_text('{"run": "n2-grpo-s1", "seconds": 1}\n' + line + "\n")
     with pytest.raises(UsageError) as raised:
-        collect.read_times(path)
+        collect.read_lines(path, ("seconds",))
     assert str(raised.value).startswith(f"{path}, line 2: {line!r} is not ")
+
+
+def test_a_run_that_was_not_evaluated_at_its_start_has_the_start_of_one_with_the_same_model(trained, folder):
+    late = {step: right for step, right in RIGHT.items() if step}
+    trained("n2-grpo-s1", right={**RIGHT, 0: (1, 1)})
+    trained("n2-dbb-s1", right=late)
+    trained("n2-dbb-s2", right=late)
+    found = collected(trained, folder)
+    assert column(found["runs"], "run") == ["n2-grpo-s1", "n2-dbb-s1", "n2-dbb-s2"]
+    assert column(found["runs"], "start_accuracy") == ["0.25", "0.25", ""]
+    starts = [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"]
+    assert starts == ["0.25", "0.25", ""]
+
+
+def test_rows_of_runs_that_another_machine_has_trained_stay(trained, folder, capsys):
+    trained("n2-dbb-s1")
+    collected(trained, folder)
+    out = folder / "out"
+    for file in ("runs", "epochs"):
+        path = out / f"{file}.csv"
+        lines = path.read_text()
+        path.write_text(lines + "".join(line.replace("-s1,", "-s9,") + "\n" for line in lines.splitlines()[1:]))
+    before = (out / "epochs.csv").read_text()
+    capsys.readouterr()
+    found = collected(trained, folder)
+    assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
+    assert (out / "epochs.csv").read_text() == before
+    assert f"{out}/runs.csv: 2 rows, 1 of them of runs that are not in the store" in capsys.readouterr().out
+
+
+def test_a_file_with_other_columns_is_not_overwritten(trained, folder):
+    trained("n2-dbb-s1")
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "runs.csv").write_text("run,accuracy\nn2-dbb-s9,1\n")
+    with pytest.raises(UsageError, match=r"runs\.csv has other columns than this version writes; move it away"):
+        collected(trained, folder)

@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     lane = commands.add_parser("lane", help="train command lines read from standard input (used by the command itself)")
     lane.set_defaults(command=_lane)
     again = commands.add_parser("collect", help="collect and draw what is finished, while other runs go on")
+    again.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder, and draw there")
     again.set_defaults(command=_collect)
     return parser
 
@@ -81,6 +82,7 @@ def _study(arguments: argparse.Namespace) -> int:
     for name, error in outcome.failed.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     if plan.task:
+        run.measure_models(chosen, arguments.output)
         run.measure_gradients(chosen, arguments.output, lanes)
     _collect(arguments)
     return 1 if outcome.failed else 0
@@ -94,12 +96,15 @@ def _lane(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import page, run
+    from openrlhf_dbb.study import gradients, page, run
     from openrlhf_dbb.study.collect import collect
 
-    collect(run.store_url(arguments.output), arguments.output, arguments.output)
-    written = page.draw(arguments.output, arguments.output)
-    print(f"{len(written)} files drawn in {arguments.output}; open {arguments.output / 'index.html'}")
+    into = getattr(arguments, "into", None) or arguments.output
+    collect(run.store_url(arguments.output), arguments.output, into)
+    if into != arguments.output:
+        gradients.merge(arguments.output / run.GRADIENTS, into / run.GRADIENTS)
+    written = page.draw(into, into)
+    print(f"{len(written)} files drawn in {into}; open {into / 'index.html'}")
     return 0
 
 

@@ -38,7 +38,7 @@ ARMS = ("grpo", "grpo-wide", "laplace", "dbb", "auto", "dr_grpo", "dr_grpo-dbb",
 HELD_OUT, OOD = "heldout", "ood"
 """Data sources of the evaluation data; one that is alone is the held-out one, whatever its name."""
 
-TIMES = "times.jsonl"
+TIMES, EXACT = "times.jsonl", "exact.jsonl"
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
 """Tried with the estimators of the probed runs, where they allow it; of laplace it is the smoothing."""
 
@@ -51,7 +51,7 @@ _EVENTS = {
 }
 _RUNS = (
     "run", "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "accuracy", "best", "start_ood", "ood",
-    "reward_last", "rollouts", "trained", "steps", "seconds",
+    "reward_last", "exact", "ends_at_once", "rollouts", "trained", "steps", "seconds",
 )  # fmt: skip
 _EPOCHS = (
     "run", "experiment", "arm", "n", "seed", "epoch", "steps", "rollouts", "accuracy", "ood", "reward",
@@ -133,8 +133,7 @@ class StudyRun:
     @property
     def key(self) -> tuple[int, int, int, float, str]:
         """Where it comes in the files."""
-        places = EXPERIMENTS.index(self.name.experiment), ARMS.index(self.name.arm)
-        return *places, self.name.seed, self.learning_rate, self.record.name
+        return *_place(self.record.name), self.record.name
 
     @property
     def ends(self) -> list[int]:
@@ -155,37 +154,69 @@ class StudyRun:
         return first | {"n": self.samples, "seed": name.seed, "learning_rate": self.learning_rate}
 
 
+def _place(run: str) -> tuple[int, int, int, float]:
+    """Where the rows of a run come in the files."""
+    name = Name.parse(run)
+    if name is None:
+        raise UsageError(f"{run!r} is no name of a run of the study; remove its rows")
+    return EXPERIMENTS.index(name.experiment), ARMS.index(name.arm), name.seed, name.learning_rate or 0.0
+
+
 def collect(store_url: str | None, folder: Path, output: Path) -> None:
     """Write ``runs.csv``, ``epochs.csv`` and ``mse.csv``, each whole or not at all, and say what was left out.
 
-    The same store and folder give the same bytes.
+    Rows of runs that the store does not have stay as they are, so that parts of a study from several machines come
+    together in one output. The same store, folder and output give the same bytes.
 
     Args:
         store_url: None for the default store.
-        folder: the working directory of the trainings: their TensorBoard folders lie below it, and ``times.jsonl``
-            may, with a line ``{"run": NAME, "seconds": FLOAT}`` for each run, the last of which counts.
+        folder: the working directory of the trainings: their TensorBoard folders lie below it, and ``times.jsonl`` may,
+            with a line ``{"run": NAME, "seconds": FLOAT}`` for each run, the last of which counts; so may
+            ``exact.jsonl`` with exact and ends_at_once.
         output: where to write; made if need be.
 
     Raises:
-        UsageError: no run of the study is finished, or a run, its evaluations or ``times.jsonl`` are not as they
-            must be.
+        UsageError: no run of the study is finished, or a run, its evaluations, a file of lines or of rows are not as
+            they must be.
         storage.StoreError: there is no such store.
     """
-    seconds = read_times(folder / TIMES)
+    seconds = read_lines(folder / TIMES, ("seconds",))
+    exact = read_lines(folder / EXACT, ("exact", "ends_at_once"))
     with storage.open_store(store_url, create=False) as store:
         runs = _find(store)
         of_run, of_epoch = [], []
         for run in runs:
             epochs, last = _measures(store, run, folder)
             of_epoch += epochs
-            of_run.append(last | {"seconds": seconds.get(run.record.name)})
+            of_run.append(last | seconds.get(run.record.name, {}) | exact.get(run.record.name, {}))
     _share_starts([run.record.config["actor.model_name_or_path"] for run in runs], of_run, of_epoch)
     errors = [row for run in runs if run.name.experiment.startswith("probe-") for row in _errors(store_url, run)]
     output.mkdir(parents=True, exist_ok=True)
+    here = {run.record.name for run in runs}
     for file, header, rows in (("runs", _RUNS, of_run), ("epochs", _EPOCHS, of_epoch), ("mse", _MSE, errors)):
         path = output / f"{file}.csv"
-        write(path, header, rows)
-        print(f"{path}: {len(rows)} rows")
+        kept = [row for row in read_rows(path, header) if row["run"] not in here]
+        every = sorted([*kept, *rows], key=lambda row: (*_place(row["run"]), row["run"]))
+        write(path, header, every)
+        print(
+            f"{path}: {len(every)} rows" + (f", {len(kept)} of them of runs that are not in the store" if kept else "")
+        )
+
+
+def read_rows(path: Path, header: Sequence[str]) -> list[Row]:
+    """The rows of a file of :func:`write`; none if there is no such file.
+
+    Raises:
+        UsageError: it has other columns.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows: list[Row] = list(reader)
+    if list(reader.fieldnames or []) != list(header):
+        raise UsageError(f"{path} has other columns than this version writes; move it away")
+    return rows
 
 
 def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequence[Row]) -> None:
@@ -201,23 +232,25 @@ def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequen
             row |= {"accuracy": start[row["run"]]["start_accuracy"], "ood": start[row["run"]]["start_ood"]}
 
 
-def read_times(path: Path) -> dict[str, float]:
-    """Seconds that each run took; none if there is no such file.
+def read_lines(path: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The numbers of some names that JSON lines have for runs; none if there is no such file.
 
     Raises:
         UsageError: a line is not as it must be.
     """
     if not path.exists():
         return {}
-    seconds: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
-            seconds[row["run"]] = float(row["seconds"])
+            found[row["run"]] = {name: float(row[name]) for name in names}
         except (ValueError, TypeError, KeyError) as error:
-            wanted = '{"run": NAME, "seconds": FLOAT}'
-            raise UsageError(f"{path}, line {number}: {line!r} is not {wanted}; remove or correct it") from error
-    return seconds
+            wanted = ", ".join(f'"{name}": FLOAT' for name in names)
+            raise UsageError(
+                f'{path}, line {number}: {line!r} is not {{"run": NAME, {wanted}}}; remove or correct it'
+            ) from error
+    return found
 
 
 def write(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:

@@ -51,6 +51,8 @@ class Run(NamedTuple):
     start_ood: float
     ood: float
     reward_last: float
+    exact: float
+    ends_at_once: float
     rollouts: float
     trained: float
     steps: float
@@ -135,7 +137,9 @@ class Study:
             rows = [row for row in self.epochs if row.experiment == experiment and row.epoch > 0]
             missing = {row.epoch for row in rows if math.isnan(row.accuracy)}
             found = {
-                run.seed: float(np.mean([row.accuracy for row in rows if row.run == run.run and row.epoch not in missing]))
+                run.seed: float(
+                    np.mean([row.accuracy for row in rows if row.run == run.run and row.epoch not in missing])
+                )
                 for run in runs
             }
         else:

@@ -195,6 +195,30 @@ def append(rows: Sequence[Row], path: Path) -> None:
         csv.writer(file, lineterminator="\n").writerows(map(_texts, rows))
 
 
+def read(path: Path) -> list[Row]:
+    """The rows of a file of :func:`write`; none if there is no such file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            Row(
+                int(row["seed"]), int(row["n"]), row["estimator"], int(row["batch"]), int(row["draw"]),
+                *(float(row[name] or "nan") for name in ("cosine", "cosine_normalised", "mse")),
+            )
+            for row in csv.DictReader(file)
+        ]  # fmt: skip
+
+
+def merge(source: Path, into: Path) -> None:
+    """Put the rows of one file into another, in place of those of the same seed and N."""
+    found = read(source)
+    here = {(row.seed, row.n) for row in found}
+    rows = [*found, *(row for row in read(into) if (row.seed, row.n) not in here)]
+    if rows:
+        names = list(dict.fromkeys(row.estimator for row in rows))
+        write(sorted(rows, key=lambda row: (row.n, row.seed, row.batch, row.draw, names.index(row.estimator))), into)
+
+
 def read_history(store_url: str, run_name: str) -> History:
     """All that a run recorded of its prompts.
 
@@ -266,12 +290,17 @@ def replay(estimator: RewardEstimator, seen: Visits) -> State:
     """
     state = estimator.initial_state(seen.prompts)
     for rows in np.split(np.arange(len(seen.step)), np.flatnonzero(np.diff(seen.step)) + 1):
-        members = seen.prompt[rows]
-        after, _ = estimator.observe(_of(estimator, state, members), seen.rewards_V_G[rows])
-        for field in estimator.state_fields:
-            state[field][members] = after[field]
-        state |= {field: after[field] for field in estimator.shared_fields}
+        observe_into(estimator, state, seen.prompt[rows], seen.rewards_V_G[rows])
     return state
+
+
+def observe_into(estimator: RewardEstimator, state: State, members: NDArray[np.int64], rewards_P_G: Floats) -> Estimate:
+    """What these prompts' groups are scored with, and ``state`` as it is after them."""
+    after, estimate = estimator.observe(_of(estimator, state, members), rewards_P_G)
+    for field in estimator.state_fields:
+        state[field][members] = after[field]
+    state |= {field: after[field] for field in estimator.shared_fields}
+    return estimate
 
 
 def observe(estimator: RewardEstimator, state: State, members: NDArray[np.int64], rewards_P_G: Floats) -> Estimate:

@@ -35,10 +35,13 @@ class Tokens:
 
 
 @torch.no_grad()
-def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator) -> torch.Tensor:
+def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, *, shortest: int = 0) -> torch.Tensor:
     """``group`` responses to each prompt at temperature 1, (P, G, L): up to the end token, then ``NOTHING``.
 
     A response without an end token fills all L places. Responses share prefixes, so each distinct one is run once.
+
+    Args:
+        shortest: tokens before the end token is allowed (vLLM's ``min_tokens``). Above 0, this is not the policy.
     """
     longest = tokens.answers_P_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, np.repeat(np.arange(len(tokens.prompts)), group), longest)
@@ -51,6 +54,8 @@ def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator) 
         )
         logits = policy(input_ids=prefixes[:, 1:], use_cache=False).logits
         last = logits[torch.arange(len(prefixes)), prefixes[:, 0] - 1]
+        if place < shortest:
+            last[:, tokens.end] = -torch.inf
         drawn = torch.multinomial(last.softmax(-1)[which], 1, generator=generator)[:, 0]
         rows_R_T[live, ends] = drawn
         responses_R_L[live, place] = drawn
@@ -97,6 +102,13 @@ def log_probabilities(
     policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
 ) -> torch.Tensor:
     """Log-probability of each whole response, its end token included, to prompt ``prompt_R``: (R,)."""
+    return token_log_probabilities(policy, tokens, prompt_R, responses_R_L).sum(-1)
+
+
+def token_log_probabilities(
+    policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
+) -> torch.Tensor:
+    """Log-probability of each token of each response, (R, L), 0 where there is none."""
     longest = responses_R_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, prompt_R, longest)
     places_R_L = starts_R[:, None] + torch.arange(longest)
@@ -105,7 +117,7 @@ def log_probabilities(
     rows_R_T.scatter_(1, places_R_L, targets_R_L)
     logits = policy(input_ids=rows_R_T[:, :-1], use_cache=False).logits
     logs_R_L_V = logits[torch.arange(len(rows_R_T))[:, None], places_R_L - 1].log_softmax(-1)
-    return (logs_R_L_V.gather(-1, targets_R_L[..., None])[..., 0] * there).sum(-1)
+    return logs_R_L_V.gather(-1, targets_R_L[..., None])[..., 0] * there
 
 
 def cosine(one_D: torch.Tensor, other_D: torch.Tensor) -> float:

@@ -7,7 +7,6 @@ fails loses one run, and is started anew for the next.
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 import subprocess
@@ -24,9 +23,10 @@ from typing import IO, Any
 import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import protocol
+from openrlhf_dbb.study.collect import EXACT, TIMES
 from openrlhf_dbb.study.protocol import Protocol, Run
 
-STORE, TASKS, TIMES = "study.db", "tasks", "times.jsonl"
+STORE, TASKS, GRADIENTS = "study.db", "tasks", "gradients.csv"
 
 
 def store_url(folder: Path) -> str:
@@ -86,7 +86,7 @@ def prepare_tasks(runs: Sequence[Run], folder: Path, lanes: int) -> dict[tuple[s
 
     wanted = sorted({(run.start, run.seed) for run in runs}, key=lambda key: (key[0] != "medium", key[1]))
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
-        made = pool.map(_prepare, [(folder / TASKS, *key) for key in wanted])
+        made = pool.map(_prepare, [(folder, *key) for key in wanted])
         return dict(zip(wanted, made, strict=True))
 
 
@@ -94,7 +94,7 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
     from openrlhf_dbb.study import tasks
 
     folder, start, seed = asked
-    task = tasks.prepare(folder / f"{start}-s{seed}", seed, start)
+    task = tasks.prepare(task_folder(folder, start, seed), seed, start)
     return {
         "actor.model_name_or_path": str(task.model.resolve()),
         "data.prompt_dataset": str(task.train.resolve()),
@@ -233,6 +233,37 @@ class _Progress:
                     self._bar.write(text)
 
 
+def measure_models(runs: Sequence[Run], folder: Path) -> None:
+    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, where it is not there yet."""
+    from tqdm import tqdm
+
+    from openrlhf_dbb.study import exact
+
+    path = folder / EXACT
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    done = {json.loads(line)["run"] for line in lines}
+    finished = finished_runs(folder)
+    left = [run for run in runs if run.name in finished and run.name not in done]
+    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run in left}}
+    with path.open("a") as file:
+        for run in tqdm(left, desc="exact accuracy", unit="model", disable=None):
+            task = tasks[run.start, run.seed]
+            policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
+            found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
+            file.write(json.dumps({"run": run.name, **found}) + "\n")
+
+
+def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
+    """Finished runs of the study's store, by name."""
+    with storage.open_store(store_url(folder), create=False) as store:
+        return {record.name: record for record in store.runs() if record.status == "finished"}
+
+
+def task_folder(folder: Path, start: str, seed: int) -> Path:
+    """Where the files of a start and a seed are."""
+    return folder / TASKS / f"{start}-s{seed}"
+
+
 def measure_gradients(runs: Sequence[Run], folder: Path, lanes: int) -> None:
     """Measure gradient quality at the policies of the ``frozen-`` experiments, where it has not been done.
 
@@ -244,14 +275,10 @@ def measure_gradients(runs: Sequence[Run], folder: Path, lanes: int) -> None:
 
     from openrlhf_dbb.study import gradients
 
-    path = folder / "gradients.csv"
-    with storage.open_store(store_url(folder)) as store:
-        finished = {record.name: record for record in store.runs() if record.status == "finished"}
+    path = folder / GRADIENTS
+    finished = finished_runs(folder)
     frozen = [run for run in runs if run.experiment.startswith("frozen-") and run.name in finished]
-    done = set()
-    if path.exists():
-        with path.open(newline="") as file:
-            done = {(int(row["seed"]), int(row["n"])) for row in csv.DictReader(file)}
+    done = {(row.seed, row.n) for row in gradients.read(path)}
     left = [run for run in frozen if (run.seed, run.n) not in done]
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
         jobs = [

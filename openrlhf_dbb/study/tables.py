@@ -22,6 +22,7 @@ OUTCOMES = {
     "accuracy": "final accuracy",
     "mean_accuracy": "accuracy, mean over evaluations",
     "reward_last": "training reward, last epoch",
+    "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and how they are printed."""
 _PLUS_MINUS, _ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
@@ -171,7 +172,8 @@ def _arms(study: Study, experiment: str) -> Table:
         f"n: seeds (in brackets the pairs, where they are fewer); mean {_PLUS_MINUS} standard error over seeds. All "
         "columns from the fourth on are differences to GRPO in percentage points, paired by seed. p: two-sided paired "
         "t-test on final Acc@8, by Holm over the arms compared with GRPO. Detectable: the true difference that gives "
-        f"p < {ALPHA:g} with probability {POWER:g}. Reward: training, last epoch. Mean over evaluations: of held-out Acc@8, during and after training."
+        f"p < {ALPHA:g} with probability {POWER:g}. Reward: training, last epoch. Mean over "
+        "evaluations: of held-out Acc@8, during and after training."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 
