@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import analysis, figures, page, tables
-from openrlhf_dbb.study.data import ARMS, Epoch, Error, Gradient, Run, Study, load
+from openrlhf_dbb.study.data import ARMS, Control, Epoch, Error, Gradient, Masked, Run, Study, load
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = 2048
@@ -343,3 +343,25 @@ def test_the_document_shows_the_committed_numbers(tmp_path):
     copy = tmp_path / "study.md"
     copy.write_bytes((ROOT / "docs" / "study.md").read_bytes())
     assert not tables.fill(copy, tables.build(load(ROOT / "docs/study"))), "run python scripts/draw_study.py"
+
+
+def test_the_control_is_paired_by_seed_and_shows_the_seed_that_ends_at_once_most():
+    rows = [Control("n2", "grpo", 2, s, 2e-4, 0, 0.4, 0.45, 0.50, 0.001) for s in (1, 2, 3)]
+    rows += [Control("n2", "dbb", 2, s, 2e-4, 0, 0.4, 0.45, 0.50 + s / 100, s / 100) for s in (1, 2, 3)]
+    text = tables.build(Study(control=tuple(rows)))["control"]
+    # Differences 1, 2, 3: mean 2, standard error .577, t = 3.464 with 2 degrees of freedom
+    row = next(line for line in text.splitlines() if "DBB" in line)
+    assert [cell.strip() for cell in row.split("|")[4:-1]] == [
+        "3", "52.00 \u00b1 0.58", "+2.00 \u00b1 0.58", "-0.48 to +4.48", "0.0742", "3",
+    ]  # fmt: skip
+
+
+def test_runs_with_and_without_responses_that_may_end_at_once_stand_side_by_side():
+    rows = (
+        Masked("laplace", 1, 1, 0.3433, 0.3093, 0.662),
+        Masked("laplace", 1, 0, 0.5344, 0.5390, 0.0002),
+        Masked("laplace", 2, 1, 0.3433, 0.3093, 0.662),  # without its partner
+    )
+    found = tables.build(Study(masked=rows))["masked"]
+    assert cells(found, "Laplace") == ["Laplace", "1", "34.3", "30.9", "66", "53.4", "53.9", "0.02"]
+    assert found.count("Laplace") == 1

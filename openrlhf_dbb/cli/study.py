@@ -17,6 +17,8 @@ from openrlhf_dbb.errors import UsageError
 from storage import StoreError
 
 PROGRAM = "python -m openrlhf_dbb.cli.study"
+COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
+"""What the control repeats, on how many seeds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +60,9 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     lane = commands.add_parser("lane", help="train command lines read from standard input (used by the command itself)")
     lane.set_defaults(command=_lane)
+    control = commands.add_parser("control", help="repeat experiments in plain PyTorch, float32, without the pipeline")
+    control.add_argument("--shortest", type=int, default=0, metavar="T", help="tokens before a response may end (0)")
+    control.set_defaults(command=_control)
     again = commands.add_parser("collect", help="collect and draw what is finished, while other runs go on")
     again.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder, and draw there")
     again.set_defaults(command=_collect)
@@ -65,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _study(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import protocol, run
+    from openrlhf_dbb.study import measure, protocol, run
 
     if arguments.seeds is not None and arguments.seeds < 1:
         raise UsageError(f"--seeds {arguments.seeds} is out of range; give 1 or more")
@@ -82,10 +87,22 @@ def _study(arguments: argparse.Namespace) -> int:
     for name, error in outcome.failed.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     if plan.task:
-        run.measure_models(chosen, arguments.output)
-        run.measure_gradients(chosen, arguments.output, lanes)
+        measure.measure_models(chosen, arguments.output)
+        measure.measure_gradients(chosen, arguments.output, lanes)
     _collect(arguments)
     return 1 if outcome.failed else 0
+
+
+def _control(arguments: argparse.Namespace) -> int:
+    from openrlhf_dbb.study import measure, protocol
+
+    plan = protocol.load(arguments.protocol)
+    asked = [name for name in arguments.experiments.split(",") if name] or list(COMPARED)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    measure.measure_control(
+        plan.choose(asked), arguments.output, arguments.lanes or _lanes(), arguments.seeds or SEEDS, arguments.shortest
+    )
+    return 0
 
 
 def _lane(arguments: argparse.Namespace) -> int:
@@ -96,13 +113,14 @@ def _lane(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import gradients, page, run
-    from openrlhf_dbb.study.collect import collect
+    from openrlhf_dbb.study import measure, page, run
+    from openrlhf_dbb.study.collect import collect, merge
 
     into = getattr(arguments, "into", None) or arguments.output
     collect(run.store_url(arguments.output), arguments.output, into)
     if into != arguments.output:
-        gradients.merge(arguments.output / run.GRADIENTS, into / run.GRADIENTS)
+        for name, key in measure.KEYS.items():
+            merge(arguments.output / name, into / name, key)
     written = page.draw(into, into)
     print(f"{len(written)} files drawn in {into}; open {into / 'index.html'}")
     return 0

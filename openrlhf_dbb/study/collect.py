@@ -219,6 +219,24 @@ def read_rows(path: Path, header: Sequence[str]) -> list[Row]:
     return rows
 
 
+def merge(source: Path, into: Path, key: Sequence[str]) -> None:
+    """Add the rows of a CSV file to another one, in place of those that are equal in some columns.
+
+    Raises:
+        UsageError: the two have other columns.
+    """
+    if not source.exists():
+        return
+    with source.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows: list[Row] = list(reader)
+    header = list(reader.fieldnames or [])
+    here = {tuple(row[name] for name in key) for row in rows}
+    kept = [row for row in read_rows(into, header) if tuple(row[name] for name in key) not in here]
+    write(into, header, [*kept, *rows])
+    print(f"{into}: {len(kept) + len(rows)} rows")
+
+
 def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequence[Row]) -> None:
     """Give runs that were not evaluated before the training what was found for another one with the same model."""
     found = {model: row for model, row in zip(models, of_run, strict=True) if not math.isnan(row["start_accuracy"])}

@@ -9,16 +9,18 @@ Axes: P prompts of a batch, G rollouts of a prompt, L tokens of the longest resp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import estimators
 from openrlhf_dbb.posterior import FORMS, Form
-from openrlhf_dbb.study.exact import Task
+from openrlhf_dbb.study.exact import Task, read
 from openrlhf_dbb.study.gradients import observe_into
 from openrlhf_dbb.study.policy_gradient import NOTHING, sample, token_log_probabilities
+from openrlhf_dbb.study.protocol import LEARNING_RATE, Run
 
 PROMPTS, MINI_BATCH = 128, 64  # prompts of a step, and of a gradient step
 
@@ -94,6 +96,40 @@ def train(
                 optimizer.step()
         found.append(task.accuracy(policy))
     return found, task.ends_at_once(policy)
+
+
+class Row(NamedTuple):
+    """A row of control.csv; accuracies are exact, on held-out prompts, in [0, 1]."""
+
+    experiment: str
+    arm: str
+    n: int
+    seed: int
+    learning_rate: float
+    shortest: int
+    start_accuracy: float
+    half_accuracy: float
+    accuracy: float
+    ends_at_once: float
+
+
+def measure(folder: Path, run: Run, seed: int, shortest: int) -> Row:
+    """Train as a run of the study does, with another seed.
+
+    Args:
+        folder: of the task of that seed, see :func:`openrlhf_dbb.study.tasks.prepare`.
+        run: whose arm is in ``ARMS``; its N and learning rate are used.
+        shortest: as for :func:`train`.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    rate = float(run.flags[LEARNING_RATE])
+    task = read(folder)
+    accuracy, at_once = train(task, ARMS[run.arm], rollouts=run.n, seed=seed, rate=rate, shortest=shortest)
+    half = accuracy[len(accuracy) // 2]
+    return Row(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
 
 
 def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:

@@ -107,17 +107,45 @@ class Error(NamedTuple):
     mse_point: float
 
 
-_Row = TypeVar("_Row", Run, Epoch, Gradient, Error)
+class Control(NamedTuple):
+    """A row of control.csv: a training in plain PyTorch; accuracies are exact."""
+
+    experiment: str
+    arm: str
+    n: int
+    seed: int
+    learning_rate: float
+    shortest: int
+    start_accuracy: float
+    half_accuracy: float
+    accuracy: float
+    ends_at_once: float
+
+
+class Masked(NamedTuple):
+    """A row of masked.csv: a run of the pipeline with and without responses that may end at once."""
+
+    arm: str
+    seed: int
+    min_new_tokens: int
+    accuracy: float
+    exact: float
+    ends_at_once: float
+
+
+_Row = TypeVar("_Row", Run, Epoch, Gradient, Error, Control, Masked)
 
 
 @dataclass(frozen=True)
 class Study:
-    """The rows of the four files, in their order; a file that is not there has none."""
+    """The rows of the files, in their order; a file that is not there has none."""
 
     runs: tuple[Run, ...] = ()
     epochs: tuple[Epoch, ...] = ()
     gradients: tuple[Gradient, ...] = ()
     mse: tuple[Error, ...] = ()
+    control: tuple[Control, ...] = ()
+    masked: tuple[Masked, ...] = ()
 
     def arms(self, experiment: str) -> list[str]:
         """Arms that have runs in the experiment, in the order of all tables."""
@@ -156,7 +184,7 @@ class Study:
 
 
 def load(folder: Path) -> Study:
-    """Read runs.csv, epochs.csv, gradients.csv and mse.csv, as far as they are there.
+    """Read runs.csv, epochs.csv, gradients.csv, mse.csv, control.csv and masked.csv, as far as they are there.
 
     Raises:
         UsageError: none is there, a column is missing, a field is not a number, an arm is unknown, or an arm has a
@@ -170,6 +198,8 @@ def load(folder: Path) -> Study:
         epochs=_read(folder / "epochs.csv", Epoch),
         gradients=_read(folder / "gradients.csv", Gradient),
         mse=_read(folder / "mse.csv", Error),
+        control=_read(folder / "control.csv", Control),
+        masked=_read(folder / "masked.csv", Masked),
     )
     named = [(run.run, run.arm) for run in study.runs] + [(epoch.run, epoch.arm) for epoch in study.epochs]
     for run, arm in named:

@@ -209,16 +209,6 @@ def read(path: Path) -> list[Row]:
         ]  # fmt: skip
 
 
-def merge(source: Path, into: Path) -> None:
-    """Put the rows of one file into another, in place of those of the same seed and N."""
-    found = read(source)
-    here = {(row.seed, row.n) for row in found}
-    rows = [*found, *(row for row in read(into) if (row.seed, row.n) not in here)]
-    if rows:
-        names = list(dict.fromkeys(row.estimator for row in rows))
-        write(sorted(rows, key=lambda row: (row.n, row.seed, row.batch, row.draw, names.index(row.estimator))), into)
-
-
 def read_history(store_url: str, run_name: str) -> History:
     """All that a run recorded of its prompts.
 

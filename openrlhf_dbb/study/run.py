@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,15 +23,26 @@ from typing import IO, Any
 import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import protocol
-from openrlhf_dbb.study.collect import EXACT, TIMES
+from openrlhf_dbb.study.collect import TIMES
 from openrlhf_dbb.study.protocol import Protocol, Run
 
-STORE, TASKS, GRADIENTS = "study.db", "tasks", "gradients.csv"
+STORE, TASKS = "study.db", "tasks"
 
 
 def store_url(folder: Path) -> str:
     """The study's one store."""
     return f"sqlite:///{folder.resolve() / STORE}"
+
+
+def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
+    """Finished runs of the study's store, by name."""
+    with storage.open_store(store_url(folder), create=False) as store:
+        return {record.name: record for record in store.runs() if record.status == "finished"}
+
+
+def task_folder(folder: Path, start: str, seed: int) -> Path:
+    """Where the files of a start and a seed are."""
+    return folder / TASKS / f"{start}-s{seed}"
 
 
 @dataclass
@@ -58,7 +69,7 @@ def train(chosen: Sequence[Run], of: Protocol, folder: Path, *, lanes: int, sepa
         status = {record.name: record.status for record in store.runs()}
     left = [run for run in chosen if status.get(run.name) != "finished"]
     print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
-    tasks = prepare_tasks(left, folder, lanes) if of.task else {}
+    tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if of.task else {}
     waiting: SimpleQueue[tuple[Run, list[str]]] = SimpleQueue()
     for run in left:
         task = tasks.get((run.start, run.seed), {})
@@ -76,15 +87,13 @@ def train(chosen: Sequence[Run], of: Protocol, folder: Path, *, lanes: int, sepa
     return outcome
 
 
-def prepare_tasks(runs: Sequence[Run], folder: Path, lanes: int) -> dict[tuple[str, int], dict[str, str]]:
-    """The flags that name each warm start's model and data, by start and seed; what is missing is made.
-
-    Medium comes first: the hard start of a seed has its prompts.
-    """
+def prepare_tasks(
+    wanted: Collection[tuple[str, int]], folder: Path, lanes: int
+) -> dict[tuple[str, int], dict[str, str]]:
+    """The flags that name each warm start's model and data, by start and seed; what is missing is made."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    wanted = sorted({(run.start, run.seed) for run in runs}, key=lambda key: (key[0] != "medium", key[1]))
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
         made = pool.map(_prepare, [(folder, *key) for key in wanted])
         return dict(zip(wanted, made, strict=True))
@@ -231,65 +240,3 @@ class _Progress:
                 self._bar.set_postfix_str(text)
                 if error:
                     self._bar.write(text)
-
-
-def measure_models(runs: Sequence[Run], folder: Path) -> None:
-    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, where it is not there yet."""
-    from tqdm import tqdm
-
-    from openrlhf_dbb.study import exact
-
-    path = folder / EXACT
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    done = {json.loads(line)["run"] for line in lines}
-    finished = finished_runs(folder)
-    left = [run for run in runs if run.name in finished and run.name not in done]
-    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run in left}}
-    with path.open("a") as file:
-        for run in tqdm(left, desc="exact accuracy", unit="model", disable=None):
-            task = tasks[run.start, run.seed]
-            policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-            found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
-            file.write(json.dumps({"run": run.name, **found}) + "\n")
-
-
-def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
-    """Finished runs of the study's store, by name."""
-    with storage.open_store(store_url(folder), create=False) as store:
-        return {record.name: record for record in store.runs() if record.status == "finished"}
-
-
-def task_folder(folder: Path, start: str, seed: int) -> Path:
-    """Where the files of a start and a seed are."""
-    return folder / TASKS / f"{start}-s{seed}"
-
-
-def measure_gradients(runs: Sequence[Run], folder: Path, lanes: int) -> None:
-    """Measure gradient quality at the policies of the ``frozen-`` experiments, where it has not been done.
-
-    Raises:
-        UsageError: a run cannot be used.
-    """
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from multiprocessing import get_context
-
-    from openrlhf_dbb.study import gradients
-
-    path = folder / GRADIENTS
-    finished = finished_runs(folder)
-    frozen = [run for run in runs if run.experiment.startswith("frozen-") and run.name in finished]
-    done = {(row.seed, row.n) for row in gradients.read(path)}
-    left = [run for run in frozen if (run.seed, run.n) not in done]
-    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
-        jobs = [
-            pool.submit(
-                gradients.measure,
-                store_url(folder),
-                run.name,
-                folder / finished[run.name].config["ckpt.output_dir"],
-                seed=run.seed,
-            )
-            for run in left
-        ]
-        for job in as_completed(jobs):
-            gradients.append(job.result(), path)

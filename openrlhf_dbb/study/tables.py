@@ -55,12 +55,15 @@ def sections(study: Study) -> dict[str, Table]:
 
 
 def _makers() -> dict[str, Callable[[Study], Table]]:
+    from openrlhf_dbb.study import explanations  # which is written with what is here
+
     made: dict[str, Callable[[Study], Table]] = {
         f"arms-{name}": partial(_arms, experiment=name) for name in EXPERIMENTS
     }
     made |= {f"contrasts-{name}": partial(_contrasts, experiment=name) for name in ("n2", "n4", "n8")}
     made["efficiency"] = _efficiency
     made |= {f"mechanism-{name}": partial(_mechanism, experiment=name) for name in ("n2", "n8")}
+    made |= {"control": explanations.control, "masked": explanations.masked}
     return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
 
 
@@ -139,7 +142,7 @@ def _verdict_accuracy(study: Study) -> Iterator[str]:
 def _tested(test: Paired, corrected: float) -> str:
     if math.isnan(corrected):
         return f"n = {test.n}: no test"
-    found = f"n = {test.n}, 95 % interval {_interval(test)}, p (Holm) {p_value(corrected)}"
+    found = f"n = {test.n}, 95 % interval {interval(test)}, p (Holm) {p_value(corrected)}"
     if corrected < ALPHA:
         return f"{found}: {'better' if test.mean > 0 else 'worse'}"
     detectable = "" if math.isnan(test.detectable) else f" (detectable: {100 * test.detectable:.2f})"
@@ -154,7 +157,7 @@ def _arms(study: Study, experiment: str) -> Table:
     for arm in arms:
         values = study.outcome(experiment, arm, "accuracy")
         mean, error = analysis.mean_and_error(list(values.values()))
-        row = [ARMS[arm], _count(len(values), tests[arm].n if arm in tests else len(values)), _percent(mean, error)]
+        row = [ARMS[arm], _count(len(values), tests[arm].n if arm in tests else len(values)), percent(mean, error)]
         if arm in tests:
             row += _against(study, experiment, arm, BASELINE, p_value(corrected[arm]))
         else:
@@ -184,7 +187,7 @@ def _against(study: Study, experiment: str, arm: str, baseline: str, corrected: 
         difference(analysis.compare(study, experiment, arm, baseline, name))
         for name in ("best", "ood", "reward_last", "mean_accuracy")
     ]
-    return [difference(test), _interval(test), p_value(test.p), corrected, _detectable(test), *more]
+    return [difference(test), interval(test), p_value(test.p), corrected, _detectable(test), *more]
 
 
 def _contrasts(study: Study, experiment: str) -> Table:
@@ -193,7 +196,7 @@ def _contrasts(study: Study, experiment: str) -> Table:
     for name, label in OUTCOMES.items():
         for pair, (test, corrected) in analysis.contrasts(study, experiment, name).items():
             family = primary if pair in analysis.PRIMARY else secondary
-            cells = [difference(test), _interval(test), p_value(test.p), p_value(corrected), _detectable(test)]
+            cells = [difference(test), interval(test), p_value(test.p), p_value(corrected), _detectable(test)]
             rows.append([label, f"{ARMS[pair[0]]} less {ARMS[pair[1]]}", family, str(test.n), *cells])
     header = ("outcome", "contrast", "family", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     note = (
@@ -311,7 +314,7 @@ def _pilot(study: Study) -> Table:
         chosen = max(found, key=lambda rate: float(np.mean(found[rate])))
         for rate, values in found.items():
             mark = "chosen" if rate == chosen else ""
-            mean = _percent(*analysis.mean_and_error(values))
+            mean = percent(*analysis.mean_and_error(values))
             rows.append([str(runs[0].n), f"{rate:g}", str(len(values)), mean, mark])
     header = ("N", "learning rate", "n", "Acc@8 %", "")
     return Table("Learning rates, GRPO alone", header, rows, "n: seeds; chosen: the best mean.")
@@ -341,7 +344,8 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _percent(mean: float, error: float) -> str:
+def percent(mean: float, error: float) -> str:
+    """Mean and standard error in percent."""
     return "-" if math.isnan(mean) else f"{100 * mean:.2f}" + ("" if math.isnan(error) else _error(100 * error, 2))
 
 
@@ -353,7 +357,8 @@ def _plain_difference(test: Paired) -> str:
     return "-" if not test.n else f"{test.mean:+.3f}{_error(test.error)}"
 
 
-def _interval(test: Paired) -> str:
+def interval(test: Paired) -> str:
+    """In percentage points."""
     return "-" if math.isnan(test.low) else f"{points(test.low)} to {points(test.high)}"
 
 
