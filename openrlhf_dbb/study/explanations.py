@@ -61,7 +61,7 @@ def masked(study: Study) -> Table:
         "arm", "seed", "1: Acc@8 %", "1: exact %", "1: ends at once %", "0: Acc@8 %", "0: exact %", "0: ends at once %",
     )  # fmt: skip
     note = (
-        "1 and 0: --rollout.min_new_tokens. Acc@8: sampled by vLLM by the same rule. Exact: of the saved policy, by its "
+        "1 and 0: --rollout.min_new_tokens. Acc@8: sampled by vLLM so. Exact: of the saved policy, by its "
         "own token probabilities. Ends at once: the policy's probability of an empty response."
     )
     return Table("Responses that may not end at once, N = 2", header, rows, note)

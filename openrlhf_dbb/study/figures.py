@@ -37,8 +37,8 @@ STYLE: dict[str, dict[str, Any]] = {
 ESTIMATOR_ARMS = ("grpo", "grpo-wide", "laplace", "dbb", "auto")
 METHOD_ARMS = ("grpo", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo")
 CAPTIONS = {
-    "accuracy": "Held-out accuracy over the rollouts generated, mean and standard error over seeds; one panel per N.",
-    "methods": "Held-out accuracy of the other methods at N = 8 over the rollouts generated.",
+    "accuracy": "What held-out accuracy has gained over the rollouts generated, mean and standard error over seeds.",
+    "methods": "The same for the other methods at N = 8.",
     "differences": "Every arm's difference to GRPO in final accuracy, with 95 % interval, by experiment.",
     "seeds": "The same differences by seed; the bar is the mean.",
     "gradients": "Cosine of each estimator's gradient with the true one at a frozen policy, mean and standard error.",
@@ -47,6 +47,7 @@ CAPTIONS = {
     "mechanism-n8": "What the arms do in training at N = 8, epoch by epoch, means over seeds.",
 }
 """Figures by name, in order, and what they show."""
+_GAIN = "held-out Acc@8 since the start, points"
 _COUNTED = {"n2": 2, "n4": 4, "n8": 8}
 _WIDTH = 8.0
 _TITLE_WIDTH = 60  # characters
@@ -87,52 +88,66 @@ def draw(study: Study, folder: Path) -> list[Path]:
 
 
 def _accuracy(study: Study, experiments: Sequence[str], arms: Sequence[str]) -> Figure | None:
-    experiments = [name for name in experiments if any(study.curves(name, arm) for arm in arms)]
+    experiments = [name for name in experiments if _gains(study, name, arms)]
     if not experiments:
         return None
     figure, panels = _grid(len(experiments), height=4.8)
-    target = study.outcome(TARGET, BASELINE, "accuracy")
+    target = {seed: curve[1][-1] for seed, curve in _gains(study, TARGET, [BASELINE]).get(BASELINE, {}).items()}
     for axes, experiment in zip(panels, experiments, strict=True):
-        if target:
-            level = 100 * float(np.mean(list(target.values())))
+        gains = _gains(study, experiment, arms)
+        seeds = list(next(iter(gains.values())))
+        if all(seed in target for seed in seeds):
+            level = 100 * float(np.mean([target[seed] for seed in seeds]))
             axes.axhline(level, color="#7F7F7F", linewidth=1.2, label="GRPO at N = 8, final")
-        counts = []
-        for arm in arms:
-            if curves := study.curves(experiment, arm):
-                counts.append(len(curves))
-                _draw_curve(axes, arm, list(curves.values()))
-        axes.set_title(f"{EXPERIMENTS[experiment]}, {_seed_count(counts)}")
+        for arm, curves in gains.items():
+            _draw_curve(axes, arm, list(curves.values()))
+        axes.set_title(f"{EXPERIMENTS[experiment]}, {_seed_count([len(seeds)])}")
         axes.set_xlabel("rollouts, thousands")
-    panels[0].set_ylabel("held-out Acc@8, %")
+    panels[0].set_ylabel(_GAIN)
     _title(figure, "DBB 0.5 less GRPO at the end, in points", _changes(study, experiments, ("dbb",), named=False))
     _legend(figure, panels)
     return figure
+
+
+def _gains(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, dict[int, tuple[Floats, Floats]]]:
+    """By arm and seed: rollouts, and what the accuracy has gained since the start. Only seeds that all the arms have.
+
+    Seeds start from different models; without their start, the spread over seeds would be that of the models.
+    """
+    curves = {arm: found for arm in arms if (found := study.curves(experiment, arm))}
+    if not curves:
+        return {}
+    seeds = sorted(set.intersection(*(set(found) for found in curves.values())))
+    return {
+        arm: {seed: (found[seed][0], found[seed][1] - found[seed][1][0]) for seed in seeds}
+        for arm, found in curves.items()
+        if seeds
+    }
 
 
 def _draw_curve(axes: Axes, arm: str, curves: Sequence[tuple[Floats, Floats]]) -> None:
     """Mean and standard error over seeds; rollouts are means too, as DAPO's differ from seed to seed."""
     epochs = min(len(rollouts_E) for rollouts_E, _ in curves)
     x_E = np.mean([rollouts_E[:epochs] for rollouts_E, _ in curves], axis=0) / 1000
-    accuracy_R_E = 100 * np.array([accuracy_E[:epochs] for _, accuracy_E in curves])
-    mean_E = accuracy_R_E.mean(axis=0)
+    gain_R_E = 100 * np.array([gain_E[:epochs] for _, gain_E in curves])
+    mean_E = gain_R_E.mean(axis=0)
     axes.plot(x_E, mean_E, label=ARMS[arm], **STYLE[arm])
     if len(curves) > 1:
-        error_E = accuracy_R_E.std(axis=0, ddof=1) / math.sqrt(len(curves))
+        error_E = gain_R_E.std(axis=0, ddof=1) / math.sqrt(len(curves))
         axes.fill_between(x_E, mean_E - error_E, mean_E + error_E, color=STYLE[arm]["color"], alpha=0.15, linewidth=0)
 
 
 def _methods(study: Study) -> Figure | None:
-    present = [arm for arm in METHOD_ARMS if study.curves(TARGET, arm)]
-    if not set(present) - {BASELINE}:
+    gains = _gains(study, TARGET, METHOD_ARMS)
+    if not set(gains) - {BASELINE}:
         return None
     figure, (axes,) = _grid(1, height=5.2)
-    for arm in present:
-        _draw_curve(axes, arm, list(study.curves(TARGET, arm).values()))
-    counts = [len(study.curves(TARGET, arm)) for arm in present]
+    for arm, curves in gains.items():
+        _draw_curve(axes, arm, list(curves.values()))
     axes.set_xlabel("rollouts generated, thousands")
-    axes.set_ylabel("held-out Acc@8, %")
-    axes.set_title(f"{EXPERIMENTS[TARGET]}, {_seed_count(counts)}")
-    changes = _changes(study, [TARGET], present)
+    axes.set_ylabel(_GAIN)
+    axes.set_title(f"{EXPERIMENTS[TARGET]}, {_seed_count([len(curves) for curves in gains.values()])}")
+    changes = _changes(study, [TARGET], list(gains))
     _title(figure, "Final accuracy less GRPO's, in points", changes)
     _legend(figure, [axes])
     return figure
@@ -252,9 +267,12 @@ def _errors(study: Study) -> Figure | None:
 
 def _mechanism(study: Study, experiment: str) -> Figure | None:
     rows = [row for row in study.epochs if row.experiment == experiment and row.epoch > 0]
-    arms = [arm for arm in ESTIMATOR_ARMS if any(row.arm == arm for row in rows)]
+    seeds_of = {arm: {row.seed for row in rows if row.arm == arm} for arm in ESTIMATOR_ARMS}
+    arms = [arm for arm, seeds in seeds_of.items() if seeds]
     if not arms:
         return None
+    common = set.intersection(*(seeds_of[arm] for arm in arms))
+    rows = [row for row in rows if row.seed in common]
     figure, grid = output.new_figure(3, 2, width=_WIDTH, height=6.6, sharex=True, squeeze=False)
     rescued = None
     for axes, (name, (title, factor)) in zip(grid.flat, _PANELS.items(), strict=True):
