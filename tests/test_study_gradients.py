@@ -287,7 +287,7 @@ def test_padding_changes_no_probability(finished):
 
 def test_file(tmp_path):
     path = tmp_path / "gradients.csv"
-    row = study.Row(3, 8, "exact", 0, 1, 0.123456789, 1e-9, math.nan)
+    row = study.Gradient(3, 8, "exact", 0, 1, 0.123456789, 1e-9, math.nan)
     study.append([row], path)
     study.append([row._replace(draw=2)], path)
     with open(path, newline="") as file:

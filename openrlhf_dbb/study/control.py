@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 import estimators
 from openrlhf_dbb.posterior import FORMS, Form
+from openrlhf_dbb.study.data import Control
 from openrlhf_dbb.study.exact import Task, read
 from openrlhf_dbb.study.gradients import observe_into
 from openrlhf_dbb.study.policy_gradient import NOTHING, sample, token_log_probabilities
@@ -98,22 +99,7 @@ def train(
     return found, task.ends_at_once(policy)
 
 
-class Row(NamedTuple):
-    """A row of control.csv; accuracies are exact, on held-out prompts, in [0, 1]."""
-
-    experiment: str
-    arm: str
-    n: int
-    seed: int
-    learning_rate: float
-    shortest: int
-    start_accuracy: float
-    half_accuracy: float
-    accuracy: float
-    ends_at_once: float
-
-
-def measure(folder: Path, run: Run, seed: int, shortest: int) -> Row:
+def measure(folder: Path, run: Run, seed: int, shortest: int) -> Control:
     """Train as a run of the study does, with another seed.
 
     Args:
@@ -129,7 +115,7 @@ def measure(folder: Path, run: Run, seed: int, shortest: int) -> Row:
     task = read(folder)
     accuracy, at_once = train(task, ARMS[run.arm], rollouts=run.n, seed=seed, rate=rate, shortest=shortest)
     half = accuracy[len(accuracy) // 2]
-    return Row(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    return Control(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
 
 
 def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:

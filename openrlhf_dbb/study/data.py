@@ -83,7 +83,18 @@ class Epoch(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A row of gradients.csv: one draw of rollouts for one batch of prompts."""
+    """A row of gradients.csv: one update direction, from one draw of rollouts for one batch of prompts.
+
+    Attributes:
+        seed: of the draws.
+        n: rollouts per prompt (N).
+        estimator: a name of ``gradients.ESTIMATORS`` or ``gradients.ORACLES``.
+        batch, draw: from 0.
+        cosine: with the gradient of the expected reward, -1 to 1; NaN if one of the two is 0. The reference's own noise
+            lowers the cosines of all rows of a batch by one factor.
+        cosine_normalised: with the gradient that is standardized by the true deviation, in the form GRPO trains.
+        mse: mean over prompts of (estimated mean - p)^2, the reference's noise taken out; NaN for an oracle.
+    """
 
     seed: int
     n: int
@@ -108,7 +119,7 @@ class Error(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A row of control.csv: a training in plain PyTorch; accuracies are exact."""
+    """A row of control.csv: a training in plain PyTorch; accuracies are exact, on held-out prompts, in [0, 1]."""
 
     experiment: str
     arm: str

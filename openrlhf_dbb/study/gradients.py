@@ -28,35 +28,12 @@ from estimators import Estimate, RewardEstimator, State, build, centered, standa
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import Floats, Visits, visits
 from openrlhf_dbb.posterior import FORMS, Form
+from openrlhf_dbb.study.data import Gradient
 from openrlhf_dbb.study.policy_gradient import NOTHING, Tokens, cosine, gradients, sample, weights
 from storage import open_store, read_log
 from storage.inspection import prompt_texts
 
 _LONGEST_TEXT = 100_000
-
-
-class Row(NamedTuple):
-    """One update direction; a row of ``gradients.csv``.
-
-    Attributes:
-        seed: of the draws.
-        n: rollouts per prompt (N).
-        estimator: a name of ``ESTIMATORS`` or ``ORACLES``.
-        batch, draw: from 0.
-        cosine: with the gradient of the expected reward, -1 to 1; NaN if one of the two is 0. The reference's own noise
-            lowers the cosines of all rows of a batch by one factor.
-        cosine_normalised: with the gradient that is standardized by the true deviation, in the form GRPO trains.
-        mse: mean over prompts of (estimated mean - p)^2, the reference's noise taken out; NaN for an oracle.
-    """
-
-    seed: int
-    n: int
-    estimator: str
-    batch: int
-    draw: int
-    cosine: float
-    cosine_normalised: float
-    mse: float
 
 
 class Arm(NamedTuple):
@@ -110,7 +87,7 @@ def measure(
     draws: int = 4,
     reference: int = 96,
     batch_size: int = 128,
-) -> list[Row]:
+) -> list[Gradient]:
     """The rows of all estimators and oracles at the policy that a run ended with.
 
     Prompts, labels, N and the longest response are the run's own; sampling is at temperature 1. A reward is 1 if the
@@ -147,7 +124,7 @@ def measure(
     states = {name: replay(estimator, history.visits) for name, estimator in estimators.items()}
     order = np.random.default_rng(seed).permutation(len(history.prompts))
     generator = torch.Generator().manual_seed(seed)
-    rows: list[Row] = []
+    rows: list[Gradient] = []
     progress = tqdm(total=batches * (draws + 1), desc=f"gradients {run_name}", unit="draw", mininterval=0.5)
     with _one_thread(), progress:
         for batch in range(batches):
@@ -174,20 +151,20 @@ def measure(
                 for (name, (said, _)), update_D in zip(found.items(), updates_E_D, strict=True):
                     cosines = cosine(update_D, true_D), cosine(update_D, normalised_D)
                     error = math.nan if name in ORACLES else squared_error(said.mean, exact.mean, reference)
-                    rows.append(Row(seed, history.rollouts, name, batch, draw, *cosines, error))
+                    rows.append(Gradient(seed, history.rollouts, name, batch, draw, *cosines, error))
                 progress.update()
     return rows
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[Gradient], path: Path) -> None:
     """Write ``gradients.csv`` anew: 6 significant digits, NaN as an empty field."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
+        writer.writerow(Gradient._fields)
         writer.writerows(map(_texts, rows))
 
 
-def append(rows: Sequence[Row], path: Path) -> None:
+def append(rows: Sequence[Gradient], path: Path) -> None:
     """Add rows to a file of :func:`write`, which is made if it is not there."""
     if not path.exists():
         return write(rows, path)
@@ -195,13 +172,13 @@ def append(rows: Sequence[Row], path: Path) -> None:
         csv.writer(file, lineterminator="\n").writerows(map(_texts, rows))
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[Gradient]:
     """The rows of a file of :func:`write`; none if there is no such file."""
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
         return [
-            Row(
+            Gradient(
                 int(row["seed"]), int(row["n"]), row["estimator"], int(row["batch"]), int(row["draw"]),
                 *(float(row[name] or "nan") for name in ("cosine", "cosine_normalised", "mse")),
             )
@@ -327,7 +304,7 @@ def _of(estimator: RewardEstimator, state: State, members: NDArray[np.int64]) ->
     return {field: values if field in shared else values[members] for field, values in state.items()}
 
 
-def _texts(row: Row) -> list[str]:
+def _texts(row: Gradient) -> list[str]:
     return ["" if value != value else f"{value:.6g}" if isinstance(value, float) else str(value) for value in row]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.study.collect import EXACT
+from openrlhf_dbb.study.data import Control
 from openrlhf_dbb.study.protocol import Run
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
 
@@ -72,7 +73,7 @@ def measure_control(runs: Sequence[Run], folder: Path, lanes: int, seeds: int, s
     from openrlhf_dbb.study import control
 
     path = folder / CONTROL
-    columns = list(control.Row._fields)
+    columns = list(Control._fields)
     done = set()
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
