@@ -47,7 +47,7 @@ CAPTIONS = {
     "mechanism-n8": "What the arms do in training at N = 8, epoch by epoch, means over seeds.",
 }
 """Figures by name, in order, and what they show."""
-_GAIN = "held-out Acc@8 since the start, points"
+_GAIN = "Acc@8 since the start, points"
 _COUNTED = {"n2": 2, "n4": 4, "n8": 8}
 _WIDTH = 8.0
 _TITLE_WIDTH = 60  # characters

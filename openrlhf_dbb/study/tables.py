@@ -270,9 +270,8 @@ def _gradients(study: Study) -> Table:
         for name, found in analysis.alignments(study, n).items():
             less = "-" if name == "point" else _plain_difference(found.less_point)
             cosine = f"{found.cosine:.3f}{_error(found.error)}"
-            rows.append(
-                [str(n), name, str(found.n), cosine, less, f"{found.cosine_normalised:.3f}", f"{found.mse:.4f}"]
-            )
+            more = f"{found.cosine_normalised:.3f}", _number(found.mse, 4)
+            rows.append([str(n), name, str(found.n), cosine, less, *more])
     header = ("N", "estimator", "n", "cosine", "less point", "cosine (normalised)", "MSE")
     note = (
         f"n: batches of all seeds, draws averaged first; mean {_PLUS_MINUS} standard error over batches, differences "
