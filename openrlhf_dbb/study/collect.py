@@ -29,11 +29,10 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import curves
 from openrlhf_dbb.evaluation.curves import Curve
 from openrlhf_dbb.lab import outcomes, recorded
+from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Epoch, Error, Run
 
-EXPERIMENTS = (
-    "pilot-n2", "pilot-n8", "n2", "n4", "n8", "hard", "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
-)  # fmt: skip
-ARMS = ("grpo", "grpo-wide", "laplace", "dbb", "auto", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo")
+NAMES = ("pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8")
+"""All experiments, in the order of the files."""
 
 HELD_OUT, OOD = "heldout", "ood"
 """Data sources of the evaluation data; one that is alone is the held-out one, whatever its name."""
@@ -49,18 +48,8 @@ _EVENTS = {
     "grad_norm": "train/actor_grad_norm",
     "entropy": curves.ENTROPY,
 }
-_RUNS = (
-    "run", "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "accuracy", "best", "start_ood", "ood",
-    "reward_last", "exact", "ends_at_once", "rollouts", "trained", "steps", "seconds",
-)  # fmt: skip
-_EPOCHS = (
-    "run", "experiment", "arm", "n", "seed", "epoch", "steps", "rollouts", "accuracy", "ood", "reward",
-    "zero_variance", "rescued", "abs_advantage", "clip_fraction", "grad_norm", "entropy", "length",
-)  # fmt: skip
-_MSE = ("run", "n", "seed", "estimator", "discount", "mse", "mse_point")
-
 _NAME = re.compile(
-    f"(?P<experiment>{'|'.join(EXPERIMENTS)})-(?P<arm>{'|'.join(ARMS)})"
+    f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join(ARMS)})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
@@ -159,7 +148,7 @@ def _place(run: str) -> tuple[int, int, int, float]:
     name = Name.parse(run)
     if name is None:
         raise UsageError(f"{run!r} is no name of a run of the study; remove its rows")
-    return EXPERIMENTS.index(name.experiment), ARMS.index(name.arm), name.seed, name.learning_rate or 0.0
+    return NAMES.index(name.experiment), list(ARMS).index(name.arm), name.seed, name.learning_rate or 0.0
 
 
 def collect(store_url: str | None, folder: Path, output: Path) -> None:
@@ -193,7 +182,11 @@ def collect(store_url: str | None, folder: Path, output: Path) -> None:
     errors = [row for run in runs if run.name.experiment.startswith("probe-") for row in _errors(store_url, run)]
     output.mkdir(parents=True, exist_ok=True)
     here = {run.record.name for run in runs}
-    for file, header, rows in (("runs", _RUNS, of_run), ("epochs", _EPOCHS, of_epoch), ("mse", _MSE, errors)):
+    for file, header, rows in (
+        ("runs", Run._fields, of_run),
+        ("epochs", Epoch._fields, of_epoch),
+        ("mse", Error._fields, errors),
+    ):
         path = output / f"{file}.csv"
         kept = [row for row in read_rows(path, header) if row["run"] not in here]
         every = sorted([*kept, *rows], key=lambda row: (*_place(row["run"]), row["run"]))

@@ -113,7 +113,9 @@ def measure(folder: Path, run: Run, seed: int, shortest: int) -> Control:
     torch.set_num_threads(1)  # at this size a second thread waits more than it works
     rate = float(run.flags[LEARNING_RATE])
     task = read(folder)
-    accuracy, at_once = train(task, ARMS[run.arm], rollouts=run.n, seed=seed, rate=rate, shortest=shortest)
+    epochs = int(run.flags["train.num_episodes"])
+    arm = ARMS[run.arm]
+    accuracy, at_once = train(task, arm, rollouts=run.n, seed=seed, rate=rate, epochs=epochs, shortest=shortest)
     half = accuracy[len(accuracy) // 2]
     return Control(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
 

@@ -32,7 +32,7 @@ ARMS = {
     "repo": "RePO",
 }
 """Arms by name, as they are printed, in the order of all tables and figures."""
-EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start"}
+EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes"}
 """Experiments that compare arms, the primary one first."""
 
 
@@ -175,12 +175,10 @@ class Study:
         if name == "mean_accuracy":
             rows = [row for row in self.epochs if row.experiment == experiment and row.epoch > 0]
             missing = {row.epoch for row in rows if math.isnan(row.accuracy)}
-            found = {
-                run.seed: float(
-                    np.mean([row.accuracy for row in rows if row.run == run.run and row.epoch not in missing])
-                )
-                for run in runs
-            }
+            found = {}
+            for run in runs:
+                values = [row.accuracy for row in rows if row.run == run.run and row.epoch not in missing]
+                found[run.seed] = float(np.mean(values)) if values else math.nan
         else:
             found = {run.seed: float(getattr(run, name)) for run in runs}
         return {seed: value for seed, value in sorted(found.items()) if not math.isnan(value)}

@@ -48,7 +48,6 @@ CAPTIONS = {
 }
 """Figures by name, in order, and what they show."""
 _GAIN = "Acc@8 since the start, points"
-_COUNTED = {"n2": 2, "n4": 4, "n8": 8}
 _WIDTH = 8.0
 _TITLE_WIDTH = 60  # characters
 _PANELS = {
@@ -68,7 +67,7 @@ def draw(study: Study, folder: Path) -> list[Path]:
         UsageError: matplotlib or scipy is not installed.
     """
     made: dict[str, Callable[[Study], Figure | None]] = {
-        "accuracy": lambda study: _accuracy(study, list(_COUNTED), ESTIMATOR_ARMS),
+        "accuracy": lambda study: _accuracy(study, ("n2", "n4", "n8", "long-n2"), ESTIMATOR_ARMS),
         "methods": _methods,
         "differences": _differences,
         "seeds": _seeds,
@@ -295,12 +294,19 @@ def _mechanism(study: Study, experiment: str) -> Figure | None:
     return figure
 
 
-def _grid(columns: int, *, height: float, **subplots: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with a row of panels that share the y axis unless told."""
-    figure, grid = output.new_figure(
-        columns, width=_WIDTH, height=height, **({"squeeze": False, "sharey": True} | subplots)
-    )
-    return figure, list(grid.flat)
+def _grid(panels: int, *, height: float, **subplots: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of panels, in two rows if there are more than three, that share the y axis unless told.
+
+    Args:
+        height: of a row with its share of title and legend, in inches.
+    """
+    rows = 1 if panels <= 3 else 2
+    columns = math.ceil(panels / rows)
+    options = {"squeeze": False, "sharey": True} | subplots
+    figure, grid = output.new_figure(columns, rows, width=_WIDTH, height=height * rows, **options)
+    for spare in grid.flat[panels:]:
+        spare.set_visible(False)
+    return figure, list(grid.flat)[:panels]
 
 
 def _title(figure: Figure, subject: str, found: str) -> None:

@@ -208,7 +208,7 @@ def _contrasts(study: Study, experiment: str) -> Table:
 
 def _efficiency(study: Study) -> Table:
     rows = []
-    for experiment in ("n2", "n4", "n8"):
+    for experiment in ("n2", "long-n2", "n4", "n8"):
         for arm in study.arms(experiment):
             found = analysis.efficiency(study, experiment, arm)
             if found is None:
