@@ -77,52 +77,44 @@ class SharedTrainer:
 
 
 class _Kept:
-    """A Ray actor class whose instances are created by the first run and given to the later ones, in the same order.
+    """Creates things for the first run, and gives them to the later ones in the same order.
 
     Args:
-        reuse: called with an actor, the arguments that it was created with, and those of the new run.
+        create: makes one.
+        reuse: called with one, the keyword arguments that it was created with, and the arguments of the new run.
     """
 
-    def __init__(self, actor_class: Any, reuse: Callable[..., None] | None = None) -> None:
-        self._class, self._reuse = actor_class, reuse
-        self._options: dict[str, Any] = {}
+    def __init__(self, create: Callable[..., Any], reuse: Callable[..., None] | None = None) -> None:
+        self._create, self._reuse = create, reuse
         self._made: list[tuple[Any, dict[str, Any]]] = []
         self._waiting: list[tuple[Any, dict[str, Any]]] = []
 
     def begin_run(self) -> None:
         self._waiting = list(self._made)
 
-    def options(self, **options: Any) -> _Kept:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._waiting:
+            thing, made_with = self._waiting.pop(0)
+            if self._reuse:
+                self._reuse(thing, made_with, *args, **kwargs)
+            return thing
+        self._made.append((self._create(*args, **kwargs), kwargs))
+        return self._made[-1][0]
+
+
+class _KeptActors(_Kept):
+    """In place of a Ray actor class."""
+
+    def __init__(self, actor_class: Any, reuse: Callable[..., None] | None = None) -> None:
+        super().__init__(lambda *args, **kwargs: actor_class.options(**self._options).remote(*args, **kwargs), reuse)
+        self._options: dict[str, Any] = {}
+
+    def options(self, **options: Any) -> _KeptActors:
         self._options = options
         return self
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        if self._waiting:
-            actor, made_with = self._waiting.pop(0)
-            if self._reuse:
-                self._reuse(actor, made_with, *args, **kwargs)
-            return actor
-        self._made.append((self._class.options(**self._options).remote(*args, **kwargs), kwargs))
-        return self._made[-1][0]
-
-
-class _KeptGroups:
-    """Ray's ``placement_group``, which gives later runs the groups of the first one."""
-
-    def __init__(self) -> None:
-        self._made: list[Any] = []
-        self._waiting: list[Any] = []
-
-    def begin_run(self) -> None:
-        self._waiting = list(self._made)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from ray.util import placement_group
-
-        if self._waiting:
-            return self._waiting.pop(0)
-        self._made.append(placement_group(*args, **kwargs))
-        return self._made[-1]
+        return self(*args, **kwargs)
 
 
 class Session:
@@ -132,7 +124,7 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[_Kept, _Kept, _Kept, _KeptGroups] | None = None
+        self._kept: tuple[_KeptActors, _KeptActors, _KeptActors, _Kept] | None = None
 
     def train(self, argv: Sequence[str]) -> Progress:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments.
@@ -174,14 +166,15 @@ class Session:
         self._kept = None
 
 
-def _actors() -> tuple[_Kept, _Kept, _Kept, _KeptGroups]:
+def _actors() -> tuple[_KeptActors, _KeptActors, _KeptActors, _Kept]:
     import ray
+    from ray.util import placement_group
 
     return (
-        _Kept(ray.remote(SharedRollouts), _next_rollouts),
-        _Kept(ray.remote(num_gpus=1)(SharedPolicy)),
-        _Kept(ray.remote(SharedTrainer), _next_trainer),
-        _KeptGroups(),
+        _KeptActors(ray.remote(SharedRollouts), _next_rollouts),
+        _KeptActors(ray.remote(num_gpus=1)(SharedPolicy)),
+        _KeptActors(ray.remote(SharedTrainer), _next_trainer),
+        _Kept(placement_group),
     )
 
 
