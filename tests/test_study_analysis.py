@@ -161,6 +161,14 @@ def test_the_mean_over_epochs_leaves_the_start_out():
     assert study.outcome("n2", "dbb", "mean_accuracy") == {1: pytest.approx(0.5)}
 
 
+def test_a_run_that_was_not_evaluated_as_often_has_no_mean_over_epochs():
+    curves = {"grpo": [0.1, 0.4, 0.6], "dapo": [0.1, math.nan, 0.6]}
+    rows = tuple(epoch(arm, 1, k, v) for arm, curve in curves.items() for k, v in enumerate(curve))
+    study = Study((run("grpo", 1, 0.6), run("dapo", 1, 0.6)), rows)
+    assert study.outcome("n2", "grpo", "mean_accuracy") == {1: pytest.approx(0.5)}
+    assert study.outcome("n2", "dapo", "mean_accuracy") == {}
+
+
 @pytest.mark.parametrize(
     ("target", "rollouts"),
     [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)],

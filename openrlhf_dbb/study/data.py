@@ -168,17 +168,22 @@ class Study:
 
         Args:
             experiment, arm: of the runs.
-            name: a column of runs.csv, or ``mean_accuracy``: held-out accuracy, mean over the epochs after which all
-                arms of the experiment were evaluated.
+            name: a column of runs.csv, or ``mean_accuracy``: held-out accuracy, mean over the epochs after which the
+                experiment was evaluated. A run that lacks one of them has none.
         """
         runs = [run for run in self.runs if (run.experiment, run.arm) == (experiment, arm)]
         if name == "mean_accuracy":
-            rows = [row for row in self.epochs if row.experiment == experiment and row.epoch > 0]
-            missing = {row.epoch for row in rows if math.isnan(row.accuracy)}
-            found = {}
-            for run in runs:
-                values = [row.accuracy for row in rows if row.run == run.run and row.epoch not in missing]
-                found[run.seed] = float(np.mean(values)) if values else math.nan
+            accuracy = {
+                (row.run, row.epoch): row.accuracy
+                for row in self.epochs
+                if row.experiment == experiment and row.epoch > 0 and not math.isnan(row.accuracy)
+            }
+            epochs = {epoch for _, epoch in accuracy}
+            found = {
+                run.seed: float(np.mean([accuracy[run.run, epoch] for epoch in epochs]))
+                for run in runs
+                if epochs and all((run.run, epoch) in accuracy for epoch in epochs)
+            }
         else:
             found = {run.seed: float(getattr(run, name)) for run in runs}
         return {seed: value for seed, value in sorted(found.items()) if not math.isnan(value)}
