@@ -305,16 +305,17 @@ def test_a_line_of_times_that_cannot_be_read_is_named(tmp_path, line):
     assert str(raised.value).startswith(f"{path}, line 2: {line!r} is not ")
 
 
-def test_a_run_that_was_not_evaluated_at_its_start_has_the_start_of_one_with_the_same_model(trained, folder):
+def test_runs_start_at_the_mean_of_what_was_found_for_their_model(trained, folder):
     late = {step: right for step, right in RIGHT.items() if step}
     trained("n2-grpo-s1", right={**RIGHT, 0: (1, 1)})
+    trained("n2-auto-s1", right={**RIGHT, 0: (3, 1)})
     trained("n2-dbb-s1", right=late)
     trained("n2-dbb-s2", right=late)
     found = collected(trained, folder)
-    assert column(found["runs"], "run") == ["n2-grpo-s1", "n2-dbb-s1", "n2-dbb-s2"]
-    assert column(found["runs"], "start_accuracy") == ["0.25", "0.25", ""]
+    assert column(found["runs"], "run") == ["n2-grpo-s1", "n2-dbb-s1", "n2-dbb-s2", "n2-auto-s1"]
+    assert column(found["runs"], "start_accuracy") == ["0.375", "0.375", "", "0.375"]  # of (1 + 1) / 8 and (3 + 1) / 8
     starts = [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"]
-    assert starts == ["0.25", "0.25", ""]
+    assert starts == ["0.375", "0.375", "", "0.375"]  # of (1 + 1) / 8 and (3 + 1) / 8
 
 
 def test_rows_of_runs_that_another_machine_has_trained_stay(trained, folder, capsys):

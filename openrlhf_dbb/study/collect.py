@@ -231,12 +231,22 @@ def merge(source: Path, into: Path, key: Sequence[str]) -> None:
 
 
 def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequence[Row]) -> None:
-    """Give runs that were not evaluated before the training what was found for another one with the same model."""
-    found = {model: row for model, row in zip(models, of_run, strict=True) if not math.isnan(row["start_accuracy"])}
+    """Give every run the mean of what was found for its model before a training, so that its arms start at one point.
+
+    Not every run is evaluated there, and two evaluations of a model differ by what is sampled.
+    """
+    starts: dict[Any, dict[str, float]] = {}
+    for model in set(models):
+        rows = [row for of, row in zip(models, of_run, strict=True) if of == model]
+        starts[model] = {
+            name: float(np.mean(values))
+            if (values := [row[name] for row in rows if not math.isnan(row[name])])
+            else math.nan
+            for name in ("start_accuracy", "start_ood")
+        }
     start = {}
     for model, row in zip(models, of_run, strict=True):
-        if model in found and math.isnan(row["start_accuracy"]):
-            row |= {name: found[model][name] for name in ("start_accuracy", "start_ood")}
+        row |= starts[model]
         start[row["run"]] = row
     for row in of_epoch:
         if row["epoch"] == 0:

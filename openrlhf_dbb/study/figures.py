@@ -90,7 +90,8 @@ def _accuracy(study: Study, experiments: Sequence[str], arms: Sequence[str]) -> 
     experiments = [name for name in experiments if _gains(study, name, arms)]
     if not experiments:
         return None
-    figure, panels = _grid(len(experiments), height=4.8)
+    rows = 1 if len(experiments) <= 3 else 2
+    figure, panels = _grid(len(experiments), height=4.8 if rows == 1 else 3.6, rows=rows)
     target = {seed: curve[1][-1] for seed, curve in _gains(study, TARGET, [BASELINE]).get(BASELINE, {}).items()}
     for axes, experiment in zip(panels, experiments, strict=True):
         gains = _gains(study, experiment, arms)
@@ -172,7 +173,8 @@ def _differences(study: Study) -> Figure | None:
         axes.set_yticks(range(len(arms)), [ARMS[arm] for arm in arms])
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
-        axes.set_title(f"{EXPERIMENTS[experiment]}\n{_seed_count([test.n for test in tests.values() if test.n])}")
+        title = EXPERIMENTS[experiment].replace(", ", ",\n")
+        axes.set_title(f"{title}\n{_seed_count([test.n for test in tests.values() if test.n])}", fontsize="small")
     figure.supxlabel(f"final Acc@8 less GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
     changes = _changes(study, experiments, ("dbb",), named=False)
     _title(figure, "DBB 0.5 less GRPO, in points", changes)
@@ -194,16 +196,23 @@ def _seeds(study: Study) -> Figure | None:
                 continue
             offset_R = np.linspace(-0.25, 0.25, test.n) if test.n > 1 else np.zeros(1)
             look = {"color": STYLE[arm]["color"], "linestyle": ""}
-            axes.plot(place + offset_R, 100 * test.difference_R, marker=STYLE[arm]["marker"], alpha=0.75, **look)
+            axes.plot(
+                place + offset_R,
+                100 * test.difference_R,
+                marker=STYLE[arm]["marker"],
+                alpha=0.75,
+                label=ARMS[arm],
+                **look,
+            )
             axes.plot([place - 0.35, place + 0.35], [100 * test.mean] * 2, color=STYLE[arm]["color"])
             if arm == "dbb":
-                above.append(f"{int((test.difference_R > 0).sum())} of {test.n} ({EXPERIMENTS[experiment]})")
-        axes.set_xticks(range(len(arms)), [ARMS[arm] for arm in arms], rotation=60, ha="right", rotation_mode="anchor")
+                above.append(f"{int((test.difference_R > 0).sum())}/{test.n} ({EXPERIMENTS[experiment]})")
+        axes.set_xticks([])
         axes.set_xlim(-0.6, len(arms) - 0.4)
-        axes.grid(axis="x", visible=False)
-        axes.set_title(EXPERIMENTS[experiment])
+        axes.set_title(EXPERIMENTS[experiment].replace(", ", ",\n"), fontsize="small")
     panels[0].set_ylabel("less GRPO, same seed, points")
     _title(figure, "Seeds on which DBB 0.5 ends above GRPO", ", ".join(above))
+    _legend(figure, panels)
     return figure
 
 
@@ -294,13 +303,12 @@ def _mechanism(study: Study, experiment: str) -> Figure | None:
     return figure
 
 
-def _grid(panels: int, *, height: float, **subplots: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of panels, in two rows if there are more than three, that share the y axis unless told.
+def _grid(panels: int, *, height: float, rows: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of panels that share the y axis unless told.
 
     Args:
         height: of a row with its share of title and legend, in inches.
     """
-    rows = 1 if panels <= 3 else 2
     columns = math.ceil(panels / rows)
     options = {"squeeze": False, "sharey": True} | subplots
     figure, grid = output.new_figure(columns, rows, width=_WIDTH, height=height * rows, **options)
