@@ -194,7 +194,7 @@ def test_rollouts_to_a_target_with_a_curve_that_does_not_reach_it():
     assert found.median == pytest.approx(8192)  # the lower of 8192 and more
     assert (found.low, found.high) == (pytest.approx(8192), math.inf)
     row = cells(tables.build(reaching({1: 0.62, 2: 0.55, 3: 0.55}))["efficiency"], "DBB 0.5")
-    assert row == ["N = 2", "DBB 0.5", "2", "1 of 2", "8,192", "8,192 to > 16,384", "16,384"]
+    assert row == ["N = 2", "DBB 0.5", "2", "1 of 2", "8,192", "8,192 to > 16,384", "16,384", "+3.50 ± 4.50"]
 
 
 def test_rollouts_to_a_target_that_most_do_not_reach():
