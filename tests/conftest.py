@@ -5,6 +5,7 @@ PostgreSQL is a server of its own, started once per session from the ``pixeltabl
 """
 
 import itertools
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,6 +16,13 @@ import pytest
 from storage import EvaluationRows, StepRows, UsageRows, open_store
 
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items):
+    if not os.environ.get("OPENRLHF_DBB_LONG"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
 
 
 @pytest.fixture(scope="session")

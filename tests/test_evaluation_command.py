@@ -208,6 +208,7 @@ def test_other_settings_under_the_same_name_are_refused(evaluated):
     assert "--temperature 1.0, not 0.6; give another --name" in refused.stderr
 
 
+@pytest.mark.long  # what a kill between two writes leaves is tested above
 def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
     moments = random.Random(SEED)
     evaluating = Evaluating(tmp_path, tiny)

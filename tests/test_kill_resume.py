@@ -1,7 +1,6 @@
 """SIGKILL of the whole process tree at random moments, with every method; every resume continues exactly.
 
-``OPENRLHF_DBB_KILLS`` sets how often each run is killed. Without it, once, and two runs that keep no state of their own
-between steps (dr_grpo beside grpo, DAPO's other refill) are left out, to keep the suite short.
+``OPENRLHF_DBB_KILLS`` sets how often each run is killed (1). Only the runs of ``SHORT`` are not marked long.
 """
 
 import json
@@ -22,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
-ONLY_WHEN_ASKED = () if "OPENRLHF_DBB_KILLS" in os.environ else ("dr_grpo-dbb", "dapo-batches")
+SHORT = ("grpo-dbb", "dapo-dbb")
 SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
@@ -328,10 +327,10 @@ def check_bases(folder, resumed_from):
     assert query(folder, "SELECT sum(skipped) > 0 FROM usage") == [(1,)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_path):
-    if name in ONLY_WHEN_ASKED:
-        pytest.skip("a longer test: set OPENRLHF_DBB_KILLS=1 or more")
     case = CASES[name]
     moments = random.Random(f"{SEED} {name}")
     (tmp_path / "exact.py").write_text(REWARD)

@@ -69,6 +69,7 @@ def reward_func(queries, prompts, labels):
 """
 
 
+@pytest.mark.long  # test_policy_ranks.py has the ranks without the pipeline
 def test_replays_leave_the_number_of_optimizer_steps_as_it_is_on_two_ranks(train, tmp_path):
     import torch
 
@@ -110,9 +111,10 @@ def reward_func(queries, prompts, labels):
     ("refill", "error"),
     [
         (["one_for_one"], "256 rollouts did not fill one batch of groups with different rewards"),
-        (
+        pytest.param(
             ["batches", "--dynamic.multiple", "2", "--dynamic.max_rounds", "3"],
             "48 groups were generated for one step, 0 of them with different rewards, 8 are needed",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["one_for_one", "batches"],
