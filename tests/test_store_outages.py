@@ -59,7 +59,7 @@ def outage(server, seconds):
     return work
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_postgresql_stopped_and_started_in_mid_training(own_postgres, own_url, fill, told, seconds):
     with open_store(own_url) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)

@@ -13,7 +13,7 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.study import control, exact  # noqa: E402
+from openrlhf_dbb.study import control, exact, protocol  # noqa: E402
 from openrlhf_dbb.study.policy_gradient import NOTHING, Tokens, sample  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
@@ -110,3 +110,18 @@ def test_arms_are_those_of_the_protocol():
         assert runs[name]["estimator"] == arm.estimator
         assert runs[name]["method"] == ("dr_grpo" if arm.form == "dr_grpo" else "grpo")
     assert np.allclose(control.WIDE, (0.98, 0.98))
+
+
+def test_a_run_is_repeated_with_its_own_passes_rollouts_and_rate(monkeypatch, tmp_path):
+    given = {}
+
+    def train(task, arm, **more):
+        given.update(more)
+        return [0.1, 0.2, 0.3], 0.0
+
+    monkeypatch.setattr(control, "read", lambda folder: None)
+    monkeypatch.setattr(control, "train", train)
+    run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
+    row = control.measure(tmp_path, run, 5, 0)
+    assert given == {"epochs": 16, "rollouts": 2, "rate": 2e-4, "seed": 5, "shortest": 0}
+    assert (row.start_accuracy, row.half_accuracy, row.accuracy) == (0.1, 0.2, 0.3)
