@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, Row, select, text
 
 from storage import evaluations, schema, shared, steps
 from storage.checks import whole_numbers
@@ -40,8 +40,8 @@ _HOLD = text(
 class Run:
     """The owner's side of a run, from ``PosteriorStore.create_run`` or ``claim_run``.
 
-    Every method is one transaction: it happens wholly or not at all. Every writing method raises
-    StoreError when another process has claimed the run since, or when it is finished.
+    Every method is one transaction: it happens wholly or not at all. Every method raises StoreError when
+    another process has claimed the run since, every writing one also when it is finished.
 
     Attributes:
         record: the run as this owner last knew it.
@@ -58,7 +58,11 @@ class Run:
 
     @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
-        """The current posteriors of (P,) prompts, a row for each in the order given."""
+        """The current posteriors of (P,) prompts, a row for each in the order given.
+
+        Raises:
+            StoreError: the run is no longer this owner's, so that the posteriors are another's.
+        """
         # "at": where a prompt's row is in the table, which has one for each different prompt.
         ids, at = np.unique(whole_numbers("prompt_ids", prompt_ids), return_inverse=True)
         columns = [("prompt_id", "<i8"), ("visits", "<i8"), ("step", "<i8"), *self._layout.columns]
@@ -75,13 +79,20 @@ class Run:
                 found, part = found[asked], part[asked]
                 state[found] = self._layout.from_columns(part)
                 visits[found], steps[found] = part["visits"], part["step"]
+            self._check_not_taken(connection)  # after reading: no one else can have written what was read
         return PosteriorTable(state[at], visits[at], steps[at])
 
     @retried
     def load_shared(self) -> shared.SharedState | None:
-        """The estimator's run-wide vectors by name, as of the last step or the warm start; None if there are none."""
+        """The estimator's run-wide vectors by name, as of the last step or the warm start; None if there are none.
+
+        Raises:
+            StoreError: the run is no longer this owner's.
+        """
         with self._database.transaction() as connection:
-            return shared.from_text(shared.newest(connection, self.record.run_id))
+            vectors = shared.from_text(shared.newest(connection, self.record.run_id))
+            self._check_not_taken(connection)
+        return vectors
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
@@ -331,12 +342,17 @@ class Run:
 
     def _check_owner(self, connection: Connection) -> int:
         """The run's last step; raises if it is not this owner's to write."""
+        stored = self._check_not_taken(connection)
+        if stored.status != "running":
+            raise StoreError(finished_text(self.record.name, stored.last_step))
+        return int(stored.last_step)
+
+    def _check_not_taken(self, connection: Connection) -> Row[Any]:
+        """The run's row; raises if the run is another owner's, or nobody's. It may be finished."""
         stored = connection.execute(schema.run.select().where(schema.run.c.run_id == self.record.run_id)).one_or_none()
         name = self.record.name
         if stored is None:
             raise StoreError(f"run {name!r} is no longer in {self._database.location}; was the database replaced?")
-        if stored.status != "running":
-            raise StoreError(finished_text(name, stored.last_step))
         if stored.writer_token != self._token:
             owner = Owner(stored.owner_host, stored.owner_pid, stored.owner_started)
             if owner == NOBODY:
@@ -345,7 +361,7 @@ class Run:
                 f"run {name!r} was taken over by {owner} (at step {stored.last_step}); nothing was written, "
                 "end this process"
             )
-        return int(stored.last_step)
+        return stored
 
 
 def ownership(token: str, owner: Owner) -> dict[str, Any]:

@@ -50,10 +50,12 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
         old = fill.run(one)
         ids = fill.prompts(one, 1)
         rows = fill.step(old, 1, ids, [4])
+        late = fill.rows(old, ids, [4])
         new = two.claim_run(old.record.run_id)
         before = dump(one)
-        late = fill.rows(old, ids, [4])
-        for write in (
+        for call in (
+            lambda: old.load(ids),  # the posteriors are another's
+            lambda: old.load_shared(),
             lambda: old.record_step(2, late),
             lambda: old.record_step(1, rows),  # not even a repeat
             lambda: old.record_checkpoint(1, "tag"),
@@ -63,7 +65,7 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
             lambda: old.warm_start(one, old.record, ids),
         ):
             with pytest.raises(StoreError, match=rf"'run' was taken over by process {os.getpid()} on .*nothing was"):
-                write()
+                call()
         assert dump(one) == before
         assert new.record.last_step == 1
         fill.step(new, 2, ids, [4])
