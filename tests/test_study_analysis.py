@@ -249,6 +249,22 @@ def test_the_verdict_says_what_is_shown_and_what_is_not():
     assert re.search(r"no difference shown \(detectable: \d\.\d\d\)", tie)
 
 
+def test_seeds_that_were_added_later_are_tested_by_themselves_too():
+    gains = {1: 0.1, 2: 0.1, 3: 0.1, 4: 0.01, 5: 0.02, 6: 0.03, 7: 0.04, 8: 0.05}
+    runs = [run("grpo", seed, 0.4, experiment="long-n2") for seed in gains]
+    runs += [run("dbb", seed, 0.4 + gain, experiment="long-n2") for seed, gain in gains.items()]
+    study = Study(tuple(runs))
+    # 1 to 5 points: mean 3, standard error sqrt(2.5 / 5), t = 4.243 with 4 degrees of freedom
+    row = "| final accuracy | DBB 0.5 less GRPO | first two | 5 | +3.00 ± 0.71 | +1.04 to +4.96 | 0.0132 | 0.0132 |"
+    assert row in tables.build(study)["repeated-long-n2"]
+    before, alone = tables.verdict(study)
+    assert before.startswith("N = 2, 16 passes: DBB 0.5 less GRPO +5.62 ")  # 45 / 8
+    assert alone.startswith("N = 2, 16 passes, seeds 4 to 8 alone: DBB 0.5 less GRPO +3.00 ± 0.71 points (n = 5, ")
+    first = study.of_seeds((1, 2, 3))
+    assert len(tables.verdict(first)) == 1
+    assert "repeated-long-n2" not in tables.build(first)
+
+
 def test_what_is_read_is_what_was_written(tmp_path):
     study = made_up(seeds=1)
     write(study, tmp_path)

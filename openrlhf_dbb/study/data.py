@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -162,6 +163,11 @@ class Study:
         """Arms that have runs in the experiment, in the order of all tables."""
         present = {run.arm for run in self.runs if run.experiment == experiment}
         return [arm for arm in ARMS if arm in present]
+
+    def of_seeds(self, seeds: Collection[int]) -> Study:
+        """Only the trainings of these seeds."""
+        runs = tuple(run for run in self.runs if run.seed in seeds)
+        return replace(self, runs=runs, epochs=tuple(epoch for epoch in self.epochs if epoch.seed in seeds))
 
     def outcome(self, experiment: str, arm: str, name: str) -> dict[int, float]:
         """An outcome of each of an arm's runs, by seed; seeds without it are left out.

@@ -25,6 +25,8 @@ OUTCOMES = {
     "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and how they are printed."""
+REPEATED = {"long-n2": range(4, 9)}
+"""Experiments whose last seeds were added when the first had been looked at, and these seeds, tested by themselves."""
 _PLUS_MINUS, _ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
 _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)?", re.DOTALL)
 
@@ -61,6 +63,7 @@ def _makers() -> dict[str, Callable[[Study], Table]]:
         f"arms-{name}": partial(_arms, experiment=name) for name in EXPERIMENTS
     }
     made |= {f"contrasts-{name}": partial(_contrasts, experiment=name) for name in EXPERIMENTS}
+    made |= {f"repeated-{name}": partial(_contrasts, experiment=name, seeds=seeds) for name, seeds in REPEATED.items()}
     made["efficiency"] = _efficiency
     made |= {f"mechanism-{name}": partial(_mechanism, experiment=name) for name in ("n2", "n8")}
     made |= {"control": explanations.control, "masked": explanations.masked}
@@ -132,11 +135,17 @@ def verdict(study: Study) -> list[str]:
 
 
 def _verdict_accuracy(study: Study) -> Iterator[str]:
-    for experiment, title in EXPERIMENTS.items():
-        for (arm, baseline), (test, corrected) in analysis.contrasts(study, experiment, "accuracy").items():
+    parts = [(study, experiment, title) for experiment, title in EXPERIMENTS.items()]
+    parts += [(study.of_seeds(seeds), name, _repeated(name, seeds)) for name, seeds in REPEATED.items()]
+    for part, experiment, title in parts:
+        for (arm, baseline), (test, corrected) in analysis.contrasts(part, experiment, "accuracy").items():
             if (arm, baseline) not in analysis.PRIMARY:
                 continue
             yield f"{title}: {ARMS[arm]} less {ARMS[baseline]} {difference(test)} points ({_tested(test, corrected)})."
+
+
+def _repeated(experiment: str, seeds: range) -> str:
+    return f"{EXPERIMENTS[experiment]}, seeds {seeds[0]} to {seeds[-1]} alone"
 
 
 def _tested(test: Paired, corrected: float) -> str:
@@ -190,7 +199,10 @@ def _against(study: Study, experiment: str, arm: str, baseline: str, corrected: 
     return [difference(test), interval(test), p_value(test.p), corrected, _detectable(test), *more]
 
 
-def _contrasts(study: Study, experiment: str) -> Table:
+def _contrasts(study: Study, experiment: str, seeds: range | None = None) -> Table:
+    title = f"{EXPERIMENTS[experiment]}: the contrasts of the protocol"
+    if seeds is not None:
+        study, title = study.of_seeds(seeds), _repeated(experiment, seeds)
     rows = []
     primary, secondary = ("primary", "secondary") if experiment == "n2" else ("first two", "others")
     for name, label in OUTCOMES.items():
@@ -203,7 +215,7 @@ def _contrasts(study: Study, experiment: str) -> Table:
         f"Percentage points, mean {_PLUS_MINUS} standard error over n paired seeds; two-sided paired t-tests, by Holm "
         "within a family and outcome."
     )
-    return Table(f"{EXPERIMENTS[experiment]}: the contrasts of the protocol", header, rows, note)
+    return Table(title, header, rows, note)
 
 
 def _efficiency(study: Study) -> Table:
