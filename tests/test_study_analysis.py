@@ -234,6 +234,18 @@ def test_an_arm_of_the_table_by_hand():
     ]  # fmt: skip
 
 
+def test_seeds_that_only_grpo_has_move_no_mean_of_the_tables():
+    # At N = 8 they set the target of other experiments' seeds; their models are others, here much worse.
+    runs = [run("grpo", seed, accuracy, experiment="n8") for seed, accuracy in ((1, 0.5), (2, 0.5), (3, 0.1))]
+    runs += [run("dbb", seed, 0.51, experiment="n8") for seed in (1, 2)]
+    epochs = [epoch(row.arm, row.seed, 1, 0.0, experiment="n8", length=10.0 * row.seed) for row in runs]
+    built = tables.build(Study(tuple(runs), tuple(epochs)))
+    assert cells(built["arms-n8"], "GRPO")[1:3] == ["2", "50.00 ± 0.00"]
+    assert cells(built["mechanism-n8"], "GRPO")[-1] == "15.00 → 15.00"
+    alone = Study(tuple(row for row in runs if row.arm == "grpo"))
+    assert cells(tables.build(alone)["arms-n8"], "GRPO")[1:3] == ["3", "36.67 ± 13.33"]
+
+
 def test_the_best_mean_of_the_pilot_is_chosen():
     rows = [(1e-4, 1, 0.5), (1e-4, 2, 0.51), (2e-4, 1, 0.49), (2e-4, 2, 0.55)]
     runs = [run("grpo", s, value, experiment="pilot-n2", learning_rate=rate) for rate, s, value in rows]

@@ -141,6 +141,13 @@ def compare(study: Study, experiment: str, first: str, second: str, name: str = 
     return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
 
 
+def compared(study: Study, experiment: str) -> Study:
+    """Without the seeds of an experiment that GRPO alone has, which are only the target of other experiments' seeds."""
+    rows = [row for row in (*study.runs, *study.epochs) if row.experiment == experiment]
+    seeds = {row.seed for row in rows if row.arm != BASELINE}
+    return study.of_seeds(seeds) if seeds else study
+
+
 def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
     """The contrasts of an experiment with their p value by Holm, over the primary and over the secondary ones.
 

@@ -159,6 +159,7 @@ def _tested(test: Paired, corrected: float) -> str:
 
 
 def _arms(study: Study, experiment: str) -> Table:
+    study = analysis.compared(study, experiment)
     arms = study.arms(experiment)
     tests = {arm: analysis.compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE}
     corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
@@ -181,11 +182,11 @@ def _arms(study: Study, experiment: str) -> Table:
         "Best@8", "OOD", "reward", "mean over evaluations",
     )  # fmt: skip
     note = (
-        f"n: seeds (in brackets the pairs, where they are fewer); mean {_PLUS_MINUS} standard error over seeds. All "
-        "columns from the fourth on are differences to GRPO in percentage points, paired by seed. p: two-sided paired "
-        "t-test on final Acc@8, by Holm over the arms compared with GRPO. Detectable: the true difference that gives "
-        f"p < {ALPHA:g} with probability {POWER:g}. Reward: training, last epoch. Mean over "
-        "evaluations: of held-out Acc@8, during and after training."
+        "n: seeds (in brackets the pairs, where they are fewer; seeds of GRPO alone are left out); mean "
+        f"{_PLUS_MINUS} standard error over seeds. All columns from the fourth on are differences to GRPO in "
+        "percentage points, paired by seed. p: two-sided paired t-test on final Acc@8, by Holm over the arms compared "
+        f"with GRPO. Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: "
+        "training, last epoch. Mean over evaluations: of held-out Acc@8, during and after training."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 
@@ -257,6 +258,7 @@ def _mechanism(study: Study, experiment: str) -> Table:
         ("entropy", 1, 3), ("length", 1, 2),
     )  # fmt: skip
     rows = []
+    study = analysis.compared(study, experiment)
     epochs = [row for row in study.epochs if row.experiment == experiment and row.epoch > 0]
     last = max((row.epoch for row in epochs), default=0)
     for arm in ARMS:
