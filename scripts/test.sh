@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest.
+# Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest, which then runs once.
 #
 #   bash scripts/test.sh                       everything
 #   bash scripts/test.sh -m "not slow and not e2e"   in seconds
@@ -15,4 +15,11 @@ cd "$repo"
 ruff check .
 ruff format --check .
 mypy
-python -m pytest "$@"
+if [ $# -gt 0 ]; then
+    exec python -m pytest "$@"
+fi
+# A training takes all cores by itself; the other tests share them. Both parts run, whatever the first finds.
+failed=0
+python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile || failed=$?
+python -m pytest -m e2e || failed=$?
+exit "$failed"
