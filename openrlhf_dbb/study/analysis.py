@@ -15,7 +15,7 @@ import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Error, Floats, Gradient, Study, is_pilot, load
+from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Epoch, Error, Floats, Gradient, Run, Study, is_pilot, load
 
 __all__ = ["ARMS", "EXPERIMENTS", "Study", "is_pilot", "load"]
 
@@ -143,8 +143,8 @@ def compare(study: Study, experiment: str, first: str, second: str, name: str = 
 
 def compared(study: Study, experiment: str) -> Study:
     """Without the seeds of an experiment that GRPO alone has, which are only the target of other experiments' seeds."""
-    rows = [row for row in (*study.runs, *study.epochs) if row.experiment == experiment]
-    seeds = {row.seed for row in rows if row.arm != BASELINE}
+    rows: list[Run | Epoch] = [*study.runs, *study.epochs]
+    seeds = {row.seed for row in rows if row.experiment == experiment and row.arm != BASELINE}
     return study.of_seeds(seeds) if seeds else study
 
 
