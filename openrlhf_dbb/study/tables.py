@@ -221,7 +221,7 @@ def _contrasts(study: Study, experiment: str, seeds: range | None = None) -> Tab
 
 def _efficiency(study: Study) -> Table:
     rows = []
-    targets = study.outcome(analysis.TARGET, BASELINE, "accuracy")
+    targets = {name: study.outcome(analysis.TARGET, BASELINE, name) for name in ("accuracy", "exact")}
     for experiment in ("n2", "long-n2", "n4", "n8"):
         for arm in study.arms(experiment):
             found = analysis.efficiency(study, experiment, arm)
@@ -233,17 +233,21 @@ def _efficiency(study: Study) -> Table:
                 low, high = (_up_to(value, found.most) for value in (found.low, found.high))
                 interval = f"{low} to {high}"
             row = [EXPERIMENTS[experiment], ARMS[arm], str(found.n), f"{found.reached} of {found.n}", median, interval]
-            final = analysis.paired(study.outcome(experiment, arm, "accuracy"), targets)
-            rows.append([*row, f"{found.most:,.0f}", difference(final)])
+            final = [
+                difference(analysis.paired(study.outcome(experiment, arm, name), target))
+                for name, target in targets.items()
+            ]
+            rows.append([*row, f"{found.most:,.0f}", *final])
     header = (
         "experiment", "arm", "n", "reached", "rollouts (median)", "95 % interval", "rollouts run", "final less target",
+        "exact less target",
     )  # fmt: skip
     note = (
         "First crossing of each seed's accuracy curve (linear between evaluations); the target is the same seed's own "
         "GRPO run at N = 8, which began at the same model. Curves that do not get there count as more than was "
         "run; of an even number of seeds the lower median. Interval: bootstrap over seeds, "
         f"{analysis.DRAWS:,} draws of the median. Final less target: accuracy in percentage points, mean "
-        f"{_PLUS_MINUS} standard error."
+        f"{_PLUS_MINUS} standard error; exact: that of the saved policies."
     )
     return Table("Rollouts needed for the final accuracy of GRPO at N = 8", header, rows, note)
 
