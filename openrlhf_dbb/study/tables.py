@@ -135,13 +135,17 @@ def verdict(study: Study) -> list[str]:
 
 
 def _verdict_accuracy(study: Study) -> Iterator[str]:
+    added = {name: study.of_seeds(seeds) for name, seeds in REPEATED.items()}
     parts = [(study, experiment, title) for experiment, title in EXPERIMENTS.items()]
-    parts += [(study.of_seeds(seeds), name, _repeated(name, seeds)) for name, seeds in REPEATED.items()]
+    parts += [(part, name, _repeated(name, REPEATED[name])) for name, part in added.items()]
     for part, experiment, title in parts:
+        looked = part is study and experiment in added and added[experiment].arms(experiment)
+        note = "; p does not allow for the look before seeds were added" if looked else ""
         for (arm, baseline), (test, corrected) in analysis.contrasts(part, experiment, "accuracy").items():
             if (arm, baseline) not in analysis.PRIMARY:
                 continue
-            yield f"{title}: {ARMS[arm]} less {ARMS[baseline]} {difference(test)} points ({_tested(test, corrected)})."
+            found = f"{difference(test)} points ({_tested(test, corrected)}{note})"
+            yield f"{title}: {ARMS[arm]} less {ARMS[baseline]} {found}."
 
 
 def _repeated(experiment: str, seeds: range) -> str:
