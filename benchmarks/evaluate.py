@@ -23,13 +23,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import cpu, tiny_model
+from openrlhf_dbb import cpu
 from openrlhf_dbb.cli.evaluate import parser
 from openrlhf_dbb.evaluation import run
 from openrlhf_dbb.evaluation.engines import Engines, engine_arguments, ray_started
 from openrlhf_dbb.evaluation.journal import Journal
 from openrlhf_dbb.evaluation.plan import Plan
 from openrlhf_dbb.evaluation.summary import Progress
+from openrlhf_dbb.tiny import model as tiny_model
 
 BOUND = 0.9
 RUNS = 4  # of 512 prompts with 8 samples: 16,384 responses, 5 to 10 s on a core

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.page import draw
+from study.page import draw
 
 FOLDER = Path(__file__).parents[1] / "docs" / "study"
 

@@ -6,7 +6,7 @@
 #   bash scripts/run_study.sh --experiments n2           only its primary experiment
 #   bash scripts/run_study.sh --protocol gpu             the same arms at the paper's scale (not run yet)
 #
-# Other arguments: python -m openrlhf_dbb.cli.study --help
+# Other arguments: python -m study --help
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,4 +22,4 @@ for argument in "$@"; do
     esac
 done
 PATH=$OPENRLHF_DBB_VENV/bin:$PATH
-exec python -m openrlhf_dbb.cli.study "${arguments[@]}"
+exec python -m study "${arguments[@]}"

@@ -5,7 +5,8 @@ import runpy
 
 import pytest
 
-from openrlhf_dbb import arguments, cpu, flags, methods, presets, report, upstream
+from openrlhf_dbb import cpu, methods, presets, upstream
+from openrlhf_dbb.driver import arguments, flags, printed
 from openrlhf_dbb.errors import UsageError
 
 ON_CPU = cpu.active()
@@ -168,11 +169,11 @@ def test_every_preset_sets_only_flags_that_exist():
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():
-    lines = report.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7"), None).splitlines()
+    lines = printed.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7"), None).splitlines()
     assert " * --rollout.temperature 0.7  [command line]  paper: 1.0" in lines
     assert " * --rollout.batch_size 64  [preset tiny]  paper: 128" in lines
     assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    eight_b = report.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"), None)
+    eight_b = printed.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"), None)
     assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
 
 
@@ -214,7 +215,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
     assert "hunter2" not in repr(settings.args.__dict__ | {"logger": None})
     assert "hunter2" not in repr(settings.flags)
     assert "postgresql" not in repr(settings)
-    assert "hunter2" not in report.configuration(settings, None)
+    assert "hunter2" not in printed.configuration(settings, None)
     assert settings.store_url == "postgresql://u:hunter2@h/db"
 
 

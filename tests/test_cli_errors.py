@@ -63,7 +63,7 @@ def command(model, data, tmp_path, monkeypatch, capfd):
 @pytest.fixture(autouse=True)
 def no_engine_starts(monkeypatch):
     """These inputs must be refused before this."""
-    monkeypatch.setattr("openrlhf_dbb.launch.launch", lambda *_: pytest.fail("the launch was reached"))
+    monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", lambda *_: pytest.fail("the launch was reached"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def start_until_launch(command, monkeypatch, *argv):
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("openrlhf_dbb.launch.launch", stop)
+        patch.setattr("openrlhf_dbb.driver.launch.launch", stop)
         with pytest.raises(Stopped):
             command(*argv)
 

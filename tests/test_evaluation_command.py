@@ -19,10 +19,10 @@ import psutil
 import pytest
 from pyarrow import parquet
 
-from openrlhf_dbb import tiny_model
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.results import read
+from openrlhf_dbb.tiny import model as tiny_model
 from storage import open_store
 
 pytestmark = pytest.mark.e2e

@@ -14,9 +14,9 @@ pytest.importorskip("math_verify")
 
 import datasets
 
-from openrlhf_dbb import tiny_task
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, verifiers
+from openrlhf_dbb.tiny import task as tiny_task
 
 
 @pytest.fixture(autouse=True)

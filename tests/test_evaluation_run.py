@@ -6,7 +6,6 @@ import sys
 import pytest
 from pyarrow import parquet
 
-from openrlhf_dbb import tiny_model
 from openrlhf_dbb.cli.evaluate import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import model, writing
@@ -18,6 +17,7 @@ from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import Prompts, prepare, sequence_length
 from openrlhf_dbb.evaluation.run import evaluation_folder, manifest_of
+from openrlhf_dbb.tiny import model as tiny_model
 
 
 def row(benchmark="sums", run=0, index=0):

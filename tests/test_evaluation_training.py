@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb import arguments, cpu
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
 
 cpu.prepare_driver()
 
@@ -20,10 +21,10 @@ from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from openrlhf_dbb.actors.evaluation import answer_of, check_best_key, collect  # noqa: E402
+from openrlhf_dbb.actors.generation import RolloutGenerator  # noqa: E402
+from openrlhf_dbb.core.strategies import Sampling  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.evaluation.training import answer_of, check_best_key, collect  # noqa: E402
-from openrlhf_dbb.generation import RolloutGenerator  # noqa: E402
-from openrlhf_dbb.sampling import Sampling  # noqa: E402
 from storage import read_evaluations  # noqa: E402
 from storage.invariants import check  # noqa: E402
 
@@ -281,7 +282,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(train, tmp_path):
     """Four evaluations in a training of 6 steps: before it, and after steps 2, 4 and 6."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from openrlhf_dbb import tiny_model
+    from openrlhf_dbb.tiny import model as tiny_model
 
     heldout = tiny_model.prepare(tiny_model.default_folder()).heldout.read_text().splitlines()[:24]
     rows = [json.loads(line) for line in heldout]

@@ -13,8 +13,8 @@ import ray  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from openrlhf_dbb.generation import BudgetSpent, RolloutGenerator  # noqa: E402
-from openrlhf_dbb.sampling import DynamicSampling, GresoSampling, Sampling, SamplingError  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.core.strategies import DynamicSampling, GresoSampling, Sampling, SamplingError  # noqa: E402
 
 BATCH, GROUP = 2, 2
 SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}

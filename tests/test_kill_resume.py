@@ -269,7 +269,7 @@ def check_what_belongs_to_steps(folder):
 
 def check_cache(folder):
     """The cache of the newest checkpoint holds each prompt's last 8 rollouts: those of its last two visits."""
-    from openrlhf_dbb.replay.cache import ReplayCache
+    from openrlhf_dbb.core.replay.cache import ReplayCache
 
     step = checkpoint(folder)["global_step"]
     cache = ReplayCache.load(checkpoints(folder) / f"replay/global_step{step}.npz", 8)

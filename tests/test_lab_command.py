@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openrlhf_dbb import figures
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import output, specs
+from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.curves import Curve, merged
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +87,7 @@ def test_discounts_outside_the_range_are_left_out():
 
 
 def test_csv_keeps_numbers_in_full(tmp_path):
-    path = output.write_csv(tmp_path, "numbers", ("name", "x"), [("a", 0.1 + 0.2), ("b", None)])
+    path = figures.write_csv(tmp_path, "numbers", ("name", "x"), [("a", 0.1 + 0.2), ("b", None)])
     assert path.read_text() == "name,x\na,0.30000000000000004\nb,\n"
 
 
@@ -98,14 +99,14 @@ def test_curves_that_coincide_are_one():
 
 
 def test_every_estimator_has_a_look_of_its_own():
-    looks = [(look["color"], look["marker"]) for look in output.STYLE.values()]
+    looks = [(look["color"], look["marker"]) for look in figures.STYLE.values()]
     assert len(set(looks)) == len(looks)
-    assert output.style("somebody_elses")["color"] not in {color for color, _ in looks}
+    assert figures.style("somebody_elses")["color"] not in {color for color, _ in looks}
 
 
 def test_default_folder_is_in_the_help():
     parser = argparse.ArgumentParser(prog="lab mse")
-    output.add_out(parser)
+    figures.add_out(parser)
     assert "(default lab/mse)" in parser.format_help().replace("\n", " ")
 
 

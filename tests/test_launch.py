@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import estimators
-from openrlhf_dbb import arguments, launch
+from openrlhf_dbb.driver import arguments, launch
 
 ROOT = Path(__file__).parents[1]
 SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "3"]
@@ -38,7 +38,8 @@ def test_the_estimator_in_contributing_keeps_the_contract():
 
 
 def test_the_methods_and_their_pieces_are_documented():
-    from openrlhf_dbb import flags, methods
+    from openrlhf_dbb import methods
+    from openrlhf_dbb.driver import flags
 
     text = (ROOT / "docs/methods.md").read_text()
     for name in methods.names():
@@ -48,7 +49,7 @@ def test_the_methods_and_their_pieces_are_documented():
 
 
 def test_the_readme_names_every_estimator_and_our_flags():
-    from openrlhf_dbb import flags
+    from openrlhf_dbb.driver import flags
 
     readme = (ROOT / "README.md").read_text()
     for name in estimators.available():

@@ -25,11 +25,11 @@ def _loaded(imports):
         # the driver of a database that is not used is not needed, nor what only a migration uses
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
         # what decides about rollouts and counts them
-        ("openrlhf_dbb.sampling", {"openrlhf_dbb", "numpy"}, ("torch", "ray", "openrlhf", "vllm", "storage")),
-        ("openrlhf_dbb.ledger, openrlhf_dbb.posterior", {"storage"}, ("torch", "ray", "openrlhf", "vllm")),
+        ("openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, ("torch", "ray", "openrlhf", "vllm", "storage")),
+        ("openrlhf_dbb.core.usage, openrlhf_dbb.core.posteriors", {"storage"}, ("torch", "ray", "openrlhf", "vllm")),
         ("openrlhf_dbb.methods", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
         (
-            "openrlhf_dbb.replay.cache, openrlhf_dbb.replay.selection, openrlhf_dbb.replay.normalization",
+            "openrlhf_dbb.core.replay.cache, openrlhf_dbb.core.replay.normalization",
             {"openrlhf_dbb", "numpy"},
             ("torch", "ray", "openrlhf", "vllm"),
         ),

@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from openrlhf_dbb import arguments, flags, methods, preflight, presets, report, sampling
+from openrlhf_dbb import methods, presets
+from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core.strategies import DynamicSampling, GresoSampling, Sampling
+from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.methods import checks
-from openrlhf_dbb.sampling import DynamicSampling, GresoSampling, Sampling
 
 MODEL = [
     "--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1",
@@ -159,20 +160,20 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     assert look_up(settings, "rollout.strategy") == "dynamic"
     assert settings.origin["rollout.strategy"] == "--algo.dynamic_filtering_enable"
     scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-    assert not sampling.build(settings.args).keeps(0, scores)
-    assert sampling.build(parse("--rollout.strategy", "dynamic").args).keeps(0, scores)
+    assert not strategies.build(settings.args).keeps(0, scores)
+    assert strategies.build(parse("--rollout.strategy", "dynamic").args).keeps(0, scores)
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
-    assert sampling.build(parse(*wider).args).keeps(0, scores)
+    assert strategies.build(parse(*wider).args).keeps(0, scores)
 
 
 def test_the_strategy_is_built_from_its_flags():
-    assert type(sampling.build(parse().args)) is Sampling
-    one = sampling.build(parse("--method", "dapo").args)
+    assert type(strategies.build(parse().args)) is Sampling
+    one = strategies.build(parse("--method", "dapo").args)
     assert (type(one), one.replaces, one.round_size(5)) == (DynamicSampling, True, 5)
-    many = sampling.build(parse("--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2").args)
+    many = strategies.build(parse("--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2").args)
     assert (many.replaces, many.round_size(5)) == (False, 2 * 64)
     argv = ["--method", "greso", "--greso.p_easy", "0.25", "--greso.floor", "0.125", "--greso.batch", "80"]
-    greso = sampling.build(parse(*argv).args)
+    greso = strategies.build(parse(*argv).args)
     assert (type(greso), greso.round_size(5)) == (GresoSampling, 80)
     greso.keeps(0, np.ones(8))
     assert greso.generates(0) == 0.25
@@ -182,7 +183,7 @@ def test_the_strategy_is_built_from_its_flags():
 
 def test_gresos_random_numbers_follow_the_seed():
     def skips(*argv):
-        made = sampling.build(parse("--method", "greso", *argv).args)
+        made = strategies.build(parse("--method", "greso", *argv).args)
         made.keeps(0, np.ones(8))
         return [made.skips(0) for _ in range(64)]
 
@@ -226,12 +227,12 @@ REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisatio
 def test_the_start_tells_what_is_trained_piece_by_piece(argv, text):
     settings = parse(*argv)
     assert methods.describe(settings.method, settings.args, settings.estimator) == text
-    assert f"method     {text}" in report.configuration(settings, None).splitlines()
+    assert f"method     {text}" in printed.configuration(settings, None).splitlines()
 
 
 def test_what_differs_from_the_method_as_published_is_marked():
     changed = ["--method", "dapo", "--actor.loss_agg_mode", "seq-mean-token-mean", "--dynamic.max_rounds", "0"]
-    lines = report.configuration(parse(*changed), None).splitlines()
+    lines = printed.configuration(parse(*changed), None).splitlines()
     assert " * --actor.loss_agg_mode seq-mean-token-mean  [command line]  paper: token-mean" in lines
     assert "   --rollout.strategy dynamic  [method dapo]" in lines
     assert "   --dynamic.max_rounds 0  [command line]" in lines  # the recipe leaves it open

@@ -7,9 +7,9 @@ import pytest
 
 import estimators
 import storage
-from openrlhf_dbb import probes
-from openrlhf_dbb.ledger import Rollouts
-from openrlhf_dbb.posterior import Posteriors
+from openrlhf_dbb.core import probes
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.usage import Rollouts
 
 MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]
 NAN = np.nan

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.replay.cache import CachedRollout, ReplayCache
+from openrlhf_dbb.core.replay.cache import CachedRollout, ReplayCache
 
 ROOT = Path(__file__).parents[1]
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_replayed_is_refused_and_nothing_is_added():
 
 
 def test_cache_selection_and_normalization_need_no_torch():
-    modules = ", ".join(f"openrlhf_dbb.replay.{name}" for name in ("cache", "selection", "normalization"))
+    modules = ", ".join(f"openrlhf_dbb.core.replay.{name}" for name in ("cache", "selection", "normalization"))
     code = f"import {modules}, sys; print(sorted(sys.modules.keys() & {{'torch', 'ray', 'openrlhf'}}))"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -12,7 +12,7 @@ cpu.prepare_driver()
 
 from openrlhf.models import PolicyLoss  # noqa: E402
 
-from openrlhf_dbb.replay.normalization import mixed_advantages, replay_advantages, weights  # noqa: E402
+from openrlhf_dbb.core.replay.normalization import mixed_advantages, replay_advantages, weights  # noqa: E402
 
 NAN = math.nan
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrlhf_dbb import arguments, cpu
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
 
 cpu.prepare_driver()
 
@@ -20,8 +21,8 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from openrlhf_dbb.replay.cache import ReplayCache  # noqa: E402
-from openrlhf_dbb.replay.rows import cached, replay_row  # noqa: E402
+from openrlhf_dbb.actors.replay_rows import cached, replay_row  # noqa: E402
+from openrlhf_dbb.core.replay.cache import ReplayCache  # noqa: E402
 
 PAD = 99
 # Tokens, spans of them that were generated, reward. The third answered twice and was answered twice; the last

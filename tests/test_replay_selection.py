@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from openrlhf_dbb.replay.selection import SELECTIONS
+from openrlhf_dbb.core.replay.selection import SELECTIONS
 
 
 def chosen(name, rewards, count):

@@ -13,8 +13,8 @@ cpu.prepare_driver()
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from openrlhf_dbb.replay.cache import ReplayCache  # noqa: E402
-from openrlhf_dbb.replay.step import Replays, cache_file, delete_stale  # noqa: E402
+from openrlhf_dbb.actors.replay import Replays, cache_file, delete_stale  # noqa: E402
+from openrlhf_dbb.core.replay.cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
 KEYS = [(f"prompt {i}", "label") for i in range(3)]

@@ -60,9 +60,9 @@ def test_what_cannot_be_judged_raises(reward_func):
 
 def test_command_line_finds_it_by_name_and_reads_no_answers_for_majorities():
     pytest.importorskip("openrlhf")
-    from openrlhf_dbb import arguments
+    from openrlhf_dbb.actors.evaluation import answer_of
+    from openrlhf_dbb.driver import arguments
     from openrlhf_dbb.errors import UsageError
-    from openrlhf_dbb.evaluation.training import answer_of
 
     urls = arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_match"]).args.reward.remote_url
     assert urls == [str(PATH)]

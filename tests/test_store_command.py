@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.posteriors import main
-from openrlhf_dbb.inspect.text import shown
+from openrlhf_dbb.terminal import shown
 from storage import ProbeRows
 from storage.schema import SCHEMA_VERSION
 

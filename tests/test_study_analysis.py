@@ -12,8 +12,8 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import analysis, figures, page, tables
-from openrlhf_dbb.study.data import ARMS, Control, Epoch, Error, Gradient, Masked, Run, Study, load
+from study import analysis, figures, page, tables
+from study.data import ARMS, Control, Epoch, Error, Gradient, Masked, Run, Study, load
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = 2048

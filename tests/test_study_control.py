@@ -13,8 +13,8 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.study import control, exact, protocol  # noqa: E402
-from openrlhf_dbb.study.policy_gradient import NOTHING, Tokens, sample  # noqa: E402
+from study import control, exact, protocol  # noqa: E402
+from study.policy_gradient import NOTHING, Tokens, sample  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
 
@@ -102,7 +102,7 @@ def test_what_is_no_task_and_no_model_is_named(tmp_path):
 
 
 def test_arms_are_those_of_the_protocol():
-    from openrlhf_dbb.study import protocol
+    from study import protocol
 
     runs = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
     assert sorted(runs) == sorted(control.ARMS)

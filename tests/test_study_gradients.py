@@ -17,8 +17,9 @@ import torch
 from estimators import Estimate, build, centered
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import visits
-from openrlhf_dbb.study import gradients as study
-from openrlhf_dbb.study.policy_gradient import (
+from storage import StepRows, open_store
+from study import gradients as study
+from study.policy_gradient import (
     NOTHING,
     Tokens,
     cosine,
@@ -27,7 +28,6 @@ from openrlhf_dbb.study.policy_gradient import (
     sample,
     weights,
 )
-from storage import StepRows, open_store
 
 END = 3
 
@@ -175,8 +175,8 @@ def test_replay_carries_what_the_run_shares():
 def finished(tmp_path_factory):
     """A recorded run, two visits of 12 prompts with N = 2, and a model folder with random weights; (url, folder)."""
     pytest.importorskip("transformers")
-    from openrlhf_dbb.tiny_model import build_model, build_tokenizer
-    from openrlhf_dbb.tiny_task import generate
+    from openrlhf_dbb.tiny.model import build_model, build_tokenizer
+    from openrlhf_dbb.tiny.task import generate
 
     folder = tmp_path_factory.mktemp("frozen")
     build_model(0).save_pretrained(folder / "model")
@@ -207,7 +207,7 @@ def point_rows(ids, step):
 
 
 def test_history_belongs_to_its_prompt(finished):
-    from openrlhf_dbb.tiny_task import generate
+    from openrlhf_dbb.tiny.task import generate
 
     history = study.read_history(finished[0], "frozen")
     assert (history.rollouts, history.max_new_tokens, history.labels) == (2, 5, ["7"] * 12)

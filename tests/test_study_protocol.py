@@ -2,11 +2,11 @@
 
 import pytest
 
-from openrlhf_dbb import arguments, preflight
+from openrlhf_dbb.driver import arguments, preflight
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import protocol
-from openrlhf_dbb.study.collect import NAMES, Name
-from openrlhf_dbb.study.data import ARMS
+from study import protocol
+from study.collect import NAMES, Name
+from study.data import ARMS
 
 SMALL = """
 description = "two arms"

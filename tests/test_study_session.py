@@ -30,7 +30,7 @@ def lane(tmp_path_factory):
     log = folder / "log"
     with log.open("w") as errors:
         ended = subprocess.run(
-            [sys.executable, "-m", "openrlhf_dbb.cli.study", "lane"],
+            [sys.executable, "-m", "study", "lane"],
             input="".join(json.dumps(line) + "\n" for line in lines),
             stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder, timeout=300,
         )  # fmt: skip

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from openrlhf_dbb import tiny_model
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import tasks
-from openrlhf_dbb.tiny_task import generate
+from openrlhf_dbb.tiny import model as tiny_model
+from openrlhf_dbb.tiny.task import generate
+from study import tasks
 
 
 def rows(path):
@@ -52,7 +52,7 @@ def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_p
     from openrlhf.datasets import PromptDataset
     from openrlhf.datasets.utils import blending_datasets
 
-    from openrlhf_dbb.evaluation.training import collect
+    from openrlhf_dbb.actors.evaluation import collect
 
     monkeypatch.setattr(tasks, "PROMPTS", {"train_prompts": 4, "heldout_prompts": 3, "ood_prompts": 2})
     task = tasks.prepare(tmp_path / "task", 1, "hard")

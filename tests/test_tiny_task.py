@@ -6,7 +6,7 @@ import json
 import pytest
 
 from openrlhf_dbb.rewards.answers import compare_integers
-from openrlhf_dbb.tiny_task import CHARACTERS, MAX_SIZE, SPLITS, generate
+from openrlhf_dbb.tiny.task import CHARACTERS, MAX_SIZE, SPLITS, generate
 
 
 def recomputed(prompt):

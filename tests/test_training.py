@@ -129,7 +129,7 @@ def probed(train, tmp_path_factory):
 
 
 def test_the_chosen_prompts_are_probed_at_every_visit_and_no_others(probed):
-    from openrlhf_dbb.probes import chosen
+    from openrlhf_dbb.core.probes import chosen
 
     folder, result = probed
     prompts = {(text, label): number for number, text, label in rows(folder, "SELECT * FROM prompts")}
@@ -265,7 +265,7 @@ def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, 
 def copy_of_tiny_model(folder, tied):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from openrlhf_dbb import tiny_model
+    from openrlhf_dbb.tiny import model as tiny_model
 
     source = tiny_model.prepare(tiny_model.default_folder()).model
     model = AutoModelForCausalLM.from_pretrained(source)

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb import arguments, cpu, preflight
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments, preflight
 from openrlhf_dbb.errors import UsageError
 
 cpu.prepare_driver()
 
-from openrlhf_dbb import trainer  # noqa: E402
+from openrlhf_dbb.actors import trainer  # noqa: E402
 
 
 class Reached(Exception):

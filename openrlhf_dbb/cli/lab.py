@@ -7,8 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import calibration, mse, output, replay, simulate
+from openrlhf_dbb.lab import calibration, mse, replay, simulate
 from storage import StoreError
 
 
@@ -16,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 2 with one line on stderr if what was asked cannot be done."""
     arguments = _parser().parse_args(argv)
     try:
-        output.require_matplotlib()  # rather than after all the work
+        figures.require_matplotlib()  # rather than after all the work
         arguments.command(arguments)
         sys.stdout.flush()
     except (UsageError, StoreError) as error:

@@ -29,21 +29,21 @@ def main(argv: list[str] | None = None) -> int:
     # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
+    from openrlhf_dbb.core.strategies import SamplingError
     from openrlhf_dbb.errors import UsageError
-    from openrlhf_dbb.sampling import SamplingError
     from storage import StoreError
 
     try:
-        from openrlhf_dbb import arguments, preflight, report
+        from openrlhf_dbb.driver import arguments, preflight, printed
 
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         start = preflight.check(settings)
     except (UsageError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report.configuration(settings, start), flush=True)
+    print(printed.configuration(settings, start), flush=True)
 
-    from openrlhf_dbb.launch import launch
+    from openrlhf_dbb.driver.launch import launch
 
     try:
         progress = launch(settings, start)
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         raise
     if start is not None:
-        print(report.summary(start, progress, time.monotonic() - began), flush=True)
+        print(printed.summary(start, progress, time.monotonic() - began), flush=True)
     return 0
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import alignment, forest, results
 from openrlhf_dbb.evaluation.differences import Comparison, compare_models
 from openrlhf_dbb.evaluation.latex import latex
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.evaluation.tables import differences_csv, markdown, measures_csv, text
-from openrlhf_dbb.lab import output
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": text,
@@ -80,7 +80,7 @@ def _pairs(models: Sequence[str], against: str | None, of: str | None) -> list[t
 
 
 def _prepared(folder: Path) -> Path:
-    output.require_matplotlib()
+    figures.require_matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

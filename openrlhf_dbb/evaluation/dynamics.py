@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import storage
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import curves, results
 from openrlhf_dbb.evaluation.curves import Curve
-from openrlhf_dbb.lab import output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def plot(arguments: argparse.Namespace) -> None:
         UsageError: no run is named, a group is no group, or a folder is not there or cannot be written.
         storage.StoreError: no such store, or no such run in it.
     """
-    output.require_matplotlib()
+    figures.require_matplotlib()
     if arguments.events is not None and not arguments.events.is_dir():
         raise UsageError(f"--events {arguments.events}: no such folder; name one with event files below it")
     with storage.open_store(arguments.store_url, create=False) as store:
@@ -188,7 +188,7 @@ def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder:
         names: of the lines, as the legend shows them.
     """
     rows = -(-len(drawn) // 2)
-    figure, axes = output.new_figure(2, rows, width=7.5, height=2.7 * rows + 0.3 * -(-len(names) // 2))
+    figure, axes = figures.new_figure(2, rows, width=7.5, height=2.7 * rows + 0.3 * -(-len(names) // 2))
     styles = _styles(list(names))
     handles: dict[str, Any] = {}
     for panel, ax in zip(drawn, axes.flat, strict=True):
@@ -206,7 +206,7 @@ def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder:
     shown = [name for name in names if name in handles]
     labels = [names[name] for name in shown]
     figure.legend([handles[name] for name in shown], labels, loc="outside lower center", ncols=2)
-    return output.save(figure, folder, file_name)
+    return figures.save(figure, folder, file_name)
 
 
 def _say(ax: Axes, notes: Sequence[str]) -> None:
@@ -220,6 +220,6 @@ def _say(ax: Axes, notes: Sequence[str]) -> None:
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A colour for each line, and another dash pattern each time round the colours."""
-    colors = [style["color"] for style in output.STYLE.values()]
+    colors = [style["color"] for style in figures.STYLE.values()]
     looks = [{"color": color, "linestyle": line} for line, color in itertools.product(_LINES, colors)]
     return dict(zip(names, itertools.cycle(looks), strict=False))

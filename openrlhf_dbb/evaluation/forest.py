@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openrlhf_dbb import figures
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.evaluation.tables import measure_name
-from openrlhf_dbb.inspect.text import shown
-from openrlhf_dbb.lab import output
+from openrlhf_dbb.terminal import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
     """
     columns = min(len(comparison.pairs), _COLUMNS)
     rows = -(-len(comparison.pairs) // columns)
-    figure, grid = output.new_figure(
+    figure, grid = figures.new_figure(
         columns,
         rows,
         height=rows * (0.22 * len(comparison.columns) + 0.4) + 0.7,
@@ -48,7 +48,7 @@ def draw(comparison: Comparison, folder: Path) -> list[Path]:
         f"difference in {measure_name(comparison)} (points) with 95 % interval\nfilled: p (Holm) < {ALPHA:g}",
         fontsize="medium",
     )
-    return output.save(figure, folder, "differences")
+    return figures.save(figure, folder, "differences")
 
 
 def _draw_pair(axes: Axes, found: Sequence[Difference]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from openrlhf_dbb.evaluation.journal import Row
 from openrlhf_dbb.evaluation.metrics import OverRuns, Summary, macro_average, summarize
 from openrlhf_dbb.evaluation.results import read_evaluation
-from openrlhf_dbb.inspect.text import table
+from openrlhf_dbb.terminal import table
 
 _LOG_S = 15.0  # a log file gets a line so often
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from openrlhf_dbb.evaluation import statistics as st
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.metrics import OverRuns, Summary
-from openrlhf_dbb.inspect.text import shown, table
+from openrlhf_dbb.terminal import shown, table
 
 SMALL = 50
 """Prompts below which the signed-rank and the sign test are printed beside the t-test, which wants means that are

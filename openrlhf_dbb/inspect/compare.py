@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.inspect.costs import cost_rows, print_costs
-from openrlhf_dbb.inspect.text import print_table, shown
+from openrlhf_dbb.terminal import print_table, shown
 from storage import PosteriorStore, RunRecord, StepLog, StoreError, read_log
 from storage.inspection import current_means, prompt_texts
 

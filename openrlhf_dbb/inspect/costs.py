@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrlhf_dbb.inspect.text import print_table, shown
+from openrlhf_dbb.terminal import print_table, shown
 from storage import PosteriorStore, RunRecord
 from storage.inspection import usage_by_step
 

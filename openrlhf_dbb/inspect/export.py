@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.runs import RUN_HELP, chosen
+from openrlhf_dbb.inspect.show import RUN_HELP, chosen
 from storage import PosteriorStore, RunRecord, read_usage
 from storage.log import HISTORY_COLUMNS, history_with_texts
 from storage.usage import COUNTS

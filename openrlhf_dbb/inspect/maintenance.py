@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from openrlhf_dbb.inspect.runs import RUN_HELP
-from openrlhf_dbb.inspect.text import shown
+from openrlhf_dbb.inspect.show import RUN_HELP
+from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, migrate
 from storage.invariants import check
 from storage.retention import prune

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.inspect.text import shown
+from openrlhf_dbb.terminal import shown
 
 _SCRIPTS = ("page.charts.js", "page.prompts.js", "page.rollouts.js", "page.js")
 

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect import page, rollouts
+from openrlhf_dbb.inspect import page, rollout_usage
 from openrlhf_dbb.inspect.intervals import beta_interval
 from openrlhf_dbb.inspect.page import packed
-from openrlhf_dbb.inspect.runs import RUN_HELP, chosen, configuration, facts
-from openrlhf_dbb.inspect.text import readable, shown
+from openrlhf_dbb.inspect.show import RUN_HELP, chosen, configuration, facts
 from openrlhf_dbb.inspect.trajectories import (
     BINS,
     FORGOTTEN_BY,
@@ -31,6 +30,7 @@ from openrlhf_dbb.inspect.trajectories import (
     epochs,
     trajectories,
 )
+from openrlhf_dbb.terminal import readable, shown
 from storage import PosteriorLog, PosteriorStore, RunRecord, UsageLog, read_posteriors, read_probes, read_usage
 from storage.inspection import (
     Means,
@@ -106,8 +106,8 @@ def gather(store: PosteriorStore, run: RunRecord, *, most_prompts: int = _MOST_P
         "unit": bool(((found.successes >= 0) & (found.successes <= found.rollouts)).all()),
         "steps": _by_step(log, found, edges),
         "epochs": {name: packed(values) for name, values in vars(by_epoch).items()} | {"bins": BINS},
-        "usage": rollouts.section(by_step, totals, edges),
-        "generated_total": rollouts.generated_total(by_step, last_step),
+        "usage": rollout_usage.section(by_step, totals, edges),
+        "generated_total": rollout_usage.generated_total(by_step, last_step),
         "probes": _probe_errors(store, run, log, edges),
         "shared": [
             {"name": shown(name), "step": packed(steps), "value": packed(values)}
@@ -269,7 +269,7 @@ def _prompts(
             "text": texts,
             "label": labels,
         }
-        | rollouts.per_prompt(usage, ids),
+        | rollout_usage.per_prompt(usage, ids),
         "common_prefix": _common_prefix(texts),
         "visits": {
             "step": packed(found.step[rows]),

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.text import table
-from openrlhf_dbb.lab import criteria, curves, forecast, output, recorded, specs
+from openrlhf_dbb.figures import small_multiples
+from openrlhf_dbb.lab import criteria, curves, forecast, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
-from openrlhf_dbb.lab.panels import small_multiples
 from openrlhf_dbb.lab.recorded import Recorded
 from openrlhf_dbb.lab.visits import Floats, Visits, Whole, rerun
+from openrlhf_dbb.terminal import table
 
 LEVELS = (0.5, 0.8, 0.95)
 PIT_BINS = 20
@@ -103,7 +104,7 @@ def add_command(commands: Any) -> None:
         help="as dbb:discount=0.4 (default: the run's own, dbb at the discount that forecasts best, auto)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the randomized PIT (default 0)")
-    output.add_out(parser)
+    figures.add_out(parser)
     parser.set_defaults(command=calibration)
 
 
@@ -125,7 +126,7 @@ def calibration(arguments: argparse.Namespace) -> None:
         print("dbb is shown at the discount with the best log score")
     print(f"\n{_table(results)}\n")
     print(f"{_LEGEND}\n")
-    for path in _write(output.folder(arguments), results, count):
+    for path in _write(figures.folder(arguments), results, count):
         print(path)
 
 
@@ -173,18 +174,18 @@ def _write(folder: Path, results: Sequence[Calibration], count: int) -> list[Pat
         inside = [None] * (2 * len(LEVELS)) if result.coverage is None else np.ravel(result.coverage).tolist()
         bins = result.reliability
         rows.append([result.label, result.log_score, *inside, bins.calibration_error, bins.by_chance])
-    paths = [output.write_csv(folder, "calibration", header, rows)]
+    paths = [figures.write_csv(folder, "calibration", header, rows)]
     reliable = [
         (result.label, *values)
         for result in results
         for values in zip(*(getattr(result.reliability, name) for name in _BIN_FIELDS), strict=True)
     ]
-    paths.append(output.write_csv(folder, "calibration_reliability", ("estimator", *_BIN_FIELDS), reliable))
+    paths.append(figures.write_csv(folder, "calibration_reliability", ("estimator", *_BIN_FIELDS), reliable))
     predictive = [result for result in results if result.density is not None]
     if predictive:
         starts = [f"density from {place / PIT_BINS:g}" for place in range(PIT_BINS)]
         densities = [(result.label, *result.density) for result in predictive if result.density is not None]
-        paths.append(output.write_csv(folder, "calibration_pit", ("estimator", *starts), densities))
+        paths.append(figures.write_csv(folder, "calibration_pit", ("estimator", *starts), densities))
         paths += _draw_pit(folder, predictive, count)
     return paths + _draw_reliability(folder, results)
 
@@ -197,14 +198,14 @@ def _draw_pit(folder: Path, results: Sequence[Calibration], count: int) -> list[
     centres = (np.arange(PIT_BINS) + 0.5) / PIT_BINS
     for axes, result in zip(panels, results, strict=True):
         assert result.density is not None
-        axes.bar(centres, result.density, width=1 / PIT_BINS, color=output.style(result.name)["color"])
+        axes.bar(centres, result.density, width=1 / PIT_BINS, color=figures.style(result.name)["color"])
         axes.axhspan(*pit_band(count), color="#7F7F7F", alpha=0.5, linewidth=0)
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(result.label)
         axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
     figure.supxlabel("PIT of the next visit's successes (grey: 95 % if right)", fontsize="medium")
     figure.supylabel("density", fontsize="medium")
-    return output.save(figure, folder, "calibration_pit")
+    return figures.save(figure, folder, "calibration_pit")
 
 
 def _draw_reliability(folder: Path, results: Sequence[Calibration]) -> list[Path]:
@@ -212,7 +213,7 @@ def _draw_reliability(folder: Path, results: Sequence[Calibration]) -> list[Path
     for axes, result in zip(panels, results, strict=True):
         bins = result.reliability
         axes.plot([0, 1], [0, 1], color="#7F7F7F", linewidth=1)
-        look = output.style(result.name) | {"linestyle": "-"}
+        look = figures.style(result.name) | {"linestyle": "-"}
         axes.errorbar(bins.forecast, bins.observed, yerr=_BAND * bins.error, capsize=2, **look)
         axes.set_title(result.label)
         axes.text(0.05, 0.95, f"error {bins.calibration_error:.3f}", ha="left", va="top", transform=axes.transAxes)
@@ -221,4 +222,4 @@ def _draw_reliability(folder: Path, results: Sequence[Calibration]) -> list[Path
         axes.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     figure.supxlabel("forecast success rate", fontsize="medium")
     figure.supylabel("observed S/N", fontsize="medium")
-    return output.save(figure, folder, "calibration_reliability")
+    return figures.save(figure, folder, "calibration_reliability")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.lab import output
-from openrlhf_dbb.lab.output import mark_best, style
+from openrlhf_dbb import figures
+from openrlhf_dbb.figures import mark_best, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,13 +93,13 @@ def draw_rollouts(axes: Axes, curves: Sequence[Curve]) -> None:
 
 def discount_figure(folder: Path, name: str, title: str, curves: Sequence[Curve]) -> list[Path]:
     """Figure NAME: curves over the discount; its files."""
-    figure, axes = output.new_figure(height=4.8)
+    figure, axes = figures.new_figure(height=4.8)
     draw_discounts(axes, curves)
     axes.set_title(title)
     axes.set_xlabel(DISCOUNT_LABEL)
     axes.set_ylabel(MSE_LABEL)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return output.save(figure, folder, name)
+    return figures.save(figure, folder, name)
 
 
 def prior_figure(folder: Path, title: str, best_of: Callable[[float, float], tuple[float, float]]) -> list[Path]:
@@ -112,11 +112,11 @@ def prior_figure(folder: Path, title: str, best_of: Callable[[float, float], tup
     """
     rows = [(alpha, beta, *best_of(alpha, beta)) for alpha in MASSES for beta in MASSES]
     mse_A_B = np.array([row[3] for row in rows]).reshape(len(MASSES), len(MASSES))
-    figure, axes = output.new_figure(height=4.8)
+    figure, axes = figures.new_figure(height=4.8)
     draw_prior(axes, 100 * (mse_A_B / mse_A_B.min() - 1))
     axes.set_title(title)
     header = ("prior_alpha", "prior_beta", "best_discount", "mse")
-    return [output.write_csv(folder, "prior", header, rows), *output.save(figure, folder, "prior")]
+    return [figures.write_csv(folder, "prior", header, rows), *figures.save(figure, folder, "prior")]
 
 
 def draw_prior(axes: Axes, excess_A_B: Floats) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.text import table
-from openrlhf_dbb.lab import curves, output, paper, probed, specs
+from openrlhf_dbb.figures import small_multiples
+from openrlhf_dbb.lab import curves, paper, probed, specs
 from openrlhf_dbb.lab.curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import families
 from openrlhf_dbb.lab.known import Known
-from openrlhf_dbb.lab.panels import small_multiples
+from openrlhf_dbb.terminal import table
 from storage import DEFAULT_URL, URL_VARIABLE
 
 _ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
@@ -37,7 +38,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
     text = f"as dbb:discount=0.4 (default: {' '.join(_ESTIMATORS)})"
     parser.add_argument("--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=text)
-    output.add_out(parser)
+    figures.add_out(parser)
     parser.set_defaults(command=_command)
 
 
@@ -53,7 +54,7 @@ def _command(arguments: argparse.Namespace) -> None:
         known, rollouts = Known.exactly(_sequences(arguments)), arguments.rollouts or 8
         title = f"given probabilities, N = {rollouts}"
     header, rows = by_visit(known, estimators, rollouts)
-    folder = output.folder(arguments)
+    folder = figures.folder(arguments)
     print(f"{title}: mean over {len(known.p_Q_T)} prompts\n")
     print(table(header, rows), end="\n\n")
     if arguments.run is not None:
@@ -130,7 +131,7 @@ def _write_moments(folder: Path, known: Known, estimators: Sequence[RewardEstima
             values = (known.p_Q_T[cell], found.bias[cell], found.variance[cell], found.mse[cell])
             rows.append((specs.label(estimator), prompt + 1, visit + 1, *values))
     header = ("estimator", "prompt", "visit", "p", "bias", "variance", "mse")
-    return output.write_csv(folder, "moments", header, rows)
+    return figures.write_csv(folder, "moments", header, rows)
 
 
 def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
@@ -141,7 +142,7 @@ def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimat
     candidates += [(specs.label(e), None, e) for e in estimators if not specs.knob(e)]
     rows = ((label, x, known.mse(e, rollouts), known.mse_without_noise(e, rollouts)) for label, x, e in candidates)
     header = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
-    return output.write_csv(folder, "discounts", header, rows)
+    return figures.write_csv(folder, "discounts", header, rows)
 
 
 def _curves(known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> list[Curve]:
@@ -179,8 +180,8 @@ def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
         for e, mse_N in zip(shown, mse_E_N, strict=True)
         for size, mse in zip(_GROUP_SIZES, mse_N, strict=True)
     ]
-    csv_file = output.write_csv(folder, "rollouts", ("estimator", "rollouts", "mse"), rows)
-    return [csv_file, *output.save(figure, folder, "rollouts")]
+    csv_file = figures.write_csv(folder, "rollouts", ("estimator", "rollouts", "mse"), rows)
+    return [csv_file, *figures.save(figure, folder, "rollouts")]
 
 
 def _draw_prior(folder: Path, title: str, known: Known, rollouts: int) -> list[Path]:

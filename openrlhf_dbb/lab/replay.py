@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
-from openrlhf_dbb.inspect.text import table
-from openrlhf_dbb.lab import criteria, curves, output, recorded, specs
+from openrlhf_dbb import figures
+from openrlhf_dbb.lab import criteria, curves, recorded, specs
 from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Verdict, evaluate, judge, shown
 from openrlhf_dbb.lab.recommend import DRAWS
 from openrlhf_dbb.lab.recorded import Recorded
 from openrlhf_dbb.lab.replay_figures import draw_advantages, draw_criterion
 from openrlhf_dbb.lab.visits import Visits
+from openrlhf_dbb.terminal import table
 
 _FEW_PROMPTS = 30
 
@@ -46,7 +47,7 @@ def add_command(commands: Any) -> None:
     text = "what decides (default: probes if any, else mse); likelihood judges forecasts, which want a longer memory"
     parser.add_argument("--criterion", choices=CRITERIA, help=text)
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
-    output.add_out(parser)
+    figures.add_out(parser)
     parser.set_defaults(command=replay)
 
 
@@ -69,7 +70,7 @@ def replay(arguments: argparse.Namespace) -> None:
     print(f"\n{_table(verdict, outcomes, own)}\n")
     print("\n".join(recommendation(verdict, what.visits)))
     print()
-    for path in _write(output.folder(arguments), verdict, outcomes, what.visits):
+    for path in _write(figures.folder(arguments), verdict, outcomes, what.visits):
         print(path)
 
 
@@ -167,10 +168,10 @@ def _negative(value: float | None) -> float | None:
 
 def _write(folder: Path, verdict: Verdict, outcomes: Sequence[Outcome], visits: Visits) -> list[Path]:
     header, rows = csv_rows(verdict, outcomes)
-    paths = [output.write_csv(folder, "replay", header, rows)]
+    paths = [figures.write_csv(folder, "replay", header, rows)]
     bins = [f"{low:g} to {high:g}" for low, high in zip(criteria.EDGES[:-1], criteria.EDGES[1:], strict=True)]
     histograms = [(o.label, o.advantages.zeros, *o.advantages.histogram) for o in outcomes]
-    paths.append(output.write_csv(folder, "replay_advantages", ("estimator", "0", *bins), histograms))
+    paths.append(figures.write_csv(folder, "replay_advantages", ("estimator", "0", *bins), histograms))
     if visits.number.any():
         paths += draw_criterion(folder, verdict)
     return paths + draw_advantages(folder, shown(verdict, outcomes))

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from openrlhf_dbb.lab import criteria, curves, output, specs
+from openrlhf_dbb import figures
+from openrlhf_dbb.figures import small_multiples
+from openrlhf_dbb.lab import criteria, curves, specs
 from openrlhf_dbb.lab.outcomes import Outcome, Verdict
-from openrlhf_dbb.lab.panels import small_multiples
 
 _LONG_LABEL = 20  # characters; longer ones do not fit three to a line
 
 
 def draw_criterion(folder: Path, verdict: Verdict) -> list[Path]:
     """The criterion over the discount; the band is the 95 % interval of dbb's difference to its best point."""
-    figure, axes = output.new_figure(width=6, height=4.5)
+    figure, axes = figures.new_figure(width=6, height=4.5)
     families: dict[str, list[int]] = {}
     for at, outcome in enumerate(verdict.candidates):
         families.setdefault(specs.family(outcome.estimator), []).append(at)
@@ -28,13 +29,13 @@ def draw_criterion(folder: Path, verdict: Verdict) -> list[Path]:
         drawn.append(curves.Curve(name, family, x, verdict.ranking.mean_C[members]))
         if best in members and x.size:
             _, low, high = (verdict.ranking.mean_C[best] + values[members] for values in verdict.ranking.excess(best))
-            color = output.style(name)["color"]
+            color = figures.style(name)["color"]
             axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, label="95 % of dbb less its best")
     curves.draw_discounts(axes, curves.merged(drawn))
     axes.set_xlabel("discount or smoothing")
     axes.set_ylabel("minus log-likelihood (nats)" if verdict.criterion == "likelihood" else "MSE (reward$^2$)")
     figure.legend(loc="outside upper center", ncols=3 if max(map(len, families)) < _LONG_LABEL else 2)
-    return output.save(figure, folder, f"replay_{verdict.criterion}")
+    return figures.save(figure, folder, f"replay_{verdict.criterion}")
 
 
 def draw_advantages(folder: Path, shown: Sequence[Outcome]) -> list[Path]:
@@ -42,10 +43,10 @@ def draw_advantages(folder: Path, shown: Sequence[Outcome]) -> list[Path]:
     figure, panels = small_multiples(len(shown))
     centres = (criteria.EDGES[:-1] + criteria.EDGES[1:]) / 2
     for axes, outcome in zip(panels, shown, strict=True):
-        color = output.style(outcome.estimator.name)["color"]
+        color = figures.style(outcome.estimator.name)["color"]
         axes.bar(centres, 100 * outcome.advantages.histogram, width=np.diff(criteria.EDGES), color=color)
         axes.set_title(outcome.label)
         axes.text(0.97, 0.95, f"{outcome.advantages.zeros:.0%} are 0", ha="right", va="top", transform=axes.transAxes)
     figure.supxlabel("advantage (standard deviations; outer bars: and beyond)", fontsize="medium")
     figure.supylabel("rollouts (%)", fontsize="medium")
-    return output.save(figure, folder, "replay_advantages")
+    return figures.save(figure, folder, "replay_advantages")

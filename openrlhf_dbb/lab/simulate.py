@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.text import table
-from openrlhf_dbb.lab import curves, output, regimes, specs
+from openrlhf_dbb.figures import small_multiples
+from openrlhf_dbb.lab import curves, regimes, specs
 from openrlhf_dbb.lab.curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import Result, Setting, families, simulate
-from openrlhf_dbb.lab.panels import small_multiples
+from openrlhf_dbb.terminal import table
 
 _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
@@ -51,14 +52,14 @@ def add_command(commands: Any) -> None:
     ):
         default = getattr(Setting, name)
         parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default {default})")
-    output.add_out(parser)
+    figures.add_out(parser)
     parser.set_defaults(command=_command)
 
 
 def _command(arguments: argparse.Namespace) -> None:
     setting, names, sizes, discounts = _checked(arguments)
     estimators = [specs.parse(text) for text in arguments.estimators]
-    folder = output.folder(arguments)
+    folder = figures.folder(arguments)
     results = []
     for name, size in _progress([(name, size) for name in names for size in sizes]):
         results.append(simulate(estimators, discounts, name, size, setting))
@@ -126,7 +127,7 @@ def _write_table(folder: Path, estimators: Sequence[RewardEstimator], results: S
         for e, mse_K, ratio_K in zip(estimators, result.mse_E_K, result.ratio_E_K, strict=True)
     )
     header = ("regime", "rollouts", "estimator", "mse", "mse_error", "ratio", "ratio_error")
-    return output.write_csv(folder, "table", header, rows)
+    return figures.write_csv(folder, "table", header, rows)
 
 
 def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
@@ -137,7 +138,7 @@ def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
         for x, mse_K in zip(x_X, mse_X_K, strict=True)
     )
     header = ("regime", "rollouts", "estimator", "discount_or_smoothing", "mse", "mse_error")
-    return output.write_csv(folder, "discounts", header, rows)
+    return figures.write_csv(folder, "discounts", header, rows)
 
 
 def _mean_and_error(values_K: Floats) -> tuple[float, float | None]:
@@ -166,7 +167,7 @@ def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: 
     figure.supxlabel(curves.DISCOUNT_LABEL)
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return output.save(figure, folder, f"discounts_N{results[0].rollouts}")
+    return figures.save(figure, folder, f"discounts_N{results[0].rollouts}")
 
 
 def _draw_close_up(folder: Path, estimators: Sequence[RewardEstimator], result: Result) -> list[Path]:
@@ -199,7 +200,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     header = ("regime", "rollouts", "estimator", "mse", "mse_error")
-    return [output.write_csv(folder, "rollouts", header, records), *output.save(figure, folder, "rollouts")]
+    return [figures.write_csv(folder, "rollouts", header, records), *figures.save(figure, folder, "rollouts")]
 
 
 def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], setting: Setting) -> list[Path]:

@@ -38,4 +38,4 @@ def _reward(query: str, prompt: str, label: str | int) -> float:
     return float(response_text(query, prompt) == text)
 
 
-reward_func.quick = True  # type: ignore[attr-defined]  # see openrlhf_dbb.rollouts
+reward_func.quick = True  # type: ignore[attr-defined]  # see openrlhf_dbb.actors.vllm_actor

@@ -1,0 +1,284 @@
+"""Rollout batches: prompts drawn, generated for by vLLM and judged by the rollout strategy, until a batch is full.
+
+Axes: N rollouts of a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+
+from openrlhf_dbb.actors.vllm_actor import RewardError, single_value
+from openrlhf_dbb.core.probes import Key
+from openrlhf_dbb.core.strategies import Sampling
+
+
+class BudgetSpent(Exception):
+    """``--train.max_rollouts`` allows no further batch: the training is over."""
+
+
+@dataclass
+class Aside:
+    """What a step has cost beside the rollouts that are trained on.
+
+    Attributes:
+        observed: rollouts that are not trained on: scores, rewards and lengths only.
+        skipped: how often each prompt was drawn and passed over.
+    """
+
+    observed: list[Experience]
+    skipped: Counter[Key]
+
+
+class RolloutGenerator(SamplesGenerator):
+    """Fills whole rollout batches, as its strategy decides.
+
+    OpenRLHF trains the short batch at the end of an episode, whose rows may not fill an optimizer step: such rows
+    vanish, or shift every later step. Here its groups wait and are completed in the next episode, under the same
+    policy. Between steps nothing is left over.
+
+    Attributes:
+        sampling: the strategy.
+        numbers: each prompt's number, as the strategy knows it.
+        generated: training rollouts generated so far, of which none waits for its result between steps.
+        watch: called with the groups kept so far.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sampling: Sampling,
+        numbers: Mapping[Key, int],
+        max_rollouts: int | None = None,
+        watch: Callable[[int], None] = lambda kept: None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.sampling = sampling
+        self.numbers = numbers
+        self.generated = 0
+        self.watch = watch
+        self._max_rollouts = max_rollouts
+        self._dataloader_iter: Any = None
+        self._kept: list[list[Experience]] = []
+        self._aside = Aside([], Counter())
+
+    @property
+    def at_end_of_episode(self) -> bool:
+        """True if the next call starts a new pass over the data."""
+        return self._dataloader_iter is None
+
+    @torch.no_grad()
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
+        """One whole rollout batch, or none if the pass over the data ends first.
+
+        Returns:
+            Its rollouts, group by group; the share of groups kept, in percent (as OpenRLHF logs it); prompts
+            generated for; whether the pass is over.
+
+        Raises:
+            BudgetSpent: the batch could not be filled any more.
+            openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
+        """
+        if self._dataloader_iter is None:
+            self._dataloader_iter = iter(self.prompts_dataloader)
+        batch, consumed = self.args.rollout.batch_size, 0
+        with self._engines_awake():
+            while len(self._kept) < batch:
+                if self._dataloader_iter is None:
+                    return [], None, consumed, True
+                missing = batch - len(self._kept)
+                if self._groups_left() < missing:
+                    raise BudgetSpent
+                asked = self.sampling.round_size(missing)
+                drawn = self._draw(int(min(asked, self._groups_left())))
+                consumed += self._round(drawn, **generate_kwargs) if drawn else 0
+                self.sampling.end_round()
+        self.sampling.end_step()
+        kept, surplus = self._kept[:batch], self._kept[batch:]
+        self._kept = []
+        for group in surplus:
+            self._aside.observed += map(_scores_only, group)
+        rollouts = [rollout for group in kept for rollout in group]
+        generated = len(rollouts) + len(self._aside.observed)
+        return rollouts, 100 * len(rollouts) / generated, consumed, self.at_end_of_episode
+
+    def take_aside(self) -> Aside:
+        """What has come beside the batch since the last call."""
+        taken, self._aside = self._aside, Aside([], Counter())
+        return taken
+
+    def unused(self) -> tuple[int, int]:
+        """Rollouts, and their tokens, that no step has taken: of a last batch that was not filled."""
+        left = [*self._aside.observed, *(rollout for group in self._kept for rollout in group)]
+        return len(left), sum(int(rollout.response_length.item()) for rollout in left)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold; taken between steps."""
+        return {"generated": self.generated, "sampling": self.sampling.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        self.generated = state["generated"]
+        self.sampling.load(state["sampling"])
+
+    def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> list[list[float]]:
+        """Scores of more responses to the prompts of some rollouts, under the present weights.
+
+        Args:
+            rollouts: one of each prompt.
+            samples: responses to each prompt; they are not counted as training rollouts.
+            generate_kwargs: as for :meth:`generate_samples`.
+
+        Returns:
+            ``samples`` scores for each of ``rollouts``, NaN where missing.
+
+        Raises:
+            RewardError: as in training, and for a response without any score.
+        """
+        with self._engines_awake():
+            refs = self._dispatch_prompts_to_vllm(
+                [rollout.prompts[0] for rollout in rollouts],
+                [rollout.labels[0] for rollout in rollouts],
+                images=[rollout.images[0] if rollout.images else None for rollout in rollouts],
+                **generate_kwargs | {"n_samples_per_prompt": samples},
+            )
+            return [[_score(response) for response in ray.get(ref)] for ref in refs]
+
+    @torch.no_grad()
+    def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
+        """Samples of all evaluation prompts, side by side for each prompt, in the order of the data.
+
+        They are not counted as training rollouts. OpenRLHF waits for each rollout batch of prompts before it sends
+        the next, and returns prompts in the order in which they end.
+
+        Raises:
+            RewardError: as in training.
+        """
+        data = self.eval_dataloader.dataset
+        with self._engines_awake():
+            refs = self._dispatch_prompts_to_vllm(data.prompts, data.labels, images=data.images, **generate_kwargs)
+            answers = [answer for ref in refs for answer in ray.get(ref)]
+        return [self._process_response_into_experience(answer, **generate_kwargs) for answer in answers]
+
+    @contextlib.contextmanager
+    def _engines_awake(self) -> Iterator[None]:
+        if self.args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.vllm_engines, "wake_up")
+        try:
+            yield
+        finally:
+            if self.args.vllm.enable_sleep:
+                batch_vllm_engine_call(self.vllm_engines, "sleep")
+
+    def _groups_left(self) -> float:
+        """Groups that the budget still allows."""
+        if self._max_rollouts is None:
+            return float("inf")
+        return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
+
+    def _draw(self, count: int) -> list[tuple[str, Any, Any]]:
+        """The next ``count`` prompts that are not skipped: text, label, image; fewer at the end of the pass."""
+        drawn: list[tuple[str, Any, Any]] = []
+        while len(drawn) < count:
+            try:
+                _, texts, labels, images = next(self._dataloader_iter)
+            except StopIteration:
+                # At once, not at the next draw: a finished data loader must not get into a checkpoint.
+                self._dataloader_iter = None
+                self.sampling.end_pass()
+                break
+            for text, label, image in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
+                key = (text, str(label))
+                if self.sampling.skips(self.numbers[key]):
+                    self._aside.skipped[key] += 1
+                else:
+                    drawn.append((text, label, image))
+        return drawn
+
+    def _round(self, drawn: list[tuple[str, Any, Any]], **generate_kwargs: Any) -> int:
+        """Generate for prompts, and for those in place of rejected ones; the number of all of them.
+
+        Kept groups stand in the order in which they were sent out: which answers come first depends on their lengths.
+        """
+        pending: dict[Any, int] = {}
+        kept: dict[int, list[Experience]] = {}
+        sent = self._send(drawn, pending, 0, **generate_kwargs)
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=10.0)
+            for ref in ready:
+                place = pending.pop(ref)
+                group = [self._process_response_into_experience(answer, **generate_kwargs) for answer in ray.get(ref)]
+                if self._judge(group):
+                    kept[place] = group
+                    self.watch(len(self._kept) + len(kept))
+                    continue
+                self._aside.observed += map(_scores_only, group)
+                if self.sampling.replaces and self._dataloader_iter is not None and self._groups_left() >= 1:
+                    sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
+        self._kept += [kept[place] for place in sorted(kept)]
+        return sent
+
+    def _send(
+        self, drawn: list[tuple[str, Any, Any]], pending: dict[Any, int], first: int, **generate_kwargs: Any
+    ) -> int:
+        """Send prompts to the engines; ``pending`` gets each one's place. From here on they count as generated."""
+        if not drawn:
+            return 0
+        texts, labels, images = (list(column) for column in zip(*drawn, strict=True))
+        refs = self._dispatch_prompts_to_vllm(texts, labels, images=images, **generate_kwargs)
+        pending.update(zip(refs, range(first, first + len(refs)), strict=True))
+        self.generated += len(refs) * self.args.rollout.n_samples_per_prompt
+        return len(refs)
+
+    def _judge(self, group: list[Experience]) -> bool:
+        scores_N = _scores(group)
+        number = self.numbers[group[0].prompts[0], str(group[0].labels[0])]
+        return scores_N is None or self.sampling.keeps(number, scores_N)
+
+    def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
+        experience = super()._process_response_into_experience(response, **generate_kwargs)
+        if experience.scores is not None:  # logged as a mean, which a missing score (NaN) would spoil
+            experience.info["score"] = experience.scores.nan_to_num()
+        return experience
+
+
+def _scores(group: list[Experience]) -> NDArray[np.float64] | None:
+    """The verifier's scores, or else the rewards; None if a reward model gives them later."""
+    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in group]
+    if any(value is None for value in values):
+        return None
+    return np.array([value.item() for value in values], dtype=np.float64)
+
+
+def _scores_only(rollout: Experience) -> Experience:
+    """What the estimator and the ledger need of a rollout that is not trained on."""
+    return Experience(
+        rewards=rollout.rewards,
+        scores=rollout.scores,
+        response_length=rollout.response_length,
+        truncated=rollout.truncated,
+        prompts=rollout.prompts,
+        labels=rollout.labels,
+        images=rollout.images,
+    )
+
+
+def _score(response: dict[str, Any]) -> float:
+    """The verifier's score, or else the reward, as in training."""
+    score = response.get("scores")
+    score = single_value(response.get("reward") if score is None else score)
+    if score is None:
+        raise RewardError(f"no score came with a probe of prompt {response['prompt'][:80]!r}; mend the agent")
+    return float(score)

@@ -1,0 +1,319 @@
+"""OpenRLHF's trainer with a posterior store behind it: start, resume, step, checkpoint, evaluation."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
+
+import estimators
+import storage
+from openrlhf_dbb import prompts, upstream
+from openrlhf_dbb.actors import evaluation as evaluations
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
+from openrlhf_dbb.actors.replay import Replays, cache_file, delete_stale
+from openrlhf_dbb.actors.tokenizers import NamedTokenizer
+from openrlhf_dbb.core import probes, strategies
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.replay.cache import ReplayCache
+
+MARK = "openrlhf_dbb"
+"""Key of our entry in OpenRLHF's checkpoint states."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What the trainer needs beside OpenRLHF's arguments; made by the preflight, sent to the actor.
+
+    Attributes:
+        store_url: where the posteriors are; kept out of ``args``, which OpenRLHF sends to its trackers.
+        run_id: the run to own, created or checked by the preflight.
+        estimator, parameters: as in :func:`estimators.build`.
+        rows: rows of the data set to train on.
+    """
+
+    store_url: str = field(repr=False)
+    run_id: int
+    estimator: str
+    parameters: dict[str, Any]
+    rows: list[int]
+
+
+@dataclass
+class Progress:
+    """What the driver's progress bar shows; steps are global steps."""
+
+    step: int = 0
+    total: int = 0
+    reward: float | None = None
+    accuracy: dict[int, float] = field(default_factory=dict)
+    phase: str = "starting"
+
+
+class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
+    """Upstream's loop, unchanged; a step is stored while it is trained on, and reported once both are done."""
+
+    wandb_logger: Any
+    tensorboard_logger: Any
+
+    def __init__(self, pretrain: str, strategy: Any, *groups: Any, plan: RunPlan, **generate_kwargs: Any) -> None:
+        # Upstream never seeds this process, so that the order of the prompts would differ between runs.
+        torch.manual_seed(strategy.args.train.seed)
+        prompts.train_on(plan.rows, strategy.args)
+        # Upstream forbids vLLM to end a response at once, but not the policy that it trains: what is never sampled is
+        # never corrected. Where a group's advantages do not sum to zero, all-wrong groups push probability there.
+        generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
+        super().__init__(pretrain, strategy, *groups, **generate_kwargs)
+        self._store = storage.open_store(plan.store_url)
+        self._run = self._store.claim_run(plan.run_id)
+        data = self.prompts_dataloader.dataset
+        labels = [str(label) for label in data.labels]
+        self._posteriors = Posteriors(
+            estimators.build(plan.estimator, **plan.parameters),
+            self._run,
+            self._store.register_prompts(data.prompts, labels),
+            data.prompts,
+            labels,
+        )
+        self.samples_generator = RolloutGenerator(
+            strategy=strategy,
+            prompts_dataloader=self.prompts_dataloader,
+            eval_dataloader=self.eval_dataloader,
+            tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
+            vllm_engines=self.vllm_engines,
+            sampling=strategies.build(self.args),
+            numbers=self._posteriors.numbers,
+            max_rollouts=self.args.train.max_rollouts,
+            watch=self._watch_groups,
+        )
+        self.experience_maker = PosteriorExperienceMaker(
+            self.actor_model_group,
+            self.critic_model_group,
+            self.reward_model_group,
+            self.reference_model_group,
+            self.kl_ctl,
+            strategy,
+            self.tokenizer,
+        )
+        self.experience_maker.posteriors = self._posteriors
+        if self.args.replay.samples:
+            self.experience_maker.replays = Replays(self.args, self._posteriors.numbers)
+        self._answer = evaluations.answer_of(self.args.reward.remote_url)
+        self._probed = probes.of(self.args, data.prompts, labels)
+        self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        self._budget = self.args.train.max_rollouts
+        if self._budget is not None:
+            self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
+        planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
+        self._progress = Progress(total=planned // self._a_step)
+
+    def progress(self) -> Progress:
+        """The newest numbers; may be called while :meth:`fit` runs."""
+        return self._progress
+
+    def fit(self, global_step: int = 0) -> None:
+        """Train to the end and evaluate the result.
+
+        Raises:
+            openrlhf_dbb.core.strategies.SamplingError: no batch could be filled.
+        """
+        if self._budget is not None:
+            self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
+        try:
+            super().fit(global_step)
+        except BudgetSpent:
+            for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                tracker.close()
+        if not self._progress.step:
+            raise strategies.SamplingError(
+                f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
+                "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
+            )
+        # The trackers are closed by now. A last step that is no multiple of eval.steps is evaluated here.
+        self.wandb_logger = self.tensorboard_logger = None
+        if self._evaluates and self._progress.step not in self._progress.accuracy:
+            self._evaluate_now(self._progress.step)
+
+    def finish(self) -> Progress:
+        """Mark the run as finished: called once the model is saved, since a finished run is not resumed."""
+        self._run.finish(*self.samples_generator.unused())
+        self._progress.phase = "finished"
+        return self._progress
+
+    def close(self) -> None:
+        """Close the database; the trainer is of no use afterwards."""
+        self._store.close()
+
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Upstream's states; the store is rolled back to their step, which later steps may have left behind.
+
+        Raises:
+            storage.StoreError: the checkpoint belongs to another run, or is newer than the store.
+        """
+        states = super().init_checkpoint_states()
+        if not states:  # a checkpoint folder without a complete checkpoint: killed during the first one
+            states = {
+                "episode": 0,
+                "global_step": 0,
+                "total_consumed_prompts": 0,
+                "data_loader_state_dict": {},
+            }
+        mark = states.get(MARK)
+        step = states["global_step"]
+        if step and (mark is None or mark["run"] != self._run.record.uuid):
+            owner = f"run {mark['run']}" if mark else "a run without posteriors"
+            raise storage.StoreError(
+                f"the checkpoint in {self.args.ckpt.path} belongs to {owner}, not to {self._run.record.name} "
+                f"({self._run.record.uuid}); give the --ckpt.path of that run"
+            )
+        self._run.roll_back(step)
+        self._posteriors.load()
+        self._progress.step = step
+        if mark:
+            self.samples_generator.load(mark["generation"])
+            self._progress.accuracy = dict(mark["accuracy"])
+            if self.experience_maker.replays is not None:
+                file = cache_file(self.args.ckpt.path, step)
+                self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
+        # Another shuffle for every episode, also when one starts from a fresh data loader.
+        torch.manual_seed(self.args.train.seed + states["episode"])
+        self._progress.phase = "training"
+        if step == 0 and self._evaluates and not self.args.eval.skip_start:
+            self._evaluate_now(0)
+        return states
+
+    def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
+        """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
+
+        The posteriors are written meanwhile; the step is reported, and may be saved, once they are.
+
+        Raises:
+            RuntimeError: the batch did not lead to an optimizer step.
+            storage.StoreError: the posteriors cannot be written.
+        """
+        self._progress.phase = "training"
+        aside = self.samples_generator.take_aside()
+        self.experience_maker.step, self.experience_maker.aside = global_step + 1, aside
+        began = time.monotonic()
+        observed = [*rollout_samples, *aside.observed]
+        self.experience_maker.probed = self._probe(observed) if self._probed else None
+        probe_time = time.monotonic() - began
+        status, step = super().train_step(rollout_samples, global_step)
+        if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
+            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts are no optimizer step")
+        status |= self.experience_maker.metrics | self.samples_generator.sampling.metrics()
+        status["rollout/generated"] = self.samples_generator.generated
+        if self._probed:
+            status["timing/probe"] = probe_time
+        began = time.monotonic()
+        self._progress.phase = "waiting for the store"  # seen only where it takes long
+        self._posteriors.settle()
+        self._progress.phase = "training"
+        status["timing/store_wait"] = time.monotonic() - began
+        verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
+        if verified:  # without a reward function a reward model scores later, and nothing is missing
+            status["rollout/reward_mean"] = sum(verified) / len(verified)
+        self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
+        if self._budget is not None:  # steps that discard rollouts are fewer
+            self._progress.total = max(step, self._budget * step // self.samples_generator.generated)
+        return status, step
+
+    def _probe(self, rollouts: list[Any]) -> probes.Probes:
+        """More rollouts, for their scores alone, of the batch's probed prompts under the policy of this step."""
+        found = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
+        asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
+        scores: list[list[float]] = []
+        if asked:
+            self._progress.phase = "probing"
+            samples = self.args.probe.samples
+            scores = self.samples_generator.score_more(list(asked.values()), samples, **self.generate_kwargs)
+            self._progress.phase = "training"
+        return probes.Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
+
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Add our state to the checkpoint, and make the store durable up to it beforehand."""
+        states = client_states if client_states is not None else {}
+        states[MARK] = {
+            "run": self._run.record.uuid,
+            "generation": self.samples_generator.state(),
+            "accuracy": self._progress.accuracy,
+        }
+        if self.samples_generator.at_end_of_episode:
+            # A finished data loader would serve its whole episode again after a resume.
+            states |= {"episode": states["episode"] + 1, "data_loader_state_dict": {}}
+        if global_step % self.args.ckpt.save_steps == 0:
+            self._run.record_checkpoint(global_step, f"global_step{global_step}")
+            self._save_replays(global_step)
+        super().save_logs_and_checkpoints(global_step, logs_dict, states)
+        delete_stale(self.args.ckpt.path)
+
+    def save_best_checkpoint(
+        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Upstream's checkpoint of the best evaluation, from which a run may be continued like from any other."""
+        if self.best_eval_metric_key != "none":
+            self._save_replays(global_step)
+        super().save_best_checkpoint(eval_metrics, global_step, client_states)
+        delete_stale(self.args.ckpt.path)
+
+    def _save_replays(self, step: int) -> None:
+        if self.experience_maker.replays is not None:
+            file = cache_file(self.args.ckpt.path, step)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self.experience_maker.replays.cache.save(file)
+
+    @torch.no_grad()
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
+        """Upstream's evaluation with more measures, each prompt's results stored.
+
+        Raises:
+            UsageError: the best checkpoint is to be chosen by a measure that there is not.
+            storage.StoreError: the results cannot be written.
+        """
+        self._progress.phase = "evaluating"
+        data = self.eval_dataloader.dataset
+        samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
+        evaluated = evaluations.collect(data, samples, self.tokenizer, self._answer)
+        loaded = [(data.datasources, data.prompts, None, None)]  # as one batch of the data loader
+        logs = compute_eval_metrics(loaded, samples, generate_kwargs["n_samples_per_prompt"]) | evaluated.logs()
+        evaluations.check_best_key(self.best_eval_metric_key, logs)
+        evaluated.record(
+            self._store,
+            self._run,
+            global_step,
+            data,
+            model=self.args.actor.model_name_or_path,
+            config={"dataset": self.args.eval.dataset, **generate_kwargs},
+            generated_total=self.samples_generator.generated,
+        )
+        for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            tracker.log_eval(global_step, logs)
+        self._progress.accuracy[global_step] = evaluated.accuracy
+        self._progress.phase = "training"
+        return logs
+
+    def _watch_groups(self, kept: int) -> None:
+        self._progress.phase = f"generating, {kept} of {self.args.rollout.batch_size} groups"
+
+    @property
+    def _evaluates(self) -> bool:
+        return self.eval_dataloader is not None and self.args.eval.steps != float("inf")
+
+    def _evaluate_now(self, step: int) -> None:
+        kwargs = self.generate_kwargs | {
+            "temperature": self.args.eval.temperature,
+            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
+        }
+        self.evaluate(step, **kwargs)
+
+
+def _is_missing(rollout: Any) -> bool:
+    return bool(rollout.info.get("missing", torch.zeros(1)).any())

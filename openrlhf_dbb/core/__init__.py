@@ -1,0 +1,8 @@
+"""What a training step computes, in numpy alone: no torch, no Ray, no OpenRLHF.
+
+posteriors   rollouts of a step -> posteriors, stored -> advantages
+usage        what became of every rollout of a step
+probes       extra rollouts of some prompts that measure the estimates
+strategies/  which prompts are generated for, and which groups are trained on
+replay/      RePO's cache of old rollouts: what is kept, chosen, and how it is weighted
+"""

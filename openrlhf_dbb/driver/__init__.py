@@ -1,0 +1,10 @@
+"""What runs in the process the user starts, before and around Ray.
+
+arguments  command line over preset over defaults -> Settings
+flags      the parser: OpenRLHF's flags, and ours beside them
+checks     combinations of arguments that cannot work
+preflight  everything that can be refused before an engine starts
+start      the run to train: new, resumed or warm-started
+printed    the configuration before, the summary after
+launch     Ray, the actors, the progress bar
+"""

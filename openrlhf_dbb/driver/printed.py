@@ -1,0 +1,139 @@
+"""What the training command prints: the effective configuration before, the summary after."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import storage
+import storage.inspection
+from openrlhf_dbb import __version__, methods, presets
+from openrlhf_dbb.core import probes
+from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.start import Start
+
+
+def configuration(settings: Settings, start: Start | None) -> str:
+    """Every value that is not OpenRLHF's default, where it comes from, and what differs from the paper."""
+    # Flags alone are compared with the paper's own method.
+    recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
+    paper = presets.paper(settings.estimator) | recipe
+    lines = [
+        f"openrlhf_dbb {__version__} - preset {settings.preset}, method {settings.method}, "
+        f"estimator {settings.estimator}",
+        f"method     {methods.describe(settings.method, settings.args, settings.estimator)}",
+    ]
+    if start is not None:
+        verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
+        lines += [
+            f"run        {start.run.name} ({verb})",
+            f"store      {start.location}",
+            f"data       {start.prompts.report()}",
+            f"budget     {_budget(settings.args, start)}",
+        ]
+        if settings.args.rollout.strategy != "plain" and settings.args.actor.lr_scheduler != "constant":
+            lines.append(
+                f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is laid out for a run that trains on "
+                "every rollout; this one discards some and will end before the schedule does"
+            )
+        if start.warm_start is not None:
+            warm = start.warm_start
+            lines.append(
+                f"warm start {warm.matched} prompts from {warm.source.name}, weight {settings.warm_start_weight:g}; "
+                f"{warm.unmatched} start from the prior"
+            )
+        if settings.args.probe.fraction:
+            lines.append(_probes(settings.args, start))
+        lines += start.notes
+    lines.append("configuration (others: OpenRLHF's defaults; * differs from the paper)")
+    for flag, value in settings.flags.items():
+        known = paper.get(flag)
+        differs = known is not None and not _equal(value, known.value)
+        if flag in settings.origin or differs:
+            note = f"  paper: {_text(known.value)}" if known is not None and differs else ""
+            origin = settings.origin.get(flag, "OpenRLHF's default")
+            lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
+    return "\n".join(lines)
+
+
+def summary(start: Start, progress: Any, seconds: float) -> str:
+    """Accuracy, steps, rollouts, rescued groups, and where to look; the counts come from the store."""
+    run = start.run.run_id
+    with storage.open_store(start.store_url) as store:
+        used = storage.inspection.progress(store, start.run)
+    lines = ["", f"run {start.run.name} finished in {time.strftime('%M:%S', time.gmtime(seconds))} min"]
+    if len(progress.accuracy) > 1:
+        first, last = min(progress.accuracy), max(progress.accuracy)
+        lines.append(
+            f"  accuracy     {progress.accuracy[first]:.1%} before, {progress.accuracy[last]:.1%} after "
+            "(held-out prompts, mean over samples)"
+        )
+    lines.append(f"  steps        {progress.step}")
+    lines += _rollouts(used)
+    if used["probes"]:
+        lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
+    held = f"sqlite3 {start.location}" if start.store_url.startswith("sqlite") else f"psql {start.location}"
+    lines += [
+        f"  database     {start.location}",
+        "  try          " + held + " \\",
+        '    "SELECT step, count(*) AS prompts, avg(mean) AS posterior_mean FROM posterior_history '
+        f'WHERE run_id = {run} GROUP BY step ORDER BY step"',
+        "  or           openrlhf-dbb report " + start.run.name,
+    ]
+    return "\n".join(lines)
+
+
+def _rollouts(used: dict[str, Any]) -> list[str]:
+    """Where the rollouts of the run went; ``used`` as :func:`storage.inspection.progress` gives it."""
+    generated = used["generated"] + used["unused_rollouts"]
+    lines = [f"  rollouts     {generated} generated, {used['trained']} trained on"]
+    if used["unused_rollouts"]:
+        lines[0] += f", {used['unused_rollouts']} left over at the end"
+    if used["replayed"]:
+        lines[0] += f"; {used['replayed']} replayed"
+    if used["skipped"]:
+        lines[0] += f"; prompts were skipped {used['skipped']} times"
+    unanimous = used["zero_variance"]
+    if unanimous:
+        part = f"{unanimous / used['generated']:.0%} of them in groups that agree wholly (zero variance)"
+        rescued = f"; {used['rescued'] / unanimous:.0%} of these still gave an advantage" if used["rescued"] else ""
+        lines.append(f"               {part}{rescued}")
+    if used["informative_groups"]:
+        cost = used["generated"] / used["informative_groups"]
+        lines.append(
+            f"  groups       {used['informative_groups']} of {used['groups']} taught something, "
+            f"{cost:.3g} rollouts each"
+        )
+    return lines
+
+
+def _probes(args: SimpleNamespace, start: Start) -> str:
+    texts, labels = start.prompts.texts, start.prompts.labels
+    probed = probes.of(args, texts, labels)
+    visits = sum(prompt in probed for prompt in zip(texts, labels, strict=True))
+    trained = len(texts) * args.rollout.n_samples_per_prompt
+    return (
+        f"probes     {len(probed)} of {len(texts)} prompts, {args.probe.samples} extra rollouts at each visit: "
+        f"{visits * args.probe.samples} an epoch beside {trained} of training"
+    )
+
+
+def _budget(args: SimpleNamespace, start: Start) -> str:
+    """The training rollouts that will be generated at most, and how that comes about."""
+    prompts, group = len(start.prompts.texts), args.rollout.n_samples_per_prompt
+    if args.train.max_rollouts is not None:
+        passes = args.train.max_rollouts / (prompts * group)
+        return f"{args.train.max_rollouts} rollouts at most, as many as {passes:.3g} passes over the prompts"
+    rollouts = prompts * group * args.train.num_episodes
+    return f"{rollouts} rollouts: {prompts} prompts x {group} samples x {args.train.num_episodes} episodes"
+
+
+def _equal(value: Any, paper: Any) -> bool:
+    if isinstance(paper, list):
+        return value is not None and list(value) == paper
+    return bool(value == paper)
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,246 @@
+"""The run behind a training: a new one, or one to continue, with all that must match."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import estimators
+import storage
+from openrlhf_dbb import methods
+from openrlhf_dbb.driver.arguments import Settings, fill_in
+from openrlhf_dbb.driver.flags import flag_prefix
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.prompts import Prompts
+
+# Flags whose values name a run's folders: a resumed run keeps those it was started with.
+_PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
+
+
+@dataclass(frozen=True)
+class Start:
+    """A checked start.
+
+    Attributes:
+        run: the run to train; owned by nobody yet.
+        resumed: whether it has been trained before.
+        store_url: absolute URL of its database.
+        location: the same for people, without a password.
+        prompts: what it trains on.
+        warm_start: coverage of the imported posteriors, if any.
+        notes: lines the user should see.
+    """
+
+    run: storage.RunRecord
+    resumed: bool
+    store_url: str
+    location: str
+    prompts: Prompts
+    warm_start: storage.WarmStart | None
+    notes: list[str]
+
+
+def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
+    """The run to continue, or None for a new one.
+
+    Raises:
+        UsageError, storage.StoreError: no such run, or it is finished.
+    """
+    if settings.resume:
+        record = store.find_run(settings.resume)
+    elif settings.resume is not None:
+        found = store.latest_run(unfinished=True)
+        if found is None:
+            raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
+        record = found
+    elif settings.args.ckpt.load_enable:
+        same = [run for run in store.runs() if run.config.get("ckpt.path") == settings.args.ckpt.path]
+        unfinished = [run for run in same if run.status != "finished"]
+        if not unfinished:
+            if (Path(settings.args.ckpt.path) / "_actor" / "latest").is_file():
+                raise UsageError(
+                    f"--ckpt.load_enable: the checkpoints in {settings.args.ckpt.path} belong to no unfinished run in "
+                    f"{store.location}; name the run with --resume, or another --ckpt.path"
+                )
+            return None
+        record = unfinished[-1]
+    else:
+        return None
+    if record.status == "finished":
+        raise UsageError(
+            f"--resume {record.name}: that run finished at step {record.last_step}; start a new run, "
+            f"with --warm_start {record.name} to begin from its posteriors"
+        )
+    return record
+
+
+def adopt_places(settings: Settings, record: storage.RunRecord) -> None:
+    """Continue in the run's own folders, unless the command line names others."""
+    settings.run_name = record.name
+    settings.args.ckpt.load_enable = True
+    for flag in _PLACES:
+        if settings.origin.get(flag) == "command line" or flag not in record.config:
+            continue
+        fill_in(settings, flag, record.config[flag], f"run {record.name}")
+
+
+def count_updates(settings: Settings, prompts: Prompts) -> None:
+    """Tell an estimator that forgets by policy updates how many of them make one pass over the prompts."""
+    parameters = settings.parameters
+    if parameters.get("forgetting") != "updates" or parameters.get("updates_per_epoch") != 0:
+        return
+    updates = len(prompts.texts) / settings.args.rollout.batch_size
+    parameters["updates_per_epoch"] = updates
+    flag = f"{flag_prefix(settings.estimator)}.updates_per_epoch"
+    fill_in(settings, flag, updates, "prompts / rollout.batch_size")
+
+
+def plan_rollouts(settings: Settings, prompts: Prompts) -> None:
+    """Give GRESO, whose passes over the prompts have no fixed cost, the rollouts that its episodes would cost."""
+    args = settings.args
+    if args.rollout.strategy == "greso" and args.train.max_rollouts is None:
+        rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
+        fill_in(settings, "train.max_rollouts", rollouts, "prompts x samples x episodes")
+
+
+def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
+    """Check that ``record`` is continued with what it was trained with, and that nobody else trains it.
+
+    Raises:
+        UsageError, storage.StoreError: what differs, or who owns the run.
+    """
+    if not record.method:
+        raise UsageError(
+            f"--resume {record.name}: an older release began it, whose checkpoints this one cannot continue; "
+            f"start a new run with --warm_start {record.name}"
+        )
+    identity = _identity(settings, prompts)
+    for what, stored, given in (
+        ("model", record.model, identity["model"]),
+        ("method", record.method, identity["method"]),
+        ("estimator", record.estimator, identity["estimator"]),
+        ("estimator parameters", record.parameters, identity["parameters"]),
+        ("data set", record.dataset, identity["dataset"]),
+        ("content of the data set", record.dataset_digest, identity["dataset_digest"]),
+        ("reward", record.reward, identity["reward"]),
+    ):
+        if stored != given:
+            raise UsageError(
+                f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
+                f"give the same one, or start a new run with --warm_start {record.name}"
+            )
+    _check_pieces(settings, record)
+    _check_checkpoint(settings.args, store, record)
+    run = store.claim_run(record.run_id, take_over=settings.take_over)
+    run.release()
+    notes = _probe_notes(settings, record)
+    return Start(record, True, store.url, store.location, prompts, None, notes)
+
+
+def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
+    """The pieces of the method, which single flags may have changed."""
+    given = _plain(settings.flags)
+    for flag in given:
+        if flag.startswith(methods.PIECES) and flag in record.config and record.config[flag] != _as_stored(given[flag]):
+            raise UsageError(
+                f"--resume {record.name}: it was trained with --{flag} {record.config[flag]}, not {given[flag]}; "
+                f"give the same one, or start a new run with --warm_start {record.name}"
+            )
+
+
+def _as_stored(value: Any) -> Any:
+    """``value`` as it comes back from JSON."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _probe_notes(settings: Settings, record: storage.RunRecord) -> list[str]:
+    """Probes may differ from those the run was started with: they change nothing that is trained."""
+    began, now = (
+        {flag: flags.get(flag, 0) for flag in ("probe.fraction", "probe.samples")}
+        for flags in (record.config, settings.flags)
+    )
+    if began == now or not (began["probe.fraction"] or now["probe.fraction"]):
+        return []
+    given = ", ".join(f"--{flag} {now[flag]:g} (was {began[flag]:g})" for flag in now if began[flag] != now[flag])
+    return [f"note: the run was started with other probes; from here on {given}"]
+
+
+def _check_checkpoint(args: SimpleNamespace, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
+    folder = Path(args.ckpt.path) / "_actor"
+    latest = folder / "latest"
+    if not latest.is_file():
+        query = "SELECT max(step) FROM dbb_checkpoint WHERE run_id = :run"
+        saved = store.query(query, run=record.run_id)[0][0]
+        if saved and not folder.parent.is_dir():
+            raise UsageError(
+                f"--resume {record.name}: there is no folder {folder.parent}, but a checkpoint of step {saved}; "
+                "give its --ckpt.path, or make the folder to start over from step 0"
+            )
+        return  # killed before the first checkpoint: the run starts over
+    tag = latest.read_text(encoding="utf-8").strip()
+    if not (folder / tag).is_dir():
+        known = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise UsageError(f"{latest} names {tag}, which is not there; write one of {', '.join(known) or 'none'} into it")
+
+
+def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
+    """A new run in the store, warm-started if asked for.
+
+    Raises:
+        storage.StoreError: the name is taken, or the warm start's source does not fit.
+    """
+    identity = _identity(settings, prompts)
+    estimator = estimators.build(settings.estimator, **settings.parameters)
+    run = store.create_run(
+        settings.run_name,
+        **identity,
+        estimator_version=estimator.version,
+        state_fields=list(estimator.state_fields),
+        config=_plain(settings.flags),
+    )
+    ids = store.register_prompts(prompts.texts, prompts.labels)
+    warm_start, notes = None, []
+    if settings.warm_start is not None:
+        with source_store(settings) as source:
+            record = source.find_run(settings.warm_start)
+            try:
+                warm_start = run.warm_start(source, record, ids, weight=settings.warm_start_weight)
+            except storage.StoreError:
+                run.discard()  # or --resume would find a run that never began
+                raise
+        for what, theirs, mine in (
+            ("model", record.model, identity["model"]),
+            ("data set", record.dataset, identity["dataset"]),
+            ("reward", record.reward, identity["reward"]),
+        ):
+            if theirs != mine:
+                notes.append(f"warning: run {record.name} used another {what}: {theirs}, here {mine}")
+    start = Start(run.record, False, store.url, store.location, prompts, warm_start, notes)
+    run.release()
+    return start
+
+
+def _plain(flags: dict[str, Any]) -> dict[str, Any]:
+    """``flags`` with infinities (OpenRLHF's "no limit") as text, which JSON can hold."""
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in flags.items()}
+
+
+def source_store(settings: Settings) -> storage.PosteriorStore:
+    """The database that the warm start reads."""
+    return storage.open_store(settings.warm_start_url or settings.store_url, create=False)
+
+
+def _identity(settings: Settings, prompts: Prompts) -> dict[str, Any]:
+    args = settings.args
+    return {
+        "method": settings.method,
+        "estimator": settings.estimator,
+        "parameters": settings.parameters,
+        "model": args.actor.model_name_or_path,
+        "dataset": args.data.prompt_dataset,
+        "dataset_digest": prompts.digest,
+        "reward": ",".join(args.reward.remote_url or []) or str(args.reward.model_name_or_path),
+    }

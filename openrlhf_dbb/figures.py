@@ -1,0 +1,161 @@
+"""Figures in the house style, and CSV files."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openrlhf_dbb.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_POINTS_PER_INCH = 11 / 6  # font size over width: 11 pt at 6 inches, so that half the width still reads
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; marker and line say the same without colour.
+STYLE: dict[str, dict[str, Any]] = {
+    "point": {"color": "#000000", "marker": "s", "linestyle": (0, (4, 2))},
+    "dbb": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "ema": {"color": "#E69F00", "marker": "^", "linestyle": "-"},
+    "laplace": {"color": "#009E73", "marker": "v", "linestyle": "-"},
+    "empirical_bayes": {"color": "#CC79A7", "marker": "D", "linestyle": (0, (1, 1))},
+    "auto": {"color": "#D55E00", "marker": "P", "linestyle": (0, (5, 1, 1, 1))},
+    "gaussian": {"color": "#56B4E9", "marker": "X", "linestyle": "-"},
+}
+_OTHER = {"color": "#7F7F7F", "marker": "d", "linestyle": "-"}
+
+_COLUMNS = 3  # of small multiples
+
+
+def style(name: str) -> dict[str, Any]:
+    """Colour, marker and line of the estimator registered as ``name``, as keywords for ``Axes.plot``."""
+    return dict(STYLE.get(name, _OTHER))
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add ``--out FOLDER``; by default ``lab/COMMAND`` below the working directory."""
+    default = Path("lab") / parser.prog.split()[-1]
+    parser.add_argument("--out", metavar="FOLDER", default=default, help=f"where files are written (default {default})")
+
+
+def folder(arguments: argparse.Namespace) -> Path:
+    """The folder of ``--out``, made if need be.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    path = Path(arguments.out)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}; name a folder that can be written") from error
+    return path
+
+
+def new_figure(
+    columns: int = 1, rows: int = 1, *, width: float = 6.0, height: float = 4.0, **subplots: Any
+) -> tuple[Figure, Any]:
+    """A figure in the house style.
+
+    Args:
+        columns, rows: of panels.
+        width, height: of the whole figure, in inches; the font grows with the width.
+        subplots: further arguments of ``Figure.subplots``, such as ``sharey``.
+
+    Returns:
+        The figure, and its axes: one, or an array (rows, columns) if there are several.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    matplotlib = require_matplotlib()
+    size = _POINTS_PER_INCH * width
+    matplotlib.rcParams.update(
+        {
+            "font.size": size,
+            "axes.titlesize": size,
+            "axes.labelsize": size,
+            "figure.labelsize": size,
+            "xtick.labelsize": 0.9 * size,
+            "ytick.labelsize": 0.9 * size,
+            "legend.fontsize": 0.9 * size,
+            "legend.frameon": False,
+            "lines.linewidth": 0.16 * size,
+            "lines.markersize": 0.45 * size,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#E0E0E0",
+            "grid.linewidth": 0.06 * size,
+            "svg.hashsalt": "openrlhf_dbb",
+        }
+    )
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, **({"squeeze": rows * columns == 1} | subplots))
+    return figure, axes
+
+
+def small_multiples(
+    count: int, *, columns: int = _COLUMNS, panel_height: float = 1.9, **subplots: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels of ``panel_height`` inches, at most ``columns`` in a row, on shared axes."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    height = panel_height * rows + 0.6
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, grid = new_figure(columns, rows, width=6, height=height, **(shared | subplots))
+    panels = list(grid.flat)
+    for spare in panels[count:]:
+        spare.remove()
+        # The panel above is now the lowest of its column.
+        panels[panels.index(spare) - columns].tick_params(labelbottom=True)
+    return figure, panels[:count]
+
+
+def mark_best(axes: Axes, x: float, y: float, name: str) -> None:
+    """Ring the best point of a curve of estimator ``name``."""
+    size = float(axes.xaxis.label.get_fontsize())
+    look = {"facecolors": "none", "edgecolors": style(name)["color"], "linewidths": 0.15 * size}
+    axes.scatter([x], [y], s=size**2, zorder=5, **look)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write NAME.png (200 dpi) and NAME.svg; their paths.
+
+    The same figure gives the same bytes.
+    """
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    figure.savefig(paths[0], dpi=200)
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def write_csv(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write NAME.csv, numbers in full; its path."""
+    path = folder / f"{name}.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
+
+
+def require_matplotlib() -> Any:
+    """matplotlib, set up to draw into files.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError("figures need matplotlib: pip install 'openrlhf-dbb[lab]'") from error
+    matplotlib.use("Agg")
+    return matplotlib

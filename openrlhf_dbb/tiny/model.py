@@ -1,0 +1,257 @@
+"""The tiny preset's model and files: a two-layer Qwen3 on characters, warmed up to some right answers."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openrlhf_dbb.tiny.task import CHARACTERS, generate
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+# Raise this when the files that prepare() makes change in any way: older ones are then made anew.
+VERSION = 1
+EOS, PAD = "<eos>", "<pad>"
+
+WARMUP_ROWS = 12_000
+# Sorting is learned at once and addition slowly; more of it only makes sorting perfect.
+SORTING_EVERY = 8  # steps
+WARMUP_BATCH = 96  # rows
+WARMUP_RATE = 6e-3
+IGNORED = -100  # cross_entropy's label for "no loss here"
+
+_STAMP = "tiny.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How much of everything :func:`prepare` makes; the defaults are the tiny preset's.
+
+    Attributes:
+        train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``tiny_task.generate``.
+        warmup_steps: of supervised training, at least 1; the learning rate falls over just these.
+    """
+
+    train_prompts: int = 512
+    heldout_prompts: int = 128
+    ood_prompts: int = 0
+    warmup_steps: int = 560
+
+
+TINY = Recipe()
+
+
+@dataclass(frozen=True)
+class TinyAssets:
+    """Where the model (with its tokenizer) and the JSONL files of prompts are.
+
+    Attributes:
+        heldout: prompts to evaluate with; where the recipe has out-of-distribution ones, these follow the held-out
+            ones, and a column "datasource" says "heldout" or "ood".
+    """
+
+    model: Path
+    train: Path
+    heldout: Path
+
+
+def default_folder() -> Path:
+    """The user's cache folder for these files, by the XDG rules."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "openrlhf_dbb" / "tiny"
+
+
+def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
+    """Make the files unless they are there. Deterministic for a seed, a recipe and a torch version; about 15 s.
+
+    The folder appears complete or not at all; of two callers at a time, one makes it and the other waits.
+
+    Args:
+        folder: is made here; files of another version, seed or recipe are replaced.
+        seed: of the prompts, the initial weights and the warm start. Recipes of one seed with as many prompts of a
+            split have the same ones.
+        recipe: the number of prompts and of steps.
+
+    Raises:
+        FileExistsError: the folder holds something that this function did not make.
+    """
+    assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / _evaluation_name(recipe))
+    wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
+    if recipe != TINY:
+        wanted["recipe"] = asdict(recipe)
+    if _read_stamp(folder) == wanted:
+        return assets
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f".{folder.name}.lock")):
+        found = _read_stamp(folder)
+        if found == wanted:
+            return assets
+        if found is None and folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(
+                f"{folder} exists and holds no {_STAMP}, so its files are not the tiny preset's; "
+                "move them away or name another folder"
+            )
+        building = folder.with_name(f".{folder.name}.building")
+        shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+        building.mkdir()
+        _write_files(building, seed, recipe)
+        (building / _STAMP).write_text(json.dumps(wanted))
+        if found is not None:
+            shutil.rmtree(folder)
+        building.rename(folder)
+    return assets
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, in the order of CHARACTERS, then <eos> and <pad>; any other one raises."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate((*CHARACTERS, EOS, PAD))}))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
+    )
+
+
+def build_model(seed: int) -> Qwen3ForCausalLM:
+    """116 160 parameters in float32 with random weights."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(CHARACTERS) + 2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,  # the smallest that vLLM has kernels for on a CPU
+        initializer_range=0.1,  # 0.02 is for widths in the thousands
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # no text is longer than 32
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=len(CHARACTERS),
+        pad_token_id=len(CHARACTERS) + 1,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def _evaluation_name(recipe: Recipe) -> str:
+    return "eval.jsonl" if recipe.ood_prompts else "heldout.jsonl"
+
+
+def _read_stamp(folder: Path) -> dict[str, Any] | None:
+    path = folder / _STAMP
+    if not path.exists():
+        return None
+    stamp: dict[str, Any] = json.loads(path.read_text())
+    return stamp
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a process that is killed
+        yield
+
+
+def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
+    import torch
+
+    _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
+    evaluation = generate("heldout", recipe.heldout_prompts, seed)
+    if recipe.ood_prompts:
+        labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
+        evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
+    _write_rows(folder / _evaluation_name(recipe), evaluation)
+    tokenizer, model = build_tokenizer(), build_model(seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    try:
+        _warm_start(model, tokenizer, seed, recipe.warmup_steps)
+    finally:
+        torch.set_num_threads(threads)
+    _save(model.to(torch.bfloat16), folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """save_pretrained without its progress bar for one file of 0.2 MB."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> None:
+    """Supervised training on the answers of the "sft" split; a batch is either sorting or arithmetic."""
+    import torch
+    from torch.nn.functional import cross_entropy
+    from tqdm import tqdm
+
+    rows = generate("sft", WARMUP_ROWS, seed)
+    sorting = _encode([row for row in rows if row["input"].startswith("s")], tokenizer)
+    arithmetic = _encode([row for row in rows if not row["input"].startswith("s")], tokenizer)
+    draw = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
+    model.train()
+    for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
+        inputs, targets = sorting if step % SORTING_EVERY == 0 else arithmetic
+        batch = torch.randint(len(inputs), (WARMUP_BATCH,), generator=draw)
+        logits = model(input_ids=inputs[batch], use_cache=False).logits
+        loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = _learning_rate(step, steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def _learning_rate(step: int, steps: int) -> float:
+    """Linear over the first 20 steps, then half a cosine down to a tenth."""
+    fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
+    return WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
+
+
+def _encode(rows: list[dict[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids (R, T), padded on the right, and the ids to predict there (R, T), answers only."""
+    import torch
+
+    prompts = [tokenizer.encode(row["input"]) for row in rows]
+    answers = [tokenizer.encode(row["label"] + EOS) for row in rows]
+    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)) - 1
+    inputs = torch.full((len(rows), length), tokenizer.pad_token_id)
+    targets = torch.full((len(rows), length), IGNORED)
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        inputs[i, : len(prompt) + len(answer) - 1] = torch.tensor((prompt + answer)[:-1])
+        targets[i, len(prompt) - 1 : len(prompt) + len(answer) - 1] = torch.tensor(answer)
+    return inputs, targets

@@ -1,0 +1,267 @@
+"""The study's numbers out of its CSV files: paired differences, rollouts to a target, gradients, errors of estimates.
+
+Axes: R seeds (runs of an arm), E points of a curve (0 and the epochs), B bootstrap draws. Accuracies and rewards are
+in [0, 1]; percentage points are made when they are printed. NaN stands for an empty field.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm
+from study.data import ARMS, EXPERIMENTS, Epoch, Error, Floats, Gradient, Run, Study, is_pilot, load
+
+__all__ = ["ARMS", "EXPERIMENTS", "Study", "is_pilot", "load"]
+
+BASELINE = "grpo"
+PRIMARY = (("dbb", "grpo"), ("auto", "grpo"))
+SECONDARY = (
+    ("dbb", "grpo-wide"),
+    ("dbb", "laplace"),
+    ("auto", "dbb"),
+    ("grpo-wide", "grpo"),
+    ("laplace", "grpo"),
+    ("dr_grpo-dbb", "dr_grpo"),
+)
+"""Contrasts (first less second) that were set before any run; Holm's correction is over each of the two tuples."""
+FAMILIES = ("point", "laplace", "empirical_bayes", "ema", "dbb", "auto")
+"""Estimators of mse.csv, in the order of tables and figures."""
+TARGET = "n8"
+"""Experiment whose GRPO runs set the accuracy to be reached."""
+DRAWS = 2000
+
+
+class Paired(NamedTuple):
+    """Differences of two arms, paired by seed.
+
+    Attributes:
+        n: pairs; all else is NaN without any, and all but the mean with one.
+        mean: of the differences.
+        error: standard error of the mean.
+        low, high: ends of the 95 % t-interval.
+        p: two-sided paired t-test; without any variance the exact sign-flip test.
+        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance.
+        difference_R: the differences, by seed.
+    """
+
+    n: int
+    mean: float
+    error: float
+    low: float
+    high: float
+    p: float
+    detectable: float
+    difference_R: Floats
+
+
+class Reached(NamedTuple):
+    """Rollouts that an arm needed for an accuracy.
+
+    Attributes:
+        n, reached: curves, and those that got there.
+        median: over all n, curves that did not get there counting as infinite; infinite if fewer than half did.
+        low, high: ends of the 95 % bootstrap interval over seeds; infinite where beyond what was run.
+        most: rollouts of the longest run.
+    """
+
+    n: int
+    reached: int
+    median: float
+    low: float
+    high: float
+    most: float
+
+
+class Alignment(NamedTuple):
+    """Gradients of an estimator; averaged over draws, then over n batches of all seeds (differences: to ``point``)."""
+
+    n: int
+    cosine: float
+    error: float
+    less_point: Paired
+    cosine_normalised: float
+    mse: float
+
+
+class Accuracy(NamedTuple):
+    """MSE of an estimator at its best discount (NaN if it has none), mean over n runs; ``ratio`` to ``point``."""
+
+    n: int
+    discount: float
+    mse: float
+    ratio: float
+
+
+def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
+    """Mean and its standard error; NaN for what there are too few values for.
+
+    Example:
+        >>> mean_and_error([1.0, 2.0, 3.0])
+        (2.0, 0.577)
+    """
+    count = len(values)
+    mean = float(np.mean(values)) if count else math.nan
+    return mean, float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+
+
+def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Paired:
+    """Two-sided paired t-test of first less second over the seeds (or other keys) that both have.
+
+    Raises:
+        UsageError: scipy is not installed.
+    """
+    # Equal on paper is equal: differences of decimal numbers are not exact.
+    return _paired(np.round([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())], 12))
+
+
+def _paired(difference_R: Floats) -> Paired:
+    count = len(difference_R)
+    mean, error = mean_and_error(difference_R)
+    if count < 2:
+        return Paired(count, mean, math.nan, math.nan, math.nan, math.nan, math.nan, difference_R)
+    if np.ptp(difference_R) == 0:
+        p = 1.0 if mean == 0 else 2 * 0.5**count
+        return Paired(count, mean, 0.0, mean, mean, p, math.nan, difference_R)
+    t = _scipy_stats().t
+    degrees = count - 1
+    half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
+    p = 2 * float(t.sf(abs(mean) / error, degrees))
+    detectable = float(t.ppf(1 - ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * error
+    return Paired(count, mean, error, mean - half, mean + half, p, detectable, difference_R)
+
+
+def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:
+    """:func:`paired` of an outcome (see :meth:`Study.outcome`) of two arms of an experiment."""
+    return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
+
+
+def compared(study: Study, experiment: str) -> Study:
+    """Without the seeds of an experiment that GRPO alone has, which are only the target of other experiments' seeds."""
+    rows: list[Run | Epoch] = [*study.runs, *study.epochs]
+    seeds = {row.seed for row in rows if row.experiment == experiment and row.arm != BASELINE}
+    return study.of_seeds(seeds) if seeds else study
+
+
+def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
+    """The contrasts of an experiment with their p value by Holm, over the primary and over the secondary ones.
+
+    Args:
+        study: the rows.
+        experiment: whose arms are compared.
+        name: the outcome, see :meth:`Study.outcome`.
+
+    Returns:
+        By (first, second), in order; those without a pair are left out.
+    """
+    found: dict[tuple[str, str], tuple[Paired, float]] = {}
+    for family in (PRIMARY, SECONDARY):
+        tests = {pair: compare(study, experiment, *pair, name) for pair in family}
+        tests = {pair: test for pair, test in tests.items() if test.n}
+        corrected = holm([test.p for test in tests.values()])
+        found |= {pair: (test, float(p)) for (pair, test), p in zip(tests.items(), corrected, strict=True)}
+    return found
+
+
+def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> float:
+    """Rollouts at which a curve, linear between its points, first reaches the target; infinite if it does not.
+
+    Example:
+        >>> rollouts_needed(np.array([0.0, 100.0, 200.0]), np.array([0.4, 0.5, 0.6]), 0.55)
+        150.0
+    """
+    there_E = accuracy_E >= target
+    if not there_E.any():
+        return math.inf
+    place = int(np.argmax(there_E))
+    if place == 0:
+        return float(rollouts_E[0])
+    return float(np.interp(target, accuracy_E[place - 1 : place + 1], rollouts_E[place - 1 : place + 1]))
+
+
+def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
+    """Rollouts that the arm needs for the final accuracy of GRPO at N = 8.
+
+    The target of a seed is the accuracy of its own GRPO run at N = 8, which began at the same model; seeds without one
+    are left out.
+
+    Returns:
+        None if no seed has both.
+    """
+    targets = study.outcome(TARGET, BASELINE, "accuracy")
+    curves = {seed: curve for seed, curve in study.curves(experiment, arm).items() if seed in targets}
+    if not curves:
+        return None
+    needed_R = np.array([rollouts_needed(*curve, targets[seed]) for seed, curve in curves.items()])
+    drawn_B_R = needed_R[np.random.default_rng(0).integers(len(needed_R), size=(DRAWS, len(needed_R)))]
+    median_B = _quantile(drawn_B_R, 0.5)
+    return Reached(
+        n=len(needed_R),
+        reached=int(np.isfinite(needed_R).sum()),
+        median=float(_quantile(needed_R, 0.5)),
+        low=float(_quantile(median_B, (1 - LEVEL) / 2)),
+        high=float(_quantile(median_B, (1 + LEVEL) / 2)),
+        most=max(float(rollouts_E[-1]) for rollouts_E, _ in curves.values()),
+    )
+
+
+def _quantile(values: Floats, share: float) -> Any:
+    """Along the last axis, always one of the values: between a number and infinity there is nothing."""
+    return np.quantile(values, share, axis=-1, method="inverted_cdf")
+
+
+def alignments(study: Study, n: int) -> dict[str, Alignment]:
+    """Gradients at a frozen policy with n rollouts a prompt, by estimator, in the order of the file."""
+    draws: dict[str, dict[tuple[int, int], list[Gradient]]] = defaultdict(lambda: defaultdict(list))
+    for row in study.gradients:
+        if row.n == n:
+            draws[row.estimator][row.seed, row.batch].append(row)
+    cosines = {
+        name: {batch: float(np.mean([row.cosine for row in rows])) for batch, rows in batches.items()}
+        for name, batches in draws.items()
+    }
+    return {
+        name: Alignment(
+            len(batches),
+            *mean_and_error(list(cosines[name].values())),
+            paired(cosines[name], cosines.get("point", {})),
+            *(float(np.mean([np.mean([getattr(row, column) for row in rows]) for rows in batches.values()]))
+              for column in ("cosine_normalised", "mse")),
+        )
+        for name, batches in draws.items()
+    }  # fmt: skip
+
+
+def errors(study: Study, n: int) -> dict[str, dict[float, Accuracy]]:
+    """Error of estimates with n rollouts a prompt by estimator and discount, means over runs with probes.
+
+    An estimator without a discount has one entry, NaN.
+    """
+    found: dict[tuple[str, float | None], list[Error]] = defaultdict(list)
+    for row in study.mse:
+        if row.n == n:
+            found[row.estimator, None if math.isnan(row.discount) else row.discount].append(row)
+    curves: dict[str, dict[float, Accuracy]] = defaultdict(dict)
+    for (name, discount), rows in found.items():
+        value = math.nan if discount is None else discount
+        ratio = float(np.mean([row.mse / row.mse_point for row in rows]))
+        curves[name][value] = Accuracy(len(rows), value, float(np.mean([row.mse for row in rows])), ratio)
+    return {name: curves[name] for name in [*FAMILIES, *sorted(curves.keys() - set(FAMILIES))] if name in curves}
+
+
+def best(curve: Mapping[float, Accuracy]) -> Accuracy:
+    """The entry of :func:`errors` with the lowest error."""
+    return min(curve.values(), key=lambda entry: entry.mse)
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UsageError("paired tests need scipy: pip install 'openrlhf-dbb[lab]'") from None
+    return stats

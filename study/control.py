@@ -1,0 +1,128 @@
+"""The study's training without its pipeline: one process of plain PyTorch in float32, a control.
+
+Same task, model, estimators, loss, clip, optimizer and batches; no vLLM, DeepSpeed or bf16. Where both agree, the
+pipeline is not the cause of what is found.
+
+Axes: P prompts of a batch, G rollouts of a prompt, L tokens of the longest response, R responses in one list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import estimators
+from openrlhf_dbb.core.posteriors import FORMS, Form
+from study.data import Control
+from study.exact import Task, read
+from study.gradients import observe_into
+from study.policy_gradient import NOTHING, sample, token_log_probabilities
+from study.protocol import LEARNING_RATE, Run
+
+PROMPTS, MINI_BATCH = 128, 64  # prompts of a step, and of a gradient step
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What a training does with its rollouts.
+
+    Attributes:
+        estimator: its registered name.
+        parameters: of the estimator.
+        form: of the advantage; "dr_grpo" sums over tokens, "group_norm" takes their mean.
+        clip: lower and upper, of the ratio.
+    """
+
+    estimator: str
+    clip: tuple[float, float]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    form: Form = "group_norm"
+
+
+NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
+ARMS = {
+    "grpo": Arm("point", NARROW),
+    "grpo-wide": Arm("point", WIDE),
+    "laplace": Arm("laplace", WIDE),
+    "dbb": Arm("dbb", WIDE, {"discount": 0.5}),
+    "auto": Arm("auto", WIDE),
+    "dr_grpo": Arm("point", NARROW, form="dr_grpo"),
+    "dr_grpo-dbb": Arm("dbb", WIDE, {"discount": 0.5}, form="dr_grpo"),
+}
+
+
+def train(
+    task: Task, arm: Arm, *, rollouts: int, seed: int, rate: float, epochs: int = 4, shortest: int = 0
+) -> tuple[list[float], float]:
+    """Train, and say what became of the policy.
+
+    Args:
+        rollouts: G.
+        rate: learning rate of AdamW with the pipeline's other values (betas .9 and .95, no decay, gradient norm at
+            most 1).
+        shortest: see :func:`study.policy_gradient.sample`.
+
+    Returns:
+        The exact held-out accuracy before training and after every epoch, (1 + epochs) in [0, 1]; and the mean
+        probability of ending a response at once, after training.
+    """
+    policy, tokens = task.policy(), task.train
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    estimator = estimators.build(arm.estimator, **arm.parameters)
+    state = estimator.initial_state(len(tokens.prompts))
+    generator, order = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    found = [task.accuracy(policy)]
+    for _ in range(epochs):
+        for members in order.permutation(len(tokens.prompts)).reshape(-1, PROMPTS):
+            batch = tokens.batch(members)
+            responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
+            rewards_P_G = (responses_P_G_L == batch.answers_P_L[:, None]).all(-1).double().numpy()
+            estimate = observe_into(estimator, state, members, rewards_P_G)
+            advantages_R = torch.from_numpy(FORMS[arm.form](rewards_P_G, estimate).ravel()).float()
+            responses_R_L = responses_P_G_L.flatten(0, 1)
+            prompt_R = np.repeat(np.arange(PROMPTS), rollouts)
+            with torch.no_grad():
+                old_R_L = token_log_probabilities(policy, batch, prompt_R, responses_R_L)
+            for rows in torch.randperm(len(prompt_R), generator=generator).split(MINI_BATCH * rollouts):
+                logs_R_L = token_log_probabilities(policy, batch, prompt_R[rows], responses_R_L[rows])
+                there = responses_R_L[rows] != NOTHING
+                loss = _loss(logs_R_L - old_R_L[rows], advantages_R[rows, None], there, arm)
+                optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+                optimizer.step()
+        found.append(task.accuracy(policy))
+    return found, task.ends_at_once(policy)
+
+
+def measure(folder: Path, run: Run, seed: int, shortest: int) -> Control:
+    """Train as a run of the study does, with another seed.
+
+    Args:
+        folder: of the task of that seed, see :func:`study.tasks.prepare`.
+        run: whose arm is in ``ARMS``; its N and learning rate are used.
+        shortest: as for :func:`train`.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    rate = float(run.flags[LEARNING_RATE])
+    task = read(folder)
+    epochs = int(run.flags["train.num_episodes"])
+    arm = ARMS[run.arm]
+    accuracy, at_once = train(task, arm, rollouts=run.n, seed=seed, rate=rate, epochs=epochs, shortest=shortest)
+    half = accuracy[len(accuracy) // 2]
+    return Control(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+
+
+def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:
+    ratio = log_ratio_R_L.exp()
+    clipped = ratio.clamp(1 - arm.clip[0], 1 + arm.clip[1])
+    gain = torch.minimum(ratio * advantage_R_1, clipped * advantage_R_1) * there
+    lengths = there.shape[1] if arm.form == "dr_grpo" else there.sum(-1)
+    return -(gain.sum(-1) / lengths).mean()

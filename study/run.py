@@ -1,0 +1,242 @@
+"""Trains the runs of a protocol in lanes that work side by side; what is finished is not trained again.
+
+A lane is a process with a :class:`study.session.Session`. It is given one run at a time, so a lane that
+fails loses one run, and is started anew for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+import storage
+from openrlhf_dbb.errors import UsageError
+from study import protocol
+from study.collect import TIMES
+from study.protocol import Protocol, Run
+
+STORE, TASKS = "study.db", "tasks"
+
+
+def store_url(folder: Path) -> str:
+    """The study's one store."""
+    return f"sqlite:///{folder.resolve() / STORE}"
+
+
+def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
+    """Finished runs of the study's store, by name."""
+    with storage.open_store(store_url(folder), create=False) as store:
+        return {record.name: record for record in store.runs() if record.status == "finished"}
+
+
+def task_folder(folder: Path, start: str, seed: int) -> Path:
+    """Where the files of a start and a seed are."""
+    return folder / TASKS / f"{start}-s{seed}"
+
+
+@dataclass
+class Outcome:
+    """How the runs ended; by name."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def train(chosen: Sequence[Run], of: Protocol, folder: Path, *, lanes: int, separate: bool = False) -> Outcome:
+    """Train what is not finished.
+
+    Args:
+        folder: of the study; holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
+        lanes: runs trained side by side.
+        separate: start Ray and the engines anew for every run.
+
+    Raises:
+        storage.StoreError: the store cannot be used.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with storage.open_store(store_url(folder)) as store:
+        status = {record.name: record.status for record in store.runs()}
+    left = [run for run in chosen if status.get(run.name) != "finished"]
+    print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
+    tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if of.task else {}
+    waiting: SimpleQueue[tuple[Run, list[str]]] = SimpleQueue()
+    for run in left:
+        task = tasks.get((run.start, run.seed), {})
+        waiting.put((run, protocol.argv(run, of, store_url(folder), task, resume=run.name in status)))
+    outcome = Outcome()
+    with _Progress(len(left)) as progress:
+        threads = [
+            threading.Thread(target=_lane, args=(number, waiting, folder, separate, outcome, progress), daemon=True)
+            for number in range(min(lanes, len(left)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return outcome
+
+
+def prepare_tasks(
+    wanted: Collection[tuple[str, int]], folder: Path, lanes: int
+) -> dict[tuple[str, int], dict[str, str]]:
+    """The flags that name each warm start's model and data, by start and seed; what is missing is made."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
+        made = pool.map(_prepare, [(folder, *key) for key in wanted])
+        return dict(zip(wanted, made, strict=True))
+
+
+def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
+    from study import tasks
+
+    folder, start, seed = asked
+    task = tasks.prepare(task_folder(folder, start, seed), seed, start)
+    return {
+        "actor.model_name_or_path": str(task.model.resolve()),
+        "data.prompt_dataset": str(task.train.resolve()),
+        "eval.dataset": str(task.evaluation.resolve()),
+    }
+
+
+def _lane(
+    number: int,
+    waiting: SimpleQueue[tuple[Run, list[str]]],
+    folder: Path,
+    separate: bool,
+    outcome: Outcome,
+    progress: _Progress,
+) -> None:
+    """Have a lane's process train what waits, until nothing does."""
+    log = folder / f"lane-{number}.log"
+    process: subprocess.Popen[str] | None = None
+    while True:
+        try:
+            run, argv = waiting.get_nowait()
+        except Empty:
+            break
+        if process is None:
+            process = _start_lane(folder, log)
+        began = time.monotonic()
+        error = _ask(process, argv)
+        seconds = time.monotonic() - began
+        if error is None:
+            outcome.seconds[run.name] = seconds
+            with (folder / TIMES).open("a") as file:
+                file.write(json.dumps({"run": run.name, "seconds": round(seconds, 1)}) + "\n")
+        else:
+            outcome.failed[run.name] = f"{error}; see {log}"
+        if error is not None or separate:
+            _end_lane(process)
+            process = None
+        progress.done(run.name, seconds, error)
+    if process is not None:
+        _end_lane(process)
+
+
+def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
+    with log.open("a") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "study", "lane"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
+
+
+def _ask(process: subprocess.Popen[str], argv: list[str]) -> str | None:
+    """What went wrong in one line, or None."""
+    assert process.stdin and process.stdout
+    try:
+        process.stdin.write(json.dumps(argv) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        return f"the lane ended with exit status {process.wait()}"
+    error: str | None = json.loads(answer)["error"]
+    return error
+
+
+def _end_lane(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError):  # it has ended already
+        process.stdin.close()
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def lane() -> None:
+    """The process of a lane: reads a command line as JSON, trains it, answers in JSON, until its input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed goes to the log
+    from openrlhf_dbb import cpu
+
+    if cpu.active():
+        cpu.prepare_driver()
+    from study.session import Session
+
+    session = Session()
+    for line in sys.stdin:
+        error = None
+        try:
+            session.train(json.loads(line))
+        except (UsageError, storage.StoreError) as refused:
+            error = str(refused)
+        except Exception as failed:
+            traceback.print_exc()
+            error = (str(failed).strip() or repr(failed)).splitlines()[-1]
+        _answer(answers, {"error": error})
+    session.close()
+
+
+def _answer(answers: IO[str], value: dict[str, Any]) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+class _Progress:
+    """A line a run where output goes to a file, a bar on a terminal."""
+
+    def __init__(self, total: int) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(total=total, unit="run", desc="training", disable=None)
+        self._total, self._done, self._began = total, 0, time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def done(self, name: str, seconds: float, error: str | None) -> None:
+        with self._lock:
+            self._done += 1
+            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
+            text = f"{name}: {error or f'{seconds:.0f} s'}"
+            if self._bar.disable:
+                print(f"[{self._done}/{self._total}] {text}, {left / 60:.0f} min left", flush=True)
+            else:
+                self._bar.update()
+                self._bar.set_postfix_str(text)
+                if error:
+                    self._bar.write(text)

@@ -1,0 +1,401 @@
+"""The hook on OpenRLHF's own experiences: upstream's advantages with point, Algorithm 1 with dbb."""
+
+import math
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import estimators
+import storage
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
+
+cpu.prepare_driver()
+
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
+
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker  # noqa: E402
+from openrlhf_dbb.actors.generation import Aside  # noqa: E402
+from openrlhf_dbb.actors.replay import Replays  # noqa: E402
+from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
+from openrlhf_dbb.core.probes import Probes  # noqa: E402
+
+PROMPTS = [f"{i}+1=" for i in range(4)]
+TOKENS = 5
+BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
+
+
+def settings(*flags):
+    return arguments.parse(["--preset", "tiny", "--rollout.n_samples_per_prompt", "8", *flags])
+
+
+def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
+    """A rollout batch as OpenRLHF hands it to the hook: P * G rows in micro-batches of ``batch`` rows."""
+    rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
+    prompts, group = rewards.shape
+    flat = rewards.reshape(-1)
+    lengths = torch.full_like(flat, TOKENS) if lengths is None else torch.tensor(lengths, dtype=torch.float32)
+    made = []
+    for start in range(0, prompts * group, batch):
+        rows = range(start, min(start + batch, prompts * group))
+        mask = torch.zeros(len(rows), TOKENS)
+        for i, row in enumerate(rows):
+            mask[i, : int(lengths[row])] = 1
+        made.append(
+            Experience(
+                sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
+                attention_mask=torch.cat([torch.ones(len(rows), 1), mask], dim=1).long(),
+                action_mask=mask,
+                action_log_probs=log_prob * mask,
+                kl=torch.zeros(len(rows), TOKENS),
+                rewards=flat[list(rows)].nan_to_num().clone(),
+                scores=flat[list(rows)].clone(),
+                prompts=[PROMPTS[row // group] for row in rows],
+                labels=[str(row // group + 1) for row in rows],
+                response_length=lengths[list(rows)],
+                truncated=torch.zeros(len(rows), dtype=torch.bool),
+                total_length=1 + lengths[list(rows)],
+                index=list(rows),
+                info={"reward": flat[list(rows)].nan_to_num()},
+            )
+        )
+    return made
+
+
+def maker(cls, args):
+    kl = SimpleNamespace(value=0.0)
+    return cls(None, None, None, None, kl, SimpleNamespace(args=args), None)
+
+
+@pytest.fixture
+def ours(tmp_path):
+    opened = []
+
+    def build(estimator="dbb", *flags, **parameters):
+        args = settings("--estimator", estimator, *flags).args
+        built = estimators.build(estimator, **parameters)
+        store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
+        opened.append(store)
+        run = store.create_run(
+            "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
+            state_fields=built.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
+        )  # fmt: skip
+        labels = [str(i + 1) for i in range(len(PROMPTS))]
+        made = maker(PosteriorExperienceMaker, args)
+        made.posteriors = Posteriors(built, run, store.register_prompts(PROMPTS, labels), PROMPTS, labels)
+        made.step, made.aside = 1, Aside([], Counter())
+        return made, store
+
+    yield build
+    for store in opened:
+        store.close()
+
+
+def column(batch, name):
+    return torch.cat([getattr(e, name) for e in batch])
+
+
+RANDOM = np.random.default_rng(7).integers(0, 2, (4, 8)).astype(float)
+GROUPS = {
+    "mixed": RANDOM,
+    "unanimous": np.repeat([[0.0], [1.0], [0.0], [1.0]], 8, axis=1),
+    "one right": np.eye(4, 8),
+    "fractional": np.random.default_rng(8).random((4, 8)),
+}
+
+
+def stored(maker, store, sql):
+    """What the store holds once the last step is written."""
+    maker.posteriors.settle()
+    return store.query(sql)
+
+
+@pytest.mark.parametrize("form", ["group_norm", "dr_grpo"])
+@pytest.mark.parametrize("rewards_P_G", GROUPS.values(), ids=GROUPS)
+def test_point_reproduces_openrlhf(ours, form, rewards_P_G):
+    flags = ["--algo.advantage.estimator", form]
+    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
+    theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G))
+    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(rewards_P_G))
+    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(column(mine, "returns"), column(theirs, "returns"), rtol=2e-6, atol=2e-6)
+    for name in ("group_reward_std", "return"):
+        values = [torch.cat([e.info[name] for e in batch]) for batch in (mine, theirs)]
+        torch.testing.assert_close(*values, rtol=2e-6, atol=2e-6)
+
+
+def test_point_reproduces_openrlhf_under_length_penalties(ours):
+    lengths = [1 + row % TOKENS for row in range(32)]
+    flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
+    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
+    theirs = upstream.compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
+    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
+    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
+    assert column(theirs, "rewards").min() < 0  # the penalty did something
+
+
+def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
+    """Upstream has no missing rewards: it gets the groups without them, each with its own size."""
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[0, 3], rewards_P_G[1, :5], rewards_P_G[3, 7] = np.nan, np.nan, np.nan
+    mine = column(ours("point")[0].compute_advantages_and_returns(experiences(rewards_P_G)), "advantages")
+    for p, group in enumerate(rewards_P_G):
+        left = ~np.isnan(group)
+        args = settings("--estimator", "none").args
+        args.rollout.n_samples_per_prompt = int(left.sum())
+        alone = maker(RemoteExperienceMaker, args).compute_advantages_and_returns(experiences(group[None, left]))
+        rows = mine.reshape(4, 8, TOKENS)[p]
+        torch.testing.assert_close(rows[left], column(alone, "advantages"), rtol=2e-6, atol=2e-6)
+        assert torch.all(rows[~left] == 0)
+
+
+def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
+    mine, store = ours("dbb", discount=0.5)
+    batch = mine.compute_advantages_and_returns(experiences(GROUPS["unanimous"]))
+    # alpha, beta = .5 * 1 + S, .5 * 1 + 8 - S; advantage of the unanimous outcome: sqrt(minority / majority)
+    expected = math.sqrt(0.5 / 8.5)
+    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
+    for p, sign in enumerate([-1, 1, -1, 1]):
+        torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
+    assert mine.metrics["estimator/rescued"] == mine.metrics["estimator/zero_variance"] == 1.0
+    assert mine.metrics["estimator/mean"] == pytest.approx(0.5)
+    assert mine.metrics["estimator/abs_advantage"] == pytest.approx(expected)
+    rows = stored(mine, store, f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
+    wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
+    right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
+    for row, want in zip(rows, [wrong, right, wrong, right], strict=True):
+        assert tuple(row) == pytest.approx(want, rel=1e-12)
+
+
+def test_probes_and_run_wide_numbers_are_logged_beside_the_estimates(ours):
+    mine, store = ours("auto")
+    mine.probed = Probes([(PROMPTS[0], "1")], np.array([[1.0, 0.0]]))
+    mine.compute_advantages_and_returns(experiences(RANDOM))
+    assert {"estimator/mean", "estimator/discount", "estimator/weight", "probe/mse"} <= set(mine.metrics)
+    assert (mine.metrics["probe/groups"], mine.metrics["estimator/prompts"]) == (1, 4)
+    # the group's own mean against 1/2, less the noise 1/4 / (2 - 1)
+    assert mine.metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
+    assert [tuple(row) for row in stored(mine, store, "SELECT samples, successes FROM probes")] == [(2, 1.0)]
+
+
+def test_a_second_visit_continues_from_the_first(ours):
+    mine, store = ours("dbb", discount=0.5)
+    mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+    mine.step = 2
+    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))
+    rows = stored(mine, store, "SELECT alpha, beta FROM posterior_history WHERE step = 2")
+    assert [tuple(row) for row in rows] == [(0.5 * 8.5, 0.5 * 0.5 + 8)] * 4
+
+
+def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
+    lengths = [TOKENS] * 32
+    mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
+    batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8)), lengths=lengths))
+    assert [tuple(r) for r in stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history")] == [
+        (8.0, 8.5)
+    ]
+    # reward 1 - 1 = 0 against a mean of 8.5 / 9
+    assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
+
+
+def test_advantages_beyond_the_reward_clip_are_kept(ours):
+    mine, _ = ours("dbb", "--reward.clip_range", "-1", "1", discount=1.0)
+    for step in range(1, 4):
+        mine.step = step
+        mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+    mine.step = 4
+    batch = mine.compute_advantages_and_returns(experiences(np.tile([0.0] + [1.0] * 7, (4, 1))))
+    # alpha = 1 + 24 + 7, beta = 1 + 1
+    assert column(batch, "advantages").min().item() == pytest.approx(-math.sqrt(32 / 2), rel=1e-6)
+
+
+def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
+    mine, store = ours("dbb", discount=0.5)
+    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    first = stored(mine, store, f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
+    assert tuple(first) == (6, 2.0, 2.5, 4.5)
+    assert torch.all(column(batch, "advantages")[2:4] == 0)
+    assert mine.metrics["estimator/missing"] == 2 / 32
+
+
+def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[2] = np.nan
+    mine, store = ours("dbb")
+    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    assert len(stored(mine, store, "SELECT prompt_id FROM posterior_history")) == 3
+    assert torch.all(column(batch, "advantages").reshape(4, 8, TOKENS)[2] == 0)
+    with pytest.raises(ValueError, match="none of the 32 rollouts of step 2 could be verified"):
+        mine.step = 2
+        mine.compute_advantages_and_returns(experiences(np.full((4, 8), np.nan)))
+
+
+def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
+    rewards_P_G = RANDOM.copy()
+    rewards_P_G[1, 2] = 0.25
+    mine, store = ours("dbb")
+    with pytest.raises(ValueError, match=r"score 0.25 of prompt '1\+1=' is not 0 or 1, .*--dbb.partial_credit"):
+        mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    assert stored(mine, store, "SELECT * FROM posterior_history") == []
+    lenient, store = ours("dbb", partial_credit=True)
+    lenient.compute_advantages_and_returns(experiences(rewards_P_G))
+    total = np.nansum(rewards_P_G[1])
+    assert stored(lenient, store, f"SELECT successes {BY_PROMPT}")[1][0] == total
+
+
+def test_a_prompt_twice_in_a_batch_is_one_group(ours):
+    batch = experiences(np.array([[1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]))
+    for experience in batch:
+        experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
+    mine, store = ours("dbb", discount=0.5)
+    mine.compute_advantages_and_returns(batch)
+    assert [
+        tuple(r) for r in stored(mine, store, "SELECT rollouts, successes, alpha, beta FROM posterior_history")
+    ] == [(32, 16.0, 16.5, 16.5)]
+
+
+def test_an_unknown_prompt_is_named(ours):
+    batch = experiences(RANDOM)
+    batch[0].prompts = ["who are you"] * 4
+    with pytest.raises(ValueError, match="prompt 'who are you' is not in the data set"):
+        ours("dbb")[0].compute_advantages_and_returns(batch)
+
+
+def test_a_busy_database_holds_up_no_training_and_no_step_is_lost(ours):
+    mine, store = ours("dbb", discount=0.5)
+    with closing(sqlite3.connect(store.location, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # another process writes
+        batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+        assert torch.all(column(batch, "advantages") > 0)
+        assert other.execute("SELECT count(*) FROM dbb_history").fetchone() == (0,)
+        other.execute("ROLLBACK")
+    mine.step = 2
+    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))  # waits for step 1
+    assert [tuple(row) for row in store.query("SELECT DISTINCT alpha FROM dbb_history WHERE step = 1")] == [(8.5,)]
+    rows = stored(mine, store, "SELECT step, count(*) FROM dbb_history GROUP BY step ORDER BY step")
+    assert [tuple(row) for row in rows] == [(1, 4), (2, 4)]
+
+
+def test_a_step_that_could_not_be_stored_stops_the_run(ours):
+    mine, store = ours("dbb")
+    run = mine.posteriors.run
+    store.claim_run(run.record.run_id, take_over=True)
+    mine.compute_advantages_and_returns(experiences(RANDOM))
+    with pytest.raises(storage.StoreError, match="was taken over by"):
+        mine.posteriors.settle()
+    assert store.query("SELECT * FROM dbb_history") == []
+
+
+def set_aside(prompt, scores, length=TOKENS):
+    """A group that was generated, but is not trained on."""
+    return [
+        Experience(
+            rewards=torch.tensor([score]).nan_to_num(),
+            scores=torch.tensor([score]),
+            response_length=torch.tensor([length]),
+            truncated=torch.tensor([False]),
+            prompts=[PROMPTS[prompt]],
+            labels=[str(prompt + 1)],
+        )
+        for score in scores
+    ]
+
+
+def test_what_is_set_aside_is_estimated_from_and_not_trained_on(ours):
+    mine, store = ours("dbb", discount=0.5)
+    trained = np.array([[1.0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8])
+    rejected = [*set_aside(2, [0.0] * 8, length=3), *set_aside(3, [1.0, math.nan])]
+    mine.aside = Aside(rejected, Counter({(PROMPTS[0], "1"): 2}))
+    batch = mine.compute_advantages_and_returns(experiences(trained))
+    assert column(batch, "advantages").shape == (16, TOKENS)
+    # alpha, beta = .5 + S, .5 + n - S
+    posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
+    assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
+    used = store.query(
+        "SELECT generated, generated_tokens, trained, trained_tokens, rescued, skipped "
+        "FROM usage JOIN prompts USING (prompt_id) ORDER BY prompt"
+    )
+    assert [tuple(row) for row in used] == [
+        (8, 40, 8, 40, 0, 2), (8, 40, 8, 40, 8, 0), (8, 24, 0, 0, 0, 0), (2, 10, 0, 0, 0, 0)
+    ]  # fmt: skip
+    # of the rows that are trained on
+    assert mine.metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
+    assert mine.metrics["estimator/zero_variance"] == mine.metrics["estimator/rescued"] == 1 / 2
+    assert mine.metrics["estimator/missing"] == 0
+    assert mine.metrics["rollout/filtered"] == 10 / 26
+    assert mine.metrics["rollout/skipped"] == 2
+
+
+def test_length_penalties_hold_for_what_is_set_aside(ours):
+    flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5"]
+    mine, store = ours("point", *flags)
+    mine.aside = Aside(set_aside(1, [1.0], length=5) + set_aside(1, [1.0], length=0), Counter())
+    mine.compute_advantages_and_returns(experiences(np.eye(1, 8)))
+    # rewards 1 - 5/5 and 1: the group does not agree
+    used = stored(mine, store, "SELECT sum(generated), sum(zero_variance) FROM usage")
+    assert [tuple(row) for row in used] == [(8 + 2, 0)]
+
+
+class Ranks:
+    """In the place of the policy's actors: two data-parallel ranks, of two actors each."""
+
+    def __init__(self):
+        self._actor_handlers, self.duplicate_actors = [None] * 4, 2
+        self.calls = []
+
+    def async_run_method_batch(self, method_name, **shares):
+        self.calls.append((method_name, shares))
+        return []
+
+
+@pytest.fixture(scope="module")
+def ray_started():
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+
+
+def test_replays_ride_along_from_the_third_visit_on(ours, ray_started):
+    mine, store = ours("dbb", "--method", "repo", discount=0.5)
+    mine.replays = Replays(mine.args, mine.posteriors.numbers)
+    mine.actor_model_group = Ranks()
+    for step, group in enumerate(VISITS, 1):
+        assert mine.actor_model_group.calls == []
+        rewards_P_G = np.array([group] * 3, dtype=float)
+        if step == 1:
+            rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
+        mine.step = step
+        batch = mine.compute_advantages_and_returns(experiences(rewards_P_G, log_prob=-step))
+    [(name, shares)] = mine.actor_model_group.calls
+    assert name == "append_replays"
+    first, second = shares["experience"]
+    rows = [row for pair in zip(first, second, strict=True) for row in pair]
+    # The 3 successes among 16 and the 5 oldest failures, by their own mean 3/8 and variance 8/7 * 3/8 * 5/8.
+    right, wrong = 5 / 8 / math.sqrt(15 / 56), -3 / 8 / math.sqrt(15 / 56)
+    expected = [right] + [wrong] * 5 + [right] * 2
+    torch.testing.assert_close(torch.stack([row.advantages for row in rows]), torch.tensor([expected] * TOKENS).T)
+    # 6 of them are of the first visit, 2 of the second, with the log-probs they had then.
+    assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
+    # What is fresh is scored by the posterior: alpha = .5 (.5 (.5 + 1) + 2) + 4, beta = .5 (.5 (.5 + 7) + 6) + 4.
+    fresh = column(batch, "advantages")
+    assert fresh.shape == (24, TOKENS)
+    assert fresh[:8, 0].tolist() == pytest.approx([math.sqrt(8.875 / 5.375)] * 4 + [-math.sqrt(5.375 / 8.875)] * 4)
+    used = stored(
+        mine, store, "SELECT replayed, replayed_tokens, generated FROM usage WHERE step = 3 ORDER BY replayed"
+    )
+    assert [tuple(row) for row in used] == [(0, 0, 8), (0, 0, 8), (8, 8 * TOKENS, 8)]
+    assert (mine.metrics["replay/replayed"], mine.metrics["replay/cached"]) == (8, 3 * 16)
+    assert mine.metrics["reward"] == 0.5  # of the fresh rollouts alone

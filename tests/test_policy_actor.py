@@ -1,0 +1,312 @@
+"""Dr.GRPO's loss by hand, and replayed rows that ride along in OpenRLHF's own trainer."""
+
+import math
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
+
+cpu.prepare_driver()
+
+from openrlhf.models import PolicyLoss  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch  # noqa: E402
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer  # noqa: E402
+from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal, riding_along  # noqa: E402
+from openrlhf_dbb.cpu.deepspeed_strategy import stand_in_for_torch_cuda  # noqa: E402
+from openrlhf_dbb.errors import UsageError  # noqa: E402
+
+# Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
+# A = -2: min(-3, -2.56) + min(-1, -1.6) = -4.6.
+RATIOS = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 7.0], [2.0, 2.0, 2.0]])
+ADVANTAGES = torch.tensor([[1.0] * 3, [-2.0] * 3, [5.0] * 3])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+SUM = -2.78 + 4.6
+
+
+def constant_length(length, **settings):
+    settings = {"clip_eps_low": 0.2, "clip_eps_high": 0.28, "token_level_loss": False} | settings
+    return ConstantLengthLoss(PolicyLoss(**settings), length)
+
+
+def loss_of(loss_fn, rows=slice(None), **info):
+    log_probs = RATIOS[rows].log()
+    return loss_fn(log_probs, torch.zeros_like(log_probs), ADVANTAGES[rows], action_mask=MASK[rows], **info)[0].item()
+
+
+def test_token_sums_over_rows_and_a_constant_length():
+    loss_fn = constant_length(4)
+    # Two rows that are not empty.
+    assert loss_of(loss_fn, global_batch_size=2.0) == pytest.approx(SUM / (2 * 4), rel=1e-6)
+    # As upstream calls it: its number of tokens is not used. Two ranks, whose gradients are averaged.
+    info = {"dp_size": 2, "batch_num_tokens": torch.tensor(5.0), "global_batch_size": torch.tensor(2.0)}
+    assert loss_of(loss_fn, **info) == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
+
+
+def test_micro_batches_sum_to_the_whole():
+    loss_fn = constant_length(4)
+    masks = [MASK[:1], MASK[1:]]
+    infos = [info for _, info in iter_grad_accum_global_norm(masks, SimpleNamespace(), 2, lambda mask: mask)]
+    # DeepSpeed divides each of the two by their number.
+    parts = [loss_of(loss_fn, rows, **info) / 2 for rows, info in zip((slice(1), slice(1, 3)), infos, strict=True)]
+    assert parts == pytest.approx([-2.78 / (2 * 4), 4.6 / (2 * 4)], rel=1e-6)
+
+
+def test_clipping_is_that_of_the_loss_it_replaces():
+    # Without a clip that binds: 1.5 + 0.5 + 1 = 3, and -3 - 1 = -4, of which a dual clip at 1.2 leaves -2.4 - 1.
+    assert loss_of(constant_length(1, clip_eps_low=0.9, clip_eps_high=9.0), global_batch_size=1) == pytest.approx(1.0)
+    both = constant_length(1, clip_eps_low=0.9, clip_eps_high=9.0, dual_clip=1.2)
+    assert loss_of(both, global_batch_size=1) == pytest.approx(-3 + 2.4 + 1)
+    corrected = constant_length(
+        1,
+        is_correction_level="token",
+        is_correction_mode="clip",
+        is_correction_threshold=(0.0, 2.0),
+    )
+    # The engine's log-prob is ln(1/3) below the trainer's: each term counts twice, the most that is allowed.
+    rollout = torch.full_like(RATIOS, -math.log(3))
+    assert loss_of(corrected, global_batch_size=1, rollout_log_probs=rollout) == pytest.approx(2 * SUM, rel=1e-6)
+
+
+def test_a_constant_length_needs_rows_tokens_and_a_length():
+    with pytest.raises(ValueError, match="needs global_batch_size"):
+        loss_of(constant_length(4))
+    with pytest.raises(ValueError, match="loss_agg_length 0 is no length"):
+        constant_length(0)
+    with pytest.raises(ValueError, match="gspo has one ratio a sequence; use ppo"):
+        constant_length(4, policy_loss_type="gspo")
+
+
+@pytest.mark.parametrize(
+    ("fresh", "replayed", "size", "shares"),
+    [
+        (6, 0, 2, [0, 0, 0]),
+        (6, 1, 2, [0, 0, 1]),
+        (6, 4, 2, [1, 1, 2]),
+        (4, 9, 2, [4, 5]),  # more than fresh ones
+        (16, 6, 4, [1, 2, 1, 2]),
+        (7, 3, 3, [1, 2]),  # the seventh fills no micro-batch
+    ],
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_are_dealt_evenly_and_once(fresh, replayed, size, shares, shuffle):
+    dealt = deal(fresh, replayed, size, shuffle)
+    new = [[row for row in rows if row < fresh] for rows in dealt]
+    old = [[row for row in rows if row >= fresh] for rows in dealt]
+    assert [rows[:size] for rows in dealt] == new and [len(rows) for rows in new] == [size] * len(shares)
+    assert [len(rows) for rows in old] == shares
+    trained, along = list(chain(*new)), list(chain(*old))
+    assert len(set(trained)) == len(trained) == fresh // size * size
+    assert sorted(along) == list(range(fresh, fresh + replayed))
+    if not shuffle:
+        assert trained == sorted(trained) and along == sorted(along)
+
+
+def test_rows_are_shuffled_by_torchs_generator():
+    def dealt(seed):
+        torch.manual_seed(seed)
+        return deal(64, 64, 8, shuffle=True)
+
+    assert dealt(1) == dealt(1) != dealt(2)
+    assert any(row % 64 // 8 != i for i, rows in enumerate(dealt(1)) for row in rows)
+
+
+def test_fresh_rows_that_fill_no_micro_batch_are_refused():
+    with pytest.raises(ValueError, match="3 fresh rows on this rank fill no micro-batch of 4; lower --train"):
+        deal(3, 8, 4, shuffle=True)
+
+
+@pytest.fixture
+def on_this_device(monkeypatch):
+    """OpenRLHF's trainer outside an actor, on the CPU where there is no CUDA; every change is undone."""
+    for name in ("current_device", "set_device", "synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(torch.cuda, name))
+    if cpu.active():
+        stand_in_for_torch_cuda()
+
+
+def batch(tokens, advantages):
+    """Rows of three tokens, all ``tokens[i]``; one of them is generated in even rows, two in odd ones."""
+    rows = len(tokens)
+    sequences = torch.tensor(tokens)[:, None].expand(rows, 3)
+    lengths = torch.tensor([i % 2 + 1 for i in range(rows)])
+    return Experience(
+        sequences=sequences.clone(),
+        attention_mask=torch.ones(rows, 3, dtype=torch.long),
+        action_mask=(torch.arange(2)[None, :] < lengths[:, None]).long(),
+        action_log_probs=torch.zeros(rows, 2),
+        advantages=torch.tensor(advantages)[:, None].expand(rows, 2).clone(),
+        returns=torch.zeros(rows, 2),
+        rewards=torch.zeros(rows),
+        scores=torch.zeros(rows),
+        response_length=lengths,
+        truncated=torch.zeros(rows, dtype=torch.bool),
+        total_length=torch.full((rows,), 3.0),
+        info={"reward": torch.zeros(rows)},
+    )
+
+
+def filled_buffer(rows, size):
+    buffer = NaiveReplayBuffer(size)
+    buffer.append(batch(list(range(rows)), [1.0] * rows))
+    return buffer
+
+
+def served(buffer):
+    """First tokens of the rows of each micro-batch, from the loader that upstream's trainer makes."""
+    loader = DataLoader(
+        buffer, batch_size=buffer.sample_batch_size, shuffle=True, drop_last=True, collate_fn=buffer.collate_fn
+    )
+    return [experience.sequences[:, 0].tolist() for experience in loader]
+
+
+def test_the_buffer_serves_replays_along_and_then_none(on_this_device):
+    buffer = filled_buffer(8, 2)
+    replays = split_experience_batch(batch([100, 101, 102, 103, 104], [1.0] * 5))
+    for _ in range(2):
+        with riding_along(buffer, replays, shuffle=True):
+            micro_batches = served(buffer)
+        assert sorted(chain(*micro_batches)) == [*range(8), 100, 101, 102, 103, 104]
+        assert sorted(len(rows) for rows in micro_batches) == [3, 3, 3, 4]
+        assert all(sum(row < 100 for row in rows) == 2 for rows in micro_batches)
+        assert len(buffer) == 8
+        assert sorted(len(rows) for rows in served(buffer)) == [2, 2, 2, 2]
+
+
+def test_the_buffer_is_as_before_after_an_exception(on_this_device):
+    buffer = filled_buffer(4, 2)
+    with pytest.raises(KeyError), riding_along(buffer, split_experience_batch(batch([100], [1.0])), shuffle=False):
+        raise KeyError
+    assert (len(buffer), buffer.sample_batch_size, buffer.dynamic_batch) == (4, 2, False)
+    assert sorted(chain(*served(buffer))) == [0, 1, 2, 3]
+
+
+TOKENS = 200
+RATE = 0.5
+
+
+class Policy(torch.nn.Module):
+    """Log-prob of a token: a parameter of its own, 0 at first, so that all ratios are 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_probs = torch.nn.Parameter(torch.zeros(TOKENS))
+
+    def forward(self, sequences, action_mask, **_):
+        return self.log_probs[sequences[:, 1:]] * action_mask, SimpleNamespace()
+
+
+class Engine:
+    """What DeepSpeed does: losses divided by the micro-batches of a step, a step after so many."""
+
+    ring_attn_group = None
+    is_rank_0 = staticmethod(lambda: True)
+    all_reduce = staticmethod(lambda values: values)
+    get_grad_norm = staticmethod(lambda model: 0.0)
+
+    def __init__(self, args, model, accumulated_gradient):
+        self.args, self.accumulated_gradient = args, accumulated_gradient
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        self.micro_batches = self.steps = 0
+
+    def backward(self, loss, *_):
+        (loss / self.accumulated_gradient).backward()
+
+    def optimizer_step(self, *_, **__):
+        self.micro_batches += 1
+        if self.micro_batches % self.accumulated_gradient == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.steps += 1
+
+
+@pytest.fixture
+def actor(on_this_device, monkeypatch):
+    """Function: a policy actor with upstream's trainer on :class:`Policy`, two micro-batches of two a step."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")  # which the actor overwrites
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def build(*flags):
+        args = arguments.parse(["--preset", "tiny", "--estimator", "none", "--algo.kl.init_coef", "0", *flags]).args
+        args.actor.entropy_coef = None  # the preset logs the entropy, which this policy does not give
+        policy = Policy().to(torch.cuda.current_device())
+        made = PolicyActor(1, 0, "127.0.0.1", 1)
+        made.strategy, made.actor = Engine(args, policy, 2), policy
+        scheduler = SimpleNamespace(get_last_lr=lambda: [RATE])
+        made.trainer = ActorPPOTrainer(made.strategy, policy, None, None, scheduler, micro_train_batch_size=2)
+        made.trainer.actor_loss_fn = ConstantLengthLoss(made.trainer.actor_loss_fn, 5)
+        return made
+
+    yield build
+    dist.destroy_process_group()
+
+
+FRESH = ([1, 2, 3, 4], [1.0, -1.0, 2.0, 0.5])
+REPLAYED = ([101, 102, 103], [-3.0, 1.0, 4.0])
+
+
+def expected_log_probs(rows, batches):
+    """After one step: rate * advantage * tokens / (rows * L), for each row's own token."""
+    log_probs = torch.zeros(TOKENS)
+    for tokens, advantages in batches:
+        for i, (token, advantage) in enumerate(zip(tokens, advantages, strict=True)):
+            log_probs[token] = RATE * advantage * (i % 2 + 1) / (rows * 5)
+    return log_probs
+
+
+def test_replays_are_trained_on_once_in_as_many_steps(actor):
+    policy_actor = actor()
+    policy_actor.append(batch(*FRESH))
+    policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
+    policy_actor.fit()
+    engine = policy_actor.strategy
+    assert (engine.micro_batches, engine.steps) == (2, 1)
+    trained = policy_actor.actor.log_probs.detach().cpu()
+    torch.testing.assert_close(trained, expected_log_probs(7, [FRESH, REPLAYED]))
+    buffer = policy_actor.trainer.replay_buffer
+    assert (buffer.items, buffer.dynamic_batch, buffer.sample_batch_size) == ([], False, 2)
+
+
+def test_replays_are_forgotten_after_a_step(actor):
+    policy_actor = actor()
+    policy_actor.append_replays([])
+    policy_actor.append(batch(*FRESH))
+    policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
+    policy_actor.fit()
+    with torch.no_grad():
+        policy_actor.actor.log_probs.zero_()
+    policy_actor.append(batch(*FRESH))
+    policy_actor.fit()
+    assert policy_actor.strategy.steps == 2
+    torch.testing.assert_close(policy_actor.actor.log_probs.detach().cpu(), expected_log_probs(4, [FRESH]))
+
+
+def test_ranks_that_share_a_sequence_see_the_same_order(actor):
+    orders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        policy_actor = actor("--ds.tensor_parallel_size", "2")
+        seen = []
+        policy_actor.actor.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0][:, 0].tolist()))
+        policy_actor.append(batch(*FRESH))
+        policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
+        policy_actor.fit()
+        orders.append(seen)
+    assert orders == [[[1, 2, 101], [3, 4, 102, 103]]] * 2
+
+
+def test_dynamic_batches_take_no_replays(actor):
+    policy_actor = actor()
+    policy_actor.strategy.args.train.dynamic_batch_enable = True
+    policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
+    with pytest.raises(UsageError, match="dynamic_batch_enable and replayed rollouts exclude each other"):
+        policy_actor.fit()

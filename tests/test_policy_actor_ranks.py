@@ -1,0 +1,98 @@
+"""The policy actor itself, on DeepSpeed and on two ranks of which one has replays."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from openrlhf_dbb import cpu
+from openrlhf_dbb.tiny import model as tiny_model
+
+PROGRAM = """
+import json, sys
+from openrlhf_dbb.driver import arguments
+from openrlhf_dbb import cpu
+
+rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+args = arguments.parse(sys.argv[4:], world_size=2).args
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
+
+from openrlhf_dbb.driver.launch import cpu_strategy
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+
+actor = PolicyActor(2, rank, "127.0.0.1", port)
+actor.init_model_from_pretrained(cpu_strategy(args), model, max_steps=10)
+
+def rollouts(rows, advantage):
+    tokens = torch.randint(0, 14, (rows, 8), generator=torch.Generator().manual_seed(rank))
+    actions = torch.arange(7).expand(rows, 7) > 2
+    advantages = torch.full((rows, 7), advantage)
+    made = Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions,
+                      advantages=advantages, returns=advantages.clone(), info={"reward": torch.ones(rows)})
+    made.action_log_probs = actor.forward(tokens, actions, made.attention_mask)
+    return made
+
+replays = split_experience_batch(rollouts(5, -1.0)) if rank == 0 else []
+actor.append(rollouts(8, 1.0))
+actor.execute_batch("append_replays", {"experience": [replays]}, 0, 1)
+sizes = []
+actor.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+actor.fit()
+weights = sum(parameter.double().abs().sum().item() for parameter in actor.actor.parameters())
+print(json.dumps({
+    "loss": type(actor.trainer.actor_loss_fn).__name__, "length": actor.trainer.actor_loss_fn.length,
+    "steps": actor.actor.model.global_steps, "rows": sizes, "weights": weights,
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+def test_ranks_with_and_without_replays_take_the_same_steps(tmp_path):
+    tiny_model.build_model(0).save_pretrained(tmp_path)
+    tiny_model.build_tokenizer().save_pretrained(tmp_path)
+    # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
+    flags = {
+        "preset": "none",
+        "estimator": "none",
+        "actor.model_name_or_path": tmp_path,
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 8,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 2,
+        "actor.loss_agg_mode": "seq-mean-token-sum-norm",
+        "actor.loss_agg_length": 6,
+        "actor.num_gpus_per_node": 2,
+        "actor.lr_warmup_ratio": 0,
+        "algo.kl.init_coef": 0,
+        "reward.remote_url": "math_answer",
+    }
+    arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), port, str(tmp_path), *arguments],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-3000:] + outputs[1][1][-3000:]
+    first, second = (json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs)
+    assert sorted(first.pop("rows")) == [3, 3, 3, 4]  # two fresh rows and one or two replays
+    assert second.pop("rows") == [2, 2, 2, 2]
+    assert first == second
+    assert (first["loss"], first["length"], first["steps"]) == ("ConstantLengthLoss", 6, 2)
