@@ -10,6 +10,7 @@
     auto             DBB whose shared prior and discount are fitted online
     gaussian         DBB's like for any real reward: a discounted Normal-inverse-gamma
     advantage        Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
+    probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
@@ -30,12 +31,14 @@ Example:
 """
 
 from estimators import closed_form
-from estimators.advantage import centered, standardized
+from estimators.advantage import FORMS, Form, centered, standardized
 from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
 from estimators.registry import available, build, get, register
 
 __all__ = [
+    "FORMS",
     "Estimate",
+    "Form",
     "RewardEstimator",
     "RewardSupportError",
     "State",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from estimators.base import Estimate, Floats
+
+Form = Literal["group_norm", "dr_grpo"]
+"""How a reward X becomes an advantage: a key of :data:`FORMS`."""
 
 
 def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
@@ -21,3 +26,7 @@ def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     return np.divide(
         centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0
     )
+
+
+FORMS = {"group_norm": standardized, "dr_grpo": centered}
+"""By the name of ``--algo.advantage.estimator``: (rewards_P_G, estimate) -> advantages, shape (P, G)."""

@@ -142,6 +142,28 @@ class RewardEstimator(ABC):
         new_state = self.update(state, rewards_P_G)
         return new_state, self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
 
+    def observe_at(self, state: State, prompts: NDArray[np.int64], rewards_P_G: Floats) -> Estimate:
+        """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
+
+        Args:
+            state: of all prompts, and of the run.
+            prompts: (P,) positions in the state, each at most once.
+            rewards_P_G: their groups.
+
+        Raises:
+            RewardSupportError, ValueError: as in :meth:`observe`; the state is then unchanged.
+        """
+        after, estimate = self.observe(self.state_at(state, prompts), rewards_P_G)
+        for field in self.state_fields:
+            state[field][prompts] = after[field]
+        state |= {field: after[field] for field in self.shared_fields}
+        return estimate
+
+    def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
+        """A copy of the state of some prompts, shape (P,) each, with the run-wide state."""
+        shared = {field: state[field] for field in self.shared_fields}
+        return {field: state[field][prompts] for field in self.state_fields} | shared
+
     def check(self, rewards_P_G: Floats) -> None:
         """Raise what :meth:`observe` would raise for these rewards."""
         if rewards_P_G.ndim != 2:

@@ -1,10 +1,8 @@
-"""Figures in the house style, and CSV files."""
+"""Figures in the house style."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,16 +133,6 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"Date": None})
     return paths
-
-
-def write_csv(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write NAME.csv, numbers in full; its path."""
-    path = folder / f"{name}.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    return path
 
 
 def require_matplotlib() -> Any:

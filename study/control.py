@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import estimators
-from openrlhf_dbb.core.posteriors import FORMS, Form
+from estimators import FORMS, Form
 from study.data import Control
 from study.exact import Task, read
 from study.gradients import observe_into

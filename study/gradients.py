@@ -27,7 +27,7 @@ from tqdm import tqdm
 from estimators import Estimate, RewardEstimator, State, build, centered, standardized
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import Floats, Visits, visits
-from openrlhf_dbb.core.posteriors import FORMS, Form
+from estimators import FORMS, Form
 from study.data import Gradient
 from study.policy_gradient import NOTHING, Tokens, cosine, gradients, sample, weights
 from storage import open_store, read_log

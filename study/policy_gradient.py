@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from estimators.base import Floats
-from openrlhf_dbb.core.posteriors import Form
+from estimators import Form
 
 NOTHING = -1  # in token arrays: no token here, the response has ended
 _ROWS = 1024  # responses differentiated at a time; bounds the memory

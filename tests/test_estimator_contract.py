@@ -289,3 +289,21 @@ def test_the_state_of_other_prompts_is_refused(case):
     estimator = CASES[case]
     with pytest.raises(ValueError, match="rewards have 1 rows, the state has other prompts"):
         estimator.observe(estimator.initial_state(2), [[1.0, 0.0]])
+
+
+@every_case
+def test_observing_some_prompts_in_place_is_observing_them_alone(case):
+    estimator = CASES[case]
+    state = estimator.initial_state(5)
+    places, rewards_P_G = np.array([3, 0]), np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
+    alone = estimator.initial_state(2)
+    for _ in range(2):
+        alone, wanted = estimator.observe(alone, rewards_P_G)
+        estimate = estimator.observe_at(state, places, rewards_P_G)
+        assert (estimate.mean == wanted.mean).all() and (estimate.variance == wanted.variance).all()
+    untouched = estimator.initial_state(5)
+    for field in estimator.state_fields:
+        assert (state[field][places] == alone[field]).all()
+        assert (state[field][[1, 2, 4]] == untouched[field][[1, 2, 4]]).all()
+    for field in estimator.shared_fields:
+        assert (state[field] == alone[field]).all()

@@ -10,6 +10,7 @@ import pytest
 
 from openrlhf_dbb import figures
 from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.curves import Curve, merged
@@ -87,7 +88,7 @@ def test_discounts_outside_the_range_are_left_out():
 
 
 def test_csv_keeps_numbers_in_full(tmp_path):
-    path = figures.write_csv(tmp_path, "numbers", ("name", "x"), [("a", 0.1 + 0.2), ("b", None)])
+    path = write_csv(tmp_path / "numbers.csv", ("name", "x"), [("a", 0.1 + 0.2), ("b", None)])
     assert path.read_text() == "name,x\na,0.30000000000000004\nb,\n"
 
 

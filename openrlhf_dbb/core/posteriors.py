@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 import storage
-from estimators import Estimate, RewardEstimator, RewardSupportError, State, centered, standardized
+from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.core.usage import Rollouts, usage
-
-Form = Literal["group_norm", "dr_grpo"]
-FORMS = {"group_norm": standardized, "dr_grpo": centered}
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import estimators
 import storage
+from estimators import FORMS
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.core.posteriors import FORMS
 from openrlhf_dbb.driver import start
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.checks import check as check_pieces

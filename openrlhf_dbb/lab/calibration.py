@@ -16,6 +16,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
 from openrlhf_dbb.lab import criteria, curves, forecast, recorded, specs
@@ -174,18 +175,18 @@ def _write(folder: Path, results: Sequence[Calibration], count: int) -> list[Pat
         inside = [None] * (2 * len(LEVELS)) if result.coverage is None else np.ravel(result.coverage).tolist()
         bins = result.reliability
         rows.append([result.label, result.log_score, *inside, bins.calibration_error, bins.by_chance])
-    paths = [figures.write_csv(folder, "calibration", header, rows)]
+    paths = [write_csv(folder / "calibration.csv", header, rows)]
     reliable = [
         (result.label, *values)
         for result in results
         for values in zip(*(getattr(result.reliability, name) for name in _BIN_FIELDS), strict=True)
     ]
-    paths.append(figures.write_csv(folder, "calibration_reliability", ("estimator", *_BIN_FIELDS), reliable))
+    paths.append(write_csv(folder / "calibration_reliability.csv", ("estimator", *_BIN_FIELDS), reliable))
     predictive = [result for result in results if result.density is not None]
     if predictive:
         starts = [f"density from {place / PIT_BINS:g}" for place in range(PIT_BINS)]
         densities = [(result.label, *result.density) for result in predictive if result.density is not None]
-        paths.append(figures.write_csv(folder, "calibration_pit", ("estimator", *starts), densities))
+        paths.append(write_csv(folder / "calibration_pit.csv", ("estimator", *starts), densities))
         paths += _draw_pit(folder, predictive, count)
     return paths + _draw_reliability(folder, results)
 

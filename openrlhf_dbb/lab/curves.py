@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import figures
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.figures import mark_best, style
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def prior_figure(folder: Path, title: str, best_of: Callable[[float, float], tup
     draw_prior(axes, 100 * (mse_A_B / mse_A_B.min() - 1))
     axes.set_title(title)
     header = ("prior_alpha", "prior_beta", "best_discount", "mse")
-    return [figures.write_csv(folder, "prior", header, rows), *figures.save(figure, folder, "prior")]
+    return [write_csv(folder / "prior.csv", header, rows), *figures.save(figure, folder, "prior")]
 
 
 def draw_prior(axes: Axes, excess_A_B: Floats) -> None:

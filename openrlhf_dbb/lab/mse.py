@@ -12,6 +12,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
 from openrlhf_dbb.lab import curves, paper, probed, specs
@@ -131,7 +132,7 @@ def _write_moments(folder: Path, known: Known, estimators: Sequence[RewardEstima
             values = (known.p_Q_T[cell], found.bias[cell], found.variance[cell], found.mse[cell])
             rows.append((specs.label(estimator), prompt + 1, visit + 1, *values))
     header = ("estimator", "prompt", "visit", "p", "bias", "variance", "mse")
-    return figures.write_csv(folder, "moments", header, rows)
+    return write_csv(folder / "moments.csv", header, rows)
 
 
 def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
@@ -142,7 +143,7 @@ def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimat
     candidates += [(specs.label(e), None, e) for e in estimators if not specs.knob(e)]
     rows = ((label, x, known.mse(e, rollouts), known.mse_without_noise(e, rollouts)) for label, x, e in candidates)
     header = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
-    return figures.write_csv(folder, "discounts", header, rows)
+    return write_csv(folder / "discounts.csv", header, rows)
 
 
 def _curves(known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> list[Curve]:
@@ -180,7 +181,7 @@ def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
         for e, mse_N in zip(shown, mse_E_N, strict=True)
         for size, mse in zip(_GROUP_SIZES, mse_N, strict=True)
     ]
-    csv_file = figures.write_csv(folder, "rollouts", ("estimator", "rollouts", "mse"), rows)
+    csv_file = write_csv(folder / "rollouts.csv", ("estimator", "rollouts", "mse"), rows)
     return [csv_file, *figures.save(figure, folder, "rollouts")]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.lab import criteria, curves, recorded, specs
 from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Verdict, evaluate, judge, shown
 from openrlhf_dbb.lab.recommend import DRAWS
@@ -168,10 +169,10 @@ def _negative(value: float | None) -> float | None:
 
 def _write(folder: Path, verdict: Verdict, outcomes: Sequence[Outcome], visits: Visits) -> list[Path]:
     header, rows = csv_rows(verdict, outcomes)
-    paths = [figures.write_csv(folder, "replay", header, rows)]
+    paths = [write_csv(folder / "replay.csv", header, rows)]
     bins = [f"{low:g} to {high:g}" for low, high in zip(criteria.EDGES[:-1], criteria.EDGES[1:], strict=True)]
     histograms = [(o.label, o.advantages.zeros, *o.advantages.histogram) for o in outcomes]
-    paths.append(figures.write_csv(folder, "replay_advantages", ("estimator", "0", *bins), histograms))
+    paths.append(write_csv(folder / "replay_advantages.csv", ("estimator", "0", *bins), histograms))
     if visits.number.any():
         paths += draw_criterion(folder, verdict)
     return paths + draw_advantages(folder, shown(verdict, outcomes))

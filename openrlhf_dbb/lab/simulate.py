@@ -11,6 +11,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
+from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
 from openrlhf_dbb.lab import curves, regimes, specs
@@ -127,7 +128,7 @@ def _write_table(folder: Path, estimators: Sequence[RewardEstimator], results: S
         for e, mse_K, ratio_K in zip(estimators, result.mse_E_K, result.ratio_E_K, strict=True)
     )
     header = ("regime", "rollouts", "estimator", "mse", "mse_error", "ratio", "ratio_error")
-    return figures.write_csv(folder, "table", header, rows)
+    return write_csv(folder / "table.csv", header, rows)
 
 
 def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
@@ -138,7 +139,7 @@ def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
         for x, mse_K in zip(x_X, mse_X_K, strict=True)
     )
     header = ("regime", "rollouts", "estimator", "discount_or_smoothing", "mse", "mse_error")
-    return figures.write_csv(folder, "discounts", header, rows)
+    return write_csv(folder / "discounts.csv", header, rows)
 
 
 def _mean_and_error(values_K: Floats) -> tuple[float, float | None]:
@@ -200,7 +201,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     header = ("regime", "rollouts", "estimator", "mse", "mse_error")
-    return [figures.write_csv(folder, "rollouts", header, records), *figures.save(figure, folder, "rollouts")]
+    return [write_csv(folder / "rollouts.csv", header, records), *figures.save(figure, folder, "rollouts")]
 
 
 def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], setting: Setting) -> list[Path]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import estimators
-from openrlhf_dbb.core.posteriors import FORMS, Form
+from estimators import FORMS, Form
 
 Floats = NDArray[np.float64]
 

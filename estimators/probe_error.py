@@ -1,0 +1,41 @@
+"""The squared error of an estimate, measured against extra rollouts of the same policy (probes).
+
+Axes: V estimates, each with its own probe of M rollouts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from estimators.base import Floats
+
+
+def squared_errors(estimates: Floats, samples: Floats, successes: Floats, squares: Floats) -> Floats:
+    """Unbiased estimates of ``(estimate - p)^2``, shape (V,), where p is the expected score of a probe rollout.
+
+    The squared distance to the probe's mean q, minus the variance of q: ``(estimate - q)^2 - s^2 / M`` with s^2 the
+    N-1 variance of the M scores. For scores 0 and 1, ``s^2 / M = q (1 - q) / (M - 1)``. A single value may be
+    negative; their mean is right on average.
+
+    Args:
+        estimates: (V,) what is measured.
+        samples: (V,) M >= 1, scores of the probe; infinite where q is exactly p.
+        successes, squares: (V,) sum and sum of squares of the scores.
+
+    Returns:
+        (V,); NaN where M < 2, since one score does not tell its noise.
+
+    Source: paper, section 5.3, with the noise of its reference removed.
+
+    Example:
+        >>> squared_errors(np.array([0.5]), np.array([5.0]), np.array([4.0]), np.array([4.0]))  # 0.3^2 - 0.8 * 0.2 / 4
+        array([0.05])
+    """
+    return (estimates - successes / samples) ** 2 - mean_variance(samples, successes, squares)
+
+
+def mean_variance(samples: Floats, successes: Floats, squares: Floats) -> Floats:
+    """Unbiased estimate of the variance of a probe's mean, shape (V,); arguments as in :func:`squared_errors`."""
+    variance = np.full(np.shape(successes), np.nan)
+    scatter = squares - successes**2 / samples
+    return np.divide(scatter, samples * (samples - 1), out=variance, where=np.asarray(samples) > 1)
