@@ -23,3 +23,19 @@ cli/lab, lab/         the laboratory: estimators measured without training (no t
 """
 
 __version__ = "0.1.0"
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from openrlhf_dbb.core.posteriors import Posteriors, Scored
+
+__all__ = ["Posteriors", "Scored", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Posteriors on first use: a command that needs no store does not wait for SQLAlchemy."""
+    if name not in ("Posteriors", "Scored"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from openrlhf_dbb.core import posteriors
+
+    return getattr(posteriors, name)

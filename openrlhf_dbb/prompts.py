@@ -6,14 +6,13 @@ Axes: P prompts kept, R rows of the data set.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import storage
 from openrlhf_dbb import upstream
+from openrlhf_dbb.core.rollouts import dataset_digest
 from openrlhf_dbb.errors import UsageError
 
 
@@ -47,10 +46,7 @@ class Prompts:
     @property
     def digest(self) -> str:
         """Content hash of all prompts and labels in order, 32 hex digits."""
-        digest = hashlib.blake2b(digest_size=16)
-        for text, label in zip(self.texts, self.labels, strict=True):
-            digest.update(storage.prompt_hash(text, label))
-        return digest.hexdigest()
+        return dataset_digest(self.texts, self.labels)
 
     def report(self) -> str:
         """One line: how many are used and what happened to the others."""

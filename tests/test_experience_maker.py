@@ -20,8 +20,8 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker  # noqa: E402
-from openrlhf_dbb.actors.generation import Aside  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep  # noqa: E402
+from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.core.probes import Probes  # noqa: E402
@@ -68,9 +68,16 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
     return made
 
 
-def maker(cls, args):
+def maker(cls, args, **options):
     kl = SimpleNamespace(value=0.0)
-    return cls(None, None, None, None, kl, SimpleNamespace(args=args), None)
+    return cls(None, None, None, None, kl, SimpleNamespace(args=args), None, **options)
+
+
+def advantages(made, batch, step=1, *, filtered=(), skipped=(), probed=None):
+    """The batch with the advantages of a step, and what is logged of it."""
+    rollouts = RolloutBatch(filtered=list(filtered), skipped=Counter(dict(skipped)))
+    training = TrainingStep(step, rollouts, probed)
+    return made.add_advantages(batch, training), training.metrics
 
 
 @pytest.fixture
@@ -87,10 +94,9 @@ def ours(tmp_path):
             state_fields=built.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
         )  # fmt: skip
         labels = [str(i + 1) for i in range(len(PROMPTS))]
-        made = maker(PosteriorExperienceMaker, args)
-        made.posteriors = Posteriors(built, run, store.register_prompts(PROMPTS, labels), PROMPTS, labels)
-        made.step, made.aside = 1, Aside([], Counter())
-        return made, store
+        posteriors = Posteriors(built, store, run, PROMPTS, labels)
+        replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
+        return maker(PosteriorExperienceMaker, args, posteriors=posteriors, replays=replays), store
 
     yield build
     for store in opened:
@@ -104,7 +110,7 @@ def column(batch, name):
 RANDOM = np.random.default_rng(7).integers(0, 2, (4, 8)).astype(float)
 GROUPS = {
     "mixed": RANDOM,
-    "unanimous": np.repeat([[0.0], [1.0], [0.0], [1.0]], 8, axis=1),
+    "zero variance": np.repeat([[0.0], [1.0], [0.0], [1.0]], 8, axis=1),
     "one right": np.eye(4, 8),
     "fractional": np.random.default_rng(8).random((4, 8)),
 }
@@ -122,7 +128,7 @@ def test_point_reproduces_openrlhf(ours, form, rewards_P_G):
     flags = ["--algo.advantage.estimator", form]
     upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
     theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G))
-    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(rewards_P_G))
+    mine = advantages(ours("point", *flags)[0], experiences(rewards_P_G))[0]
     torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
     torch.testing.assert_close(column(mine, "returns"), column(theirs, "returns"), rtol=2e-6, atol=2e-6)
     for name in ("group_reward_std", "return"):
@@ -135,7 +141,7 @@ def test_point_reproduces_openrlhf_under_length_penalties(ours):
     flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
     upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
     theirs = upstream.compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
-    mine = ours("point", *flags)[0].compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
+    mine = advantages(ours("point", *flags)[0], experiences(RANDOM, lengths=lengths))[0]
     torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
     assert column(theirs, "rewards").min() < 0  # the penalty did something
 
@@ -144,7 +150,7 @@ def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
     """Upstream has no missing rewards: it gets the groups without them, each with its own size."""
     rewards_P_G = RANDOM.copy()
     rewards_P_G[0, 3], rewards_P_G[1, :5], rewards_P_G[3, 7] = np.nan, np.nan, np.nan
-    mine = column(ours("point")[0].compute_advantages_and_returns(experiences(rewards_P_G)), "advantages")
+    mine = column(advantages(ours("point")[0], experiences(rewards_P_G))[0], "advantages")
     for p, group in enumerate(rewards_P_G):
         left = ~np.isnan(group)
         args = settings("--estimator", "none").args
@@ -157,15 +163,15 @@ def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
 
 def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     mine, store = ours("dbb", discount=0.5)
-    batch = mine.compute_advantages_and_returns(experiences(GROUPS["unanimous"]))
+    batch, metrics = advantages(mine, experiences(GROUPS["zero variance"]))
     # alpha, beta = .5 * 1 + S, .5 * 1 + 8 - S; advantage of the unanimous outcome: sqrt(minority / majority)
     expected = math.sqrt(0.5 / 8.5)
     rows = column(batch, "advantages").reshape(4, 8, TOKENS)
     for p, sign in enumerate([-1, 1, -1, 1]):
         torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
-    assert mine.metrics["estimator/rescued"] == mine.metrics["estimator/zero_variance"] == 1.0
-    assert mine.metrics["estimator/mean"] == pytest.approx(0.5)
-    assert mine.metrics["estimator/abs_advantage"] == pytest.approx(expected)
+    assert metrics["estimator/rescued"] == metrics["estimator/zero_variance"] == 1.0
+    assert metrics["estimator/mean"] == pytest.approx(0.5)
+    assert metrics["estimator/abs_advantage"] == pytest.approx(expected)
     rows = stored(mine, store, f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
     wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
@@ -175,20 +181,18 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
 
 def test_probes_and_run_wide_numbers_are_logged_beside_the_estimates(ours):
     mine, store = ours("auto")
-    mine.probed = Probes([(PROMPTS[0], "1")], np.array([[1.0, 0.0]]))
-    mine.compute_advantages_and_returns(experiences(RANDOM))
-    assert {"estimator/mean", "estimator/discount", "estimator/weight", "probe/mse"} <= set(mine.metrics)
-    assert (mine.metrics["probe/groups"], mine.metrics["estimator/prompts"]) == (1, 4)
+    _, metrics = advantages(mine, experiences(RANDOM), probed=Probes([(PROMPTS[0], "1")], np.array([[1.0, 0.0]])))
+    assert {"estimator/mean", "estimator/discount", "estimator/weight", "probe/mse"} <= set(metrics)
+    assert (metrics["probe/groups"], metrics["estimator/prompts"]) == (1, 4)
     # the group's own mean against 1/2, less the noise 1/4 / (2 - 1)
-    assert mine.metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
+    assert metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
     assert [tuple(row) for row in stored(mine, store, "SELECT samples, successes FROM probes")] == [(2, 1.0)]
 
 
 def test_a_second_visit_continues_from_the_first(ours):
     mine, store = ours("dbb", discount=0.5)
-    mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
-    mine.step = 2
-    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))
+    advantages(mine, experiences(np.ones((4, 8))))
+    advantages(mine, experiences(np.zeros((4, 8))), 2)
     rows = stored(mine, store, "SELECT alpha, beta FROM posterior_history WHERE step = 2")
     assert [tuple(row) for row in rows] == [(0.5 * 8.5, 0.5 * 0.5 + 8)] * 4
 
@@ -196,7 +200,7 @@ def test_a_second_visit_continues_from_the_first(ours):
 def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     lengths = [TOKENS] * 32
     mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
-    batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8)), lengths=lengths))
+    batch = advantages(mine, experiences(np.ones((4, 8)), lengths=lengths))[0]
     assert [tuple(r) for r in stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history")] == [
         (8.0, 8.5)
     ]
@@ -207,10 +211,8 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
 def test_advantages_beyond_the_reward_clip_are_kept(ours):
     mine, _ = ours("dbb", "--reward.clip_range", "-1", "1", discount=1.0)
     for step in range(1, 4):
-        mine.step = step
-        mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
-    mine.step = 4
-    batch = mine.compute_advantages_and_returns(experiences(np.tile([0.0] + [1.0] * 7, (4, 1))))
+        advantages(mine, experiences(np.ones((4, 8))), step)
+    batch = advantages(mine, experiences(np.tile([0.0] + [1.0] * 7, (4, 1))), 4)[0]
     # alpha = 1 + 24 + 7, beta = 1 + 1
     assert column(batch, "advantages").min().item() == pytest.approx(-math.sqrt(32 / 2), rel=1e-6)
 
@@ -219,23 +221,22 @@ def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
     rewards_P_G = RANDOM.copy()
     rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
     mine, store = ours("dbb", discount=0.5)
-    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    batch, metrics = advantages(mine, experiences(rewards_P_G))
     first = stored(mine, store, f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
     assert tuple(first) == (6, 2.0, 2.5, 4.5)
     assert torch.all(column(batch, "advantages")[2:4] == 0)
-    assert mine.metrics["estimator/missing"] == 2 / 32
+    assert metrics["estimator/missing"] == 2 / 32
 
 
 def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
     rewards_P_G = RANDOM.copy()
     rewards_P_G[2] = np.nan
     mine, store = ours("dbb")
-    batch = mine.compute_advantages_and_returns(experiences(rewards_P_G))
+    batch = advantages(mine, experiences(rewards_P_G))[0]
     assert len(stored(mine, store, "SELECT prompt_id FROM posterior_history")) == 3
     assert torch.all(column(batch, "advantages").reshape(4, 8, TOKENS)[2] == 0)
     with pytest.raises(ValueError, match="none of the 32 rollouts of step 2 could be verified"):
-        mine.step = 2
-        mine.compute_advantages_and_returns(experiences(np.full((4, 8), np.nan)))
+        advantages(mine, experiences(np.full((4, 8), np.nan)), 2)
 
 
 def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
@@ -243,10 +244,10 @@ def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
     rewards_P_G[1, 2] = 0.25
     mine, store = ours("dbb")
     with pytest.raises(ValueError, match=r"score 0.25 of prompt '1\+1=' is not 0 or 1, .*--dbb.partial_credit"):
-        mine.compute_advantages_and_returns(experiences(rewards_P_G))
+        advantages(mine, experiences(rewards_P_G))
     assert stored(mine, store, "SELECT * FROM posterior_history") == []
     lenient, store = ours("dbb", partial_credit=True)
-    lenient.compute_advantages_and_returns(experiences(rewards_P_G))
+    advantages(lenient, experiences(rewards_P_G))
     total = np.nansum(rewards_P_G[1])
     assert stored(lenient, store, f"SELECT successes {BY_PROMPT}")[1][0] == total
 
@@ -256,7 +257,7 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
     for experience in batch:
         experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
     mine, store = ours("dbb", discount=0.5)
-    mine.compute_advantages_and_returns(batch)
+    advantages(mine, batch)
     assert [
         tuple(r) for r in stored(mine, store, "SELECT rollouts, successes, alpha, beta FROM posterior_history")
     ] == [(32, 16.0, 16.5, 16.5)]
@@ -265,20 +266,19 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
 def test_an_unknown_prompt_is_named(ours):
     batch = experiences(RANDOM)
     batch[0].prompts = ["who are you"] * 4
-    with pytest.raises(ValueError, match="prompt 'who are you' is not in the data set"):
-        ours("dbb")[0].compute_advantages_and_returns(batch)
+    with pytest.raises(ValueError, match="prompt 'who are you' with label '1' is not in the data set"):
+        advantages(ours("dbb")[0], batch)
 
 
 def test_a_busy_database_holds_up_no_training_and_no_step_is_lost(ours):
     mine, store = ours("dbb", discount=0.5)
     with closing(sqlite3.connect(store.location, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")  # another process writes
-        batch = mine.compute_advantages_and_returns(experiences(np.ones((4, 8))))
+        batch = advantages(mine, experiences(np.ones((4, 8))))[0]
         assert torch.all(column(batch, "advantages") > 0)
         assert other.execute("SELECT count(*) FROM dbb_history").fetchone() == (0,)
         other.execute("ROLLBACK")
-    mine.step = 2
-    mine.compute_advantages_and_returns(experiences(np.zeros((4, 8))))  # waits for step 1
+    advantages(mine, experiences(np.zeros((4, 8))), 2)  # waits for step 1
     assert [tuple(row) for row in store.query("SELECT DISTINCT alpha FROM dbb_history WHERE step = 1")] == [(8.5,)]
     rows = stored(mine, store, "SELECT step, count(*) FROM dbb_history GROUP BY step ORDER BY step")
     assert [tuple(row) for row in rows] == [(1, 4), (2, 4)]
@@ -288,13 +288,13 @@ def test_a_step_that_could_not_be_stored_stops_the_run(ours):
     mine, store = ours("dbb")
     run = mine.posteriors.run
     store.claim_run(run.record.run_id, take_over=True)
-    mine.compute_advantages_and_returns(experiences(RANDOM))
+    advantages(mine, experiences(RANDOM))
     with pytest.raises(storage.StoreError, match="was taken over by"):
         mine.posteriors.settle()
     assert store.query("SELECT * FROM dbb_history") == []
 
 
-def set_aside(prompt, scores, length=TOKENS):
+def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on."""
     return [
         Experience(
@@ -309,12 +309,11 @@ def set_aside(prompt, scores, length=TOKENS):
     ]
 
 
-def test_what_is_set_aside_is_estimated_from_and_not_trained_on(ours):
+def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     mine, store = ours("dbb", discount=0.5)
     trained = np.array([[1.0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8])
-    rejected = [*set_aside(2, [0.0] * 8, length=3), *set_aside(3, [1.0, math.nan])]
-    mine.aside = Aside(rejected, Counter({(PROMPTS[0], "1"): 2}))
-    batch = mine.compute_advantages_and_returns(experiences(trained))
+    rejected = [*filtered_group(2, [0.0] * 8, length=3), *filtered_group(3, [1.0, math.nan])]
+    batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped={(PROMPTS[0], "1"): 2})
     assert column(batch, "advantages").shape == (16, TOKENS)
     # alpha, beta = .5 + S, .5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
@@ -327,19 +326,22 @@ def test_what_is_set_aside_is_estimated_from_and_not_trained_on(ours):
         (8, 40, 8, 40, 0, 2), (8, 40, 8, 40, 8, 0), (8, 24, 0, 0, 0, 0), (2, 10, 0, 0, 0, 0)
     ]  # fmt: skip
     # of the rows that are trained on
-    assert mine.metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
-    assert mine.metrics["estimator/zero_variance"] == mine.metrics["estimator/rescued"] == 1 / 2
-    assert mine.metrics["estimator/missing"] == 0
-    assert mine.metrics["rollout/filtered"] == 10 / 26
-    assert mine.metrics["rollout/skipped"] == 2
+    assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
+    assert metrics["estimator/zero_variance"] == metrics["estimator/rescued"] == 1 / 2
+    assert metrics["estimator/missing"] == 0
+    assert metrics["rollout/filtered"] == 10 / 26
+    assert metrics["rollout/skipped"] == 2
 
 
-def test_length_penalties_hold_for_what_is_set_aside(ours):
+def test_length_penalties_hold_for_what_is_filtered_group(ours):
     flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5"]
     mine, store = ours("point", *flags)
-    mine.aside = Aside(set_aside(1, [1.0], length=5) + set_aside(1, [1.0], length=0), Counter())
-    mine.compute_advantages_and_returns(experiences(np.eye(1, 8)))
-    # rewards 1 - 5/5 and 1: the group does not agree
+    advantages(
+        mine,
+        experiences(np.eye(1, 8)),
+        filtered=filtered_group(1, [1.0], length=5) + filtered_group(1, [1.0], length=0),
+    )
+    # rewards 1 - 5/5 and 1: the group varies
     used = stored(mine, store, "SELECT sum(generated), sum(zero_variance) FROM usage")
     assert [tuple(row) for row in used] == [(8 + 2, 0)]
 
@@ -370,15 +372,13 @@ VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0,
 
 def test_replays_ride_along_from_the_third_visit_on(ours, ray_started):
     mine, store = ours("dbb", "--method", "repo", discount=0.5)
-    mine.replays = Replays(mine.args, mine.posteriors.numbers)
     mine.actor_model_group = Ranks()
     for step, group in enumerate(VISITS, 1):
         assert mine.actor_model_group.calls == []
         rewards_P_G = np.array([group] * 3, dtype=float)
         if step == 1:
             rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
-        mine.step = step
-        batch = mine.compute_advantages_and_returns(experiences(rewards_P_G, log_prob=-step))
+        batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
     [(name, shares)] = mine.actor_model_group.calls
     assert name == "append_replays"
     first, second = shares["experience"]
@@ -397,5 +397,5 @@ def test_replays_ride_along_from_the_third_visit_on(ours, ray_started):
         mine, store, "SELECT replayed, replayed_tokens, generated FROM usage WHERE step = 3 ORDER BY replayed"
     )
     assert [tuple(row) for row in used] == [(0, 0, 8), (0, 0, 8), (8, 8 * TOKENS, 8)]
-    assert (mine.metrics["replay/replayed"], mine.metrics["replay/cached"]) == (8, 3 * 16)
-    assert mine.metrics["reward"] == 0.5  # of the fresh rollouts alone
+    assert (metrics["replay/replayed"], metrics["replay/cached"]) == (8, 3 * 16)
+    assert metrics["reward"] == 0.5  # of the fresh rollouts alone

@@ -89,7 +89,7 @@ def generator(engine):
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         if cls is RolloutGenerator:
             options["sampling"] = sampling
-            options["numbers"] = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
+            options["prompt_ids"] = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
         return cls(SimpleNamespace(args=args), loader, None, None, [engine], **options)
 
     return make
@@ -109,20 +109,23 @@ def batches(multiple=3, max_rounds=10):
 
 def draw(made):
     """One call, as OpenRLHF's fit() makes it: the prompts of the batch, prompts generated for, end of the pass."""
-    rollouts, _, consumed, exhausted = made.generate_samples()
+    batch, _, consumed, exhausted = made.generate_samples()
+    rollouts = batch
+    if not isinstance(batch, list):  # ours
+        rollouts = batch.trained
+        made.last_batch = batch if batch else None
     prompts = [rollout.prompts[0] for rollout in rollouts]
     assert prompts[::GROUP] == prompts[1::GROUP]  # whole groups, side by side
     return "".join(prompts[::GROUP]), consumed, exhausted
 
 
-def aside(made):
-    """What the trainer takes after a batch: prompts of observed groups, and how often others were skipped.
+def beside(made):
+    """What came with the last batch: prompts of filtered groups, and how often others were skipped.
 
-    Sorted, since rejected groups come in the order in which they are answered.
+    Sorted, since filtered groups come in the order in which they are answered.
     """
-    taken = made.take_aside()
-    prompts = sorted(rollout.prompts[0] for rollout in taken.observed)
-    return "".join(prompts[::GROUP]), {text: times for (text, _), times in taken.skipped.items()}
+    prompts = sorted(rollout.prompts[0] for rollout in made.last_batch.filtered)
+    return "".join(prompts[::GROUP]), {text: times for (text, _), times in made.last_batch.skipped.items()}
 
 
 MIXED, EASY, HARD = "10", "11", "00"
@@ -137,7 +140,7 @@ def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
     made = generator([MIXED, EASY, HARD])
     passes = [draw(made) for _ in range(4)]
     assert passes == [("12", 2, False), ("", 1, True), ("31", 1, False), ("23", 2, False)]
-    assert aside(made) == ("", {})
+    assert beside(made) == ("", {})
     assert made.generated == 6 * GROUP
     assert made.unused() == (0, 0)
 
@@ -161,16 +164,16 @@ def test_dynamic_sampling_replaces_rejected_groups_until_the_pass_ends(generator
     made = generator([EASY, MIXED, HARD, MIXED, EASY, MIXED, HARD], one_for_one())
     # 1 is rejected, for it 3, for it 4. Then 5 is, for it 7, then nothing is left: 6 waits.
     assert draw(made) == ("24", 4, False)
-    assert aside(made) == ("13", {})
+    assert beside(made) == ("13", {})
     assert made.generated == 4 * GROUP
     assert draw(made) == ("", 3, True)
     assert made.at_end_of_episode
     # Completed in the next pass: 1 is rejected, for it 2.
     assert draw(made) == ("62", 2, False)
-    assert aside(made) == ("157", {})
+    assert beside(made) == ("157", {})
     assert made.generated == 9 * GROUP
     assert draw(made) == ("46", 4, False)  # 3 is rejected, for it 5, for it 6
-    assert aside(made) == ("35", {})
+    assert beside(made) == ("35", {})
 
 
 def test_the_share_of_kept_groups_counts_those_of_the_pass_before(generator):
@@ -190,7 +193,7 @@ def test_generation_batches_discard_their_surplus_and_show_it(generator):
     made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], batches())
     assert draw(made) == ("23", 6, False)
     assert made.generated == 6 * GROUP
-    taken = sorted(made.take_aside().observed, key=lambda rollout: rollout.prompts)
+    taken = sorted(made.last_batch.filtered, key=lambda rollout: rollout.prompts)
     assert [rollout.prompts[0] for rollout in taken[::GROUP]] == ["1", "4", "5", "6"]
     assert [rollout.scores.item() for rollout in taken] == [0, 0, 1, 1, 1, 0, 1, 0]
     assert {rollout.rewards.item() for rollout in taken} == {9.0}
@@ -223,11 +226,11 @@ def greso(batch=BATCH, **changes):
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
     made = generator([EASY, MIXED, MIXED, MIXED, MIXED], greso(step=1e-9))
     assert draw(made) == ("23", 3, False)  # 1 agreed; the third kept group would be surplus
-    assert aside(made) == ("1", {})
+    assert beside(made) == ("1", {})
     assert draw(made) == ("45", 2, True)
-    assert aside(made) == ("", {})
+    assert beside(made) == ("", {})
     assert draw(made) == ("23", 3, False)  # 1 is skipped, almost surely
-    assert aside(made) == ("4", {"1": 1})
+    assert beside(made) == ("4", {"1": 1})
     assert made.generated == (3 + 2 + 3) * GROUP
 
 
@@ -235,14 +238,14 @@ def test_a_round_is_as_large_as_the_one_before_makes_likely(generator):
     made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(batch=3, first_batch=4, min_batch=1))
     # One of 1 to 4 is missing, half of them agree: floor(1.25 * 1 / (1 - 1/2)) = 2 more.
     assert draw(made) == ("125", 4 + 2, False)
-    assert aside(made) == ("346", {})
+    assert beside(made) == ("346", {})
 
 
 def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generator):
     made = generator([EASY, HARD], greso())
     assert draw(made) == ("", 2, True)
     assert [draw(made) for _ in range(2)] == [("", 0, True)] * 2
-    assert aside(made) == ("12", {"1": 2, "2": 2})
+    assert made.unused() == (2 * GROUP, 2 * GROUP * 3)  # of three tokens each
     assert made.generated == 2 * GROUP
     with pytest.raises(SamplingError, match="GRESO skipped every prompt in 200 passes over the data"):
         for _ in range(200):
@@ -252,9 +255,9 @@ def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generat
 def test_what_was_not_verified_is_no_score(generator):
     made = generator(["1?", "0?", "??", MIXED], one_for_one())
     assert draw(made)[0] == ""
-    assert aside(made) == ("123", {})
+    assert made.unused()[0] == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
-    rollouts = plain.generate_samples()[0]
+    rollouts = plain.generate_samples()[0].trained
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
     assert [rollout.info["score"].item() for rollout in rollouts] == [1, 0, 0, 0]  # for a mean that is logged
 
@@ -285,7 +288,7 @@ def test_replacements_stop_with_the_budget(generator):
 def test_a_generation_batch_is_cut_to_the_budget(generator, engine):
     made = generator([MIXED] * 9, batches(), max_rollouts=6 * GROUP + 2 * GROUP)
     assert draw(made) == ("12", 6, False)
-    assert aside(made)[0] == "3456"
+    assert beside(made)[0] == "3456"
     assert draw(made) == ("78", 2, False)  # of six
     with pytest.raises(BudgetSpent):
         draw(made)
@@ -308,12 +311,12 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
     adapting = {"p_easy": 0.5, "p_hard": 0.5, "step": 0.1}
 
     def train(made, count):
-        """Batches, with what has come beside them."""
+        """Batches, with what came with them."""
         done = []
         while len(done) < count:
             batch = draw(made)[0]
             if batch:
-                done.append((batch, *aside(made), made.generated, made.sampling.metrics()))
+                done.append((batch, *beside(made), made.generated, made.sampling.metrics()))
         return done
 
     expected = train(generator(labels, greso(**adapting)), steps + 4)

@@ -1,4 +1,4 @@
-"""The rollout ledger of a step by hand, and beside the posteriors in the store."""
+"""What became of the rollouts of a step: by hand, and beside the posteriors in the store."""
 
 import math
 
@@ -7,7 +7,8 @@ import pytest
 
 import estimators
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.usage import Rollouts, usage
+from openrlhf_dbb.core.rollouts import Rollouts
+from openrlhf_dbb.core.usage import usage
 
 NAN = math.nan
 A, B, C, D, E, F, G = ((text, "label") for text in "abcdefg")
@@ -15,8 +16,8 @@ IDS = {A: 60, B: 50, C: 40, D: 30, E: 20, F: 10, G: 70}
 
 
 def test_a_step_by_hand():
-    """Groups of 4. a: agrees, rescued. b: varies, one missing. c: rejected. d: kept once and rejected once.
-    e: replayed and skipped only. f: agrees, not rescued. g: rejected once, and kept once with nothing verified."""
+    """Groups of 4. a: zero variance, rescued. b: varies, one missing. c: filtered. d: kept once and filtered once.
+    e: replayed and skipped only. f: zero variance, not rescued. g: filtered once, kept once with nothing verified."""
     groups = [  # prompt, trained, advantages, tokens of a response
         (A, True, [0.25, 0.25, 0.25, 0.25], 5),
         (C, False, [-0.25, -0.25, -0.25, -0.25], 2),
@@ -72,8 +73,8 @@ def posteriors(open_new, fill):
 
     def make(name, fields=("alpha", "beta"), **parameters):
         store = open_new("sqlite")
-        run, ids = fill.run(store, fields=fields), fill.prompts(store, 4)
-        return Posteriors(estimators.build(name, **parameters), run, ids, *zip(*KEYS, strict=True)), store
+        run = fill.run(store, fields=fields)
+        return Posteriors(estimators.build(name, **parameters), store, run, *zip(*KEYS, strict=True)), store
 
     return make
 
@@ -82,15 +83,9 @@ def observe(ours, step, *groups, **beside):
     """One step of (prompt, trained, scores) with responses of 10 tokens; the advantages, group by group."""
     scores = np.concatenate([scores for *_, scores in groups]).astype(float)
     sizes = [len(scores) for *_, scores in groups]
-    rollouts = Rollouts(
-        prompts=[KEYS[prompt] for prompt, *_, scores in groups for _ in scores],
-        rewards=scores,
-        scores=scores.copy(),
-        tokens=np.full(len(scores), 10),
-        trained=np.repeat([trained for _, trained, _ in groups], sizes),
-        **beside,
-    )
-    scored = ours.observe(step, rollouts, "group_norm")
+    texts, labels = zip(*(KEYS[prompt] for prompt, *_, scores in groups for _ in scores), strict=True)
+    trained = np.repeat([trained for _, trained, _ in groups], sizes)
+    scored = ours.observe(step, texts, labels, scores, tokens=np.full(len(scores), 10), trained=trained, **beside)
     ours.settle()
     return np.split(scored.advantages, np.cumsum(sizes)[:-1])
 
@@ -104,7 +99,7 @@ def history(store, step):
     return [tuple(row) for row in rows]
 
 
-def test_rejected_groups_update_the_posteriors_and_the_ledger(posteriors):
+def test_filtered_groups_update_the_posteriors_and_are_counted(posteriors):
     ours, store = posteriors("dbb", discount=0.5)
     kept, _ = observe(ours, 1, (0, True, [1, 0, 1, 1]), (1, False, [0, 0, 0, 0]))
     # alpha = .5 + S, beta = .5 + 4 - S; advantages sqrt(beta / alpha) and -sqrt(alpha / beta)
@@ -130,7 +125,7 @@ def test_a_prompt_kept_and_rejected_in_one_step_is_one_group(posteriors):
     assert [tuple(row) for row in used] == [(3, 3, 0, 3), (6, 3, 0, 3)]
 
 
-def test_what_was_not_verified_or_only_skipped_is_in_the_ledger_alone(posteriors):
+def test_what_was_not_verified_or_only_skipped_is_counted_alone(posteriors):
     ours, store = posteriors("dbb", discount=0.5)
     skipped = {KEYS[3]: 2}
     observe(ours, 1, (0, True, [1, NAN, NAN]), (2, False, [NAN, NAN]), skipped=skipped, replayed={KEYS[0]: (5, 50)})

@@ -9,7 +9,6 @@ import estimators
 import storage
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.usage import Rollouts
 
 MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]
 NAN = np.nan
@@ -67,22 +66,16 @@ def posteriors(open_new):
             state_fields=estimator.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
         )  # fmt: skip
         texts, labels = zip(*PROMPTS, strict=True)
-        return Posteriors(estimator, run, store.register_prompts(texts, labels), texts, labels), store
+        return Posteriors(estimator, store, run, texts, labels), store
 
     return make
-
-
-def rollouts(keys, rewards):
-    """All trained on, of one token each."""
-    ones = np.ones(len(keys), dtype=int)
-    return Rollouts(keys, rewards, rewards.copy(), tokens=ones, trained=ones == 1)
 
 
 def observe(ours, step, rewards_P_G, probed=None):
     """One step with a group of every prompt."""
     rewards_P_G = np.asarray(rewards_P_G, dtype=float)
-    keys = [prompt for prompt in PROMPTS for _ in range(rewards_P_G.shape[1])]
-    scored = ours.observe(step, rollouts(keys, rewards_P_G.reshape(-1)), "group_norm", probed)
+    texts, labels = zip(*(prompt for prompt in PROMPTS for _ in range(rewards_P_G.shape[1])), strict=True)
+    scored = ours.observe(step, texts, labels, rewards_P_G.reshape(-1), probed=probed)
     ours.settle()
     return scored
 
@@ -143,10 +136,8 @@ def test_run_wide_state_survives_a_reload_and_goes_back_with_the_run(posteriors,
     expected = [observe(through, step, groups).advantages.tolist() for step, groups in enumerate(STEPS, 1)]
     observe(stopping, 1, STEPS[0])
     for groups in (STEPS[2], STEPS[0]):  # two steps that the checkpoint does not have
-        stopping.load()
-        observe(stopping, stopping.run.record.last_step + 1, groups)
-    stopping.run.roll_back(1)
-    stopping.load()
+        observe(stopping, stopping.step + 1, groups)
+    stopping.roll_back(1)
     for step in (2, 3):
         assert observe(stopping, step, STEPS[step - 1]).advantages.tolist() == expected[step - 1]
     rows = "SELECT step, prompt_id, mean, variance, alpha, beta, state FROM dbb_history ORDER BY step, prompt_id"
@@ -156,16 +147,13 @@ def test_run_wide_state_survives_a_reload_and_goes_back_with_the_run(posteriors,
 
 def test_a_run_wide_number_is_logged(posteriors):
     ours, _ = posteriors("dbb", **UPDATES)
-    assert [observe(ours, step, GROUPS).metrics for step in (1, 2)] == [
-        {"estimator/updates": 1.0},
-        {"estimator/updates": 2.0},
-    ]
+    assert [observe(ours, step, GROUPS).metrics["estimator/updates"] for step in (1, 2)] == [1, 2]
 
 
 def test_forgetting_by_updates_counts_the_steps_between_two_visits(posteriors):
     ours, store = posteriors("dbb", discount=0.25, **UPDATES)
     for step, prompt in ((1, 0), (2, 1), (3, 1), (4, 0)):
-        ours.observe(step, rollouts([PROMPTS[prompt]] * 4, np.ones(4)), "group_norm")
+        ours.observe(step, [PROMPTS[prompt][0]] * 4, [PROMPTS[prompt][1]] * 4, np.ones(4))
     ours.settle()
     last = store.query("SELECT alpha FROM posterior_history WHERE step = 4")[0][0]
     # first visit .25 * 1 + 4; three updates later at two an epoch: .25 ** 1.5 = .125
@@ -174,6 +162,7 @@ def test_forgetting_by_updates_counts_the_steps_between_two_visits(posteriors):
 
 def test_probes_of_a_step_that_cannot_be_stored_are_not_stored_either(posteriors):
     ours, store = posteriors("dbb")
-    with pytest.raises(storage.StoreError, match="the next step is 1, not 2"):
-        observe(ours, 2, GROUPS, PROBED)
+    store.claim_run(ours.run.record.run_id, take_over=True)
+    with pytest.raises(storage.StoreError, match="was taken over by"):
+        observe(ours, 1, GROUPS, PROBED)
     assert store.query("SELECT * FROM dbb_probe") == []

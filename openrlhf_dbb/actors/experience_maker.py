@@ -2,58 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from openrlhf_dbb.actors.generation import Aside
+from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.core.posteriors import Posteriors, Scored
-from openrlhf_dbb.core.probes import Key, Probes
-from openrlhf_dbb.core.usage import Rollouts
+from openrlhf_dbb.core.probes import Probes
+from openrlhf_dbb.core.rollouts import Floats, Key
+
+
+@dataclass
+class TrainingStep:
+    """All that a training step is made of; what the trainer hands to OpenRLHF as its rollouts.
+
+    Attributes:
+        step: global step, 1 for the first.
+        rollouts: what was generated for it.
+        probed: what the probes of its prompts found; None without probes.
+        metrics: to be logged; filled in by the experience maker.
+    """
+
+    step: int
+    rollouts: RolloutBatch
+    probed: Probes | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline; log-probs, KL, length penalties and returns stay OpenRLHF's.
 
-    Attributes:
-        posteriors: set by the trainer before the first step.
+    Args:
+        args: as upstream's.
+        posteriors: what the advantages are computed with.
         replays: adds earlier rollouts of the same prompts to a step; None without replay.
-        step: global step of the batch being made, 1 for the first; set by the trainer.
-        aside: what was generated or skipped beside this batch; set by the trainer.
-        probed: what the probes of this batch found; set by the trainer, None without probes.
-        metrics: of the last batch, to be logged; those of the estimator are means over the rollouts trained on.
     """
 
-    posteriors: Posteriors
-    replays: Replays | None = None
-    step: int
-    aside: Aside
-    probed: Probes | None = None
-    metrics: dict[str, float]
+    def __init__(self, *args: Any, posteriors: Posteriors, replays: Replays | None = None) -> None:
+        super().__init__(*args)
+        self.posteriors = posteriors
+        self.replays = replays
 
     @torch.no_grad()
-    def compute_advantages_and_returns(self, experiences: list[Experience]) -> list[Experience]:
-        """Score a whole rollout batch; see :meth:`openrlhf_dbb.core.posteriors.Posteriors.observe`.
+    def make_experience_batch(self, rollout_samples: TrainingStep) -> list[Experience]:
+        """Upstream's, with our advantages."""
+        samples = self.split_rollout_samples(rollout_samples.rollouts.trained)
+        return self.add_advantages(self.make_experience(samples), rollout_samples)
+
+    def add_advantages(self, experiences: list[Experience], step: TrainingStep) -> list[Experience]:
+        """Observe all rollouts of a step; see :meth:`openrlhf_dbb.Posteriors.observe`.
 
         OpenRLHF's reward clip is not applied: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
+
+        Args:
+            experiences: the rollouts that are trained on, with log-probs and KL; changed in place.
+            step: what else belongs to the step; gets its metrics.
         """
         prompts = _prompts(experiences)
         replayed: Chosen = self.replays.choose(prompts) if self.replays is not None else {}
-        rollouts = self._rollouts([*experiences, *self.aside.observed], len(prompts), replayed)
-        scored = self.posteriors.observe(self.step, rollouts, self.advantage_estimator, self.probed)
+        rewards, scored = self._observe(experiences, step, replayed)
+        step.metrics.update(scored.metrics)
         trained = len(prompts)
-        self.metrics = scored.metrics | _means(scored, rollouts, trained)
-        advantages, rewards = scored.advantages[:trained], rollouts.rewards[:trained]
+        advantages = scored.advantages[:trained]
         if self.replays is not None:
-            advantages, replay_advantages = self.replays.normalise(prompts, rewards, advantages, replayed)
+            advantages, replay_advantages = self.replays.normalise(prompts, rewards[:trained], advantages, replayed)
         sizes = [len(experience.rewards) for experience in experiences]
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
@@ -65,25 +85,33 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             rows = self.replays.rows(replayed, replay_advantages, experiences[0])
             self._send(rows)
             self.replays.remember(experiences)
-            self.metrics |= self.replays.metrics(len(rows), experiences)
+            step.metrics.update(self.replays.metrics(len(rows), experiences))
         return experiences
 
-    def _rollouts(self, experiences: list[Experience], trained: int, replayed: Chosen) -> Rollouts:
-        """All rollouts of the step, the ``trained`` first; their rewards get OpenRLHF's length penalties."""
+    def _observe(self, trained: list[Experience], step: TrainingStep, replayed: Chosen) -> tuple[Floats, Scored]:
+        """The rewards (R,) of all rollouts of the step, after OpenRLHF's length penalties, and what became of them."""
+        experiences = [*trained, *step.rollouts.filtered]
         for experience in experiences:
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
         scores = torch.cat([_scores(experience) for experience in experiences])
         apply_length_penalties(experiences, self.args)
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
-        return Rollouts(
-            prompts=_prompts(experiences),
-            rewards=rewards.masked_fill(scores.isnan(), torch.nan).numpy(),
+        rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
+        prompts, labels = zip(*_prompts(experiences), strict=True)
+        scored = self.posteriors.observe(
+            step.step,
+            prompts,
+            labels,
+            rewards_R,
             scores=scores.numpy(),
             tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
-            trained=np.arange(len(scores)) < trained,
+            trained=np.arange(len(rewards_R)) < sum(len(experience.rewards) for experience in trained),
             replayed={key: (len(old), sum(len(r.log_probs) for r in old)) for key, old in replayed.items()},
-            skipped=self.aside.skipped,
+            skipped=step.rollouts.skipped,
+            form=self.advantage_estimator,
+            probed=step.probed,
         )
+        return rewards_R, scored
 
     def _finish(self, experience: Experience, advantage: torch.Tensor) -> None:
         """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
@@ -105,27 +133,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
 def _prompts(experiences: list[Experience]) -> list[Key]:
     return [(p, str(a)) for e in experiences for p, a in zip(e.prompts, e.labels, strict=True)]
-
-
-def _means(scored: Scored, rollouts: Rollouts, trained: int) -> dict[str, float]:
-    """Means over the rollouts that are trained on.
-
-    Not through ``info``: every key there costs a reduction over all ranks in every micro-batch.
-    """
-
-    def mean(values: NDArray[Any]) -> float:
-        return float(values[:trained].mean())
-
-    return {
-        "estimator/mean": mean(scored.mean),
-        "estimator/variance": mean(scored.variance),
-        "estimator/zero_variance": mean(scored.zero_variance),
-        "estimator/rescued": mean(scored.rescued),
-        "estimator/abs_advantage": mean(abs(scored.advantages)),
-        "estimator/missing": mean(np.isnan(rollouts.scores)),
-        "rollout/filtered": float((~rollouts.trained).mean()),
-        "rollout/skipped": float(sum(rollouts.skipped.values())),
-    }
 
 
 def _scores(experience: Experience) -> torch.Tensor:

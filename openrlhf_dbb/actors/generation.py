@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from openrlhf_dbb.actors.vllm_actor import RewardError, single_value
-from openrlhf_dbb.core.probes import Key
+from openrlhf_dbb.core.rollouts import Key
 from openrlhf_dbb.core.strategies import Sampling
 
 
@@ -29,16 +29,27 @@ class BudgetSpent(Exception):
 
 
 @dataclass
-class Aside:
-    """What a step has cost beside the rollouts that are trained on.
+class RolloutBatch:
+    """What was generated for one step.
 
     Attributes:
-        observed: rollouts that are not trained on: scores, rewards and lengths only.
-        skipped: how often each prompt was drawn and passed over.
+        trained: rollouts to train on, group by group.
+        filtered: rollouts that are not trained on: scores, rewards and lengths only.
+        skipped: how often each prompt was drawn and nothing was generated for it.
     """
 
-    observed: list[Experience]
-    skipped: Counter[Key]
+    trained: list[Experience] = field(default_factory=list)
+    filtered: list[Experience] = field(default_factory=list)
+    skipped: Counter[Key] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        """Rollouts to train on; OpenRLHF's loop asks."""
+        return len(self.trained)
+
+    @property
+    def all(self) -> list[Experience]:
+        """Everything generated, the rollouts to train on first."""
+        return [*self.trained, *self.filtered]
 
 
 class RolloutGenerator(SamplesGenerator):
@@ -50,7 +61,7 @@ class RolloutGenerator(SamplesGenerator):
 
     Attributes:
         sampling: the strategy.
-        numbers: each prompt's number, as the strategy knows it.
+        prompt_ids: each prompt's id, as the strategy knows it.
         generated: training rollouts generated so far, of which none waits for its result between steps.
         watch: called with the groups kept so far.
     """
@@ -59,20 +70,21 @@ class RolloutGenerator(SamplesGenerator):
         self,
         *args: Any,
         sampling: Sampling,
-        numbers: Mapping[Key, int],
+        prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
         watch: Callable[[int], None] = lambda kept: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.sampling = sampling
-        self.numbers = numbers
+        self.prompt_ids = prompt_ids
         self.generated = 0
         self.watch = watch
         self._max_rollouts = max_rollouts
         self._dataloader_iter: Any = None
+        # Of the batch that is being filled: groups kept so far, and all else.
         self._kept: list[list[Experience]] = []
-        self._aside = Aside([], Counter())
+        self._batch = RolloutBatch()
 
     @property
     def at_end_of_episode(self) -> bool:
@@ -80,12 +92,12 @@ class RolloutGenerator(SamplesGenerator):
         return self._dataloader_iter is None
 
     @torch.no_grad()
-    def generate_samples(self, **generate_kwargs: Any) -> tuple[list[Experience], float | None, int, bool]:
-        """One whole rollout batch, or none if the pass over the data ends first.
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
+        """One whole rollout batch, or an empty one if the pass over the data ends first.
 
         Returns:
-            Its rollouts, group by group; the share of groups kept, in percent (as OpenRLHF logs it); prompts
-            generated for; whether the pass is over.
+            The batch; the share of groups kept, in percent (as OpenRLHF logs it); prompts generated for; whether the
+            pass is over.
 
         Raises:
             BudgetSpent: the batch could not be filled any more.
@@ -97,7 +109,7 @@ class RolloutGenerator(SamplesGenerator):
         with self._engines_awake():
             while len(self._kept) < batch:
                 if self._dataloader_iter is None:
-                    return [], None, consumed, True
+                    return RolloutBatch(), None, consumed, True
                 missing = batch - len(self._kept)
                 if self._groups_left() < missing:
                     raise BudgetSpent
@@ -106,22 +118,15 @@ class RolloutGenerator(SamplesGenerator):
                 consumed += self._round(drawn, **generate_kwargs) if drawn else 0
                 self.sampling.end_round()
         self.sampling.end_step()
-        kept, surplus = self._kept[:batch], self._kept[batch:]
-        self._kept = []
-        for group in surplus:
-            self._aside.observed += map(_scores_only, group)
-        rollouts = [rollout for group in kept for rollout in group]
-        generated = len(rollouts) + len(self._aside.observed)
-        return rollouts, 100 * len(rollouts) / generated, consumed, self.at_end_of_episode
-
-    def take_aside(self) -> Aside:
-        """What has come beside the batch since the last call."""
-        taken, self._aside = self._aside, Aside([], Counter())
-        return taken
+        full, self._batch = self._batch, RolloutBatch()
+        kept, self._kept = self._kept, []
+        full.trained = [rollout for group in kept[:batch] for rollout in group]
+        full.filtered += [_scores_only(rollout) for group in kept[batch:] for rollout in group]
+        return full, 100 * len(full) / len(full.all), consumed, self.at_end_of_episode
 
     def unused(self) -> tuple[int, int]:
         """Rollouts, and their tokens, that no step has taken: of a last batch that was not filled."""
-        left = [*self._aside.observed, *(rollout for group in self._kept for rollout in group)]
+        left = [*self._batch.filtered, *(rollout for group in self._kept for rollout in group)]
         return len(left), sum(int(rollout.response_length.item()) for rollout in left)
 
     def state(self) -> dict[str, Any]:
@@ -201,8 +206,8 @@ class RolloutGenerator(SamplesGenerator):
                 break
             for text, label, image in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
                 key = (text, str(label))
-                if self.sampling.skips(self.numbers[key]):
-                    self._aside.skipped[key] += 1
+                if self.sampling.skips(self.prompt_ids[key]):
+                    self._batch.skipped[key] += 1
                 else:
                     drawn.append((text, label, image))
         return drawn
@@ -224,7 +229,7 @@ class RolloutGenerator(SamplesGenerator):
                     kept[place] = group
                     self.watch(len(self._kept) + len(kept))
                     continue
-                self._aside.observed += map(_scores_only, group)
+                self._batch.filtered += map(_scores_only, group)
                 if self.sampling.replaces and self._dataloader_iter is not None and self._groups_left() >= 1:
                     sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
         self._kept += [kept[place] for place in sorted(kept)]
@@ -244,8 +249,8 @@ class RolloutGenerator(SamplesGenerator):
 
     def _judge(self, group: list[Experience]) -> bool:
         scores_N = _scores(group)
-        number = self.numbers[group[0].prompts[0], str(group[0].labels[0])]
-        return scores_N is None or self.sampling.keeps(number, scores_N)
+        prompt_id = self.prompt_ids[group[0].prompts[0], str(group[0].labels[0])]
+        return scores_N is None or self.sampling.keeps(prompt_id, scores_N)
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
@@ -263,7 +268,7 @@ def _scores(group: list[Experience]) -> NDArray[np.float64] | None:
 
 
 def _scores_only(rollout: Experience) -> Experience:
-    """What the estimator and the ledger need of a rollout that is not trained on."""
+    """What the estimator and the counts need of a rollout that is not trained on."""
     return Experience(
         rewards=rollout.rewards,
         scores=rollout.scores,
@@ -280,5 +285,5 @@ def _score(response: dict[str, Any]) -> float:
     score = response.get("scores")
     score = single_value(response.get("reward") if score is None else score)
     if score is None:
-        raise RewardError(f"no score came with a probe of prompt {response['prompt'][:80]!r}; mend the agent")
+        raise RewardError(f"no score came with a probe of prompt {response['prompt'][:80]!r}; fix the agent")
     return float(score)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.actors.replay_rows import cached, replay_row
-from openrlhf_dbb.core.probes import Key
 from openrlhf_dbb.core.replay.cache import CachedRollout, ReplayCache
 from openrlhf_dbb.core.replay.normalization import mixed_advantages, replay_advantages, weights
 from openrlhf_dbb.core.replay.selection import SELECTIONS
+from openrlhf_dbb.core.rollouts import Key
 
 Floats = NDArray[np.float64]
 Chosen = Mapping[Key, Sequence[CachedRollout]]
@@ -35,20 +35,20 @@ class Replays:
 
     Args:
         args: OpenRLHF's, with ours: ``args.replay`` and the advantage form.
-        numbers: the store's id of every prompt.
+        prompt_ids: the store's id of every prompt.
     """
 
-    def __init__(self, args: SimpleNamespace, numbers: Mapping[Key, int]) -> None:
+    def __init__(self, args: SimpleNamespace, prompt_ids: Mapping[Key, int]) -> None:
         self._replay = args.replay
         self._form = args.algo.advantage.estimator
-        self._numbers = numbers
+        self._prompt_ids = prompt_ids
         self.cache = ReplayCache(args.replay.cache)
 
     def choose(self, prompts: Sequence[Key]) -> dict[Key, list[CachedRollout]]:
         """The rollouts to replay of each prompt that has enough of them."""
         chosen = {}
         for key in dict.fromkeys(prompts):
-            held = self.cache.of(self._numbers[key])
+            held = self.cache.of(self._prompt_ids[key])
             if len(held) >= self._replay.min_cache:
                 rewards = np.array([rollout.reward for rollout in held])
                 places = SELECTIONS[self._replay.select](rewards, self._replay.samples)
@@ -105,7 +105,7 @@ class Replays:
             for row, rollout in enumerate(cached(experience)):
                 if not torch.isnan(scores[row]):
                     key = (experience.prompts[row], str(experience.labels[row]))
-                    self.cache.add(self._numbers[key], [rollout])
+                    self.cache.add(self._prompt_ids[key], [rollout])
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
         """What is logged of a step. OpenRLHF's means of the actor hold replayed rows: the step's own replace them."""

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
-import estimators
 import storage
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.replay import Replays, cache_file, delete_stale
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
 from openrlhf_dbb.core import probes, strategies
@@ -29,19 +28,16 @@ MARK = "openrlhf_dbb"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the trainer needs beside OpenRLHF's arguments; made by the preflight, sent to the actor.
+    """What the trainer needs beside OpenRLHF's arguments; made by the driver, sent to the actor.
 
     Attributes:
         store_url: where the posteriors are; kept out of ``args``, which OpenRLHF sends to its trackers.
-        run_id: the run to own, created or checked by the preflight.
-        estimator, parameters: as in :func:`estimators.build`.
+        run_uuid: the run to own, created or checked by the driver; it names the estimator and its parameters.
         rows: rows of the data set to train on.
     """
 
     store_url: str = field(repr=False)
-    run_id: int
-    estimator: str
-    parameters: dict[str, Any]
+    run_uuid: str
     rows: list[int]
 
 
@@ -70,17 +66,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # never corrected. Where a group's advantages do not sum to zero, all-wrong groups push probability there.
         generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
-        self._store = storage.open_store(plan.store_url)
-        self._run = self._store.claim_run(plan.run_id)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors(
-            estimators.build(plan.estimator, **plan.parameters),
-            self._run,
-            self._store.register_prompts(data.prompts, labels),
-            data.prompts,
-            labels,
-        )
+        self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
+        self._run = self._posteriors.run
         self.samples_generator = RolloutGenerator(
             strategy=strategy,
             prompts_dataloader=self.prompts_dataloader,
@@ -88,7 +77,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
             sampling=strategies.build(self.args),
-            numbers=self._posteriors.numbers,
+            prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,
         )
@@ -100,10 +89,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.kl_ctl,
             strategy,
             self.tokenizer,
+            posteriors=self._posteriors,
+            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
         )
-        self.experience_maker.posteriors = self._posteriors
-        if self.args.replay.samples:
-            self.experience_maker.replays = Replays(self.args, self._posteriors.numbers)
         self._answer = evaluations.answer_of(self.args.reward.remote_url)
         self._probed = probes.of(self.args, data.prompts, labels)
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
@@ -142,13 +130,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def finish(self) -> Progress:
         """Mark the run as finished: called once the model is saved, since a finished run is not resumed."""
-        self._run.finish(*self.samples_generator.unused())
+        self._posteriors.finish(*self.samples_generator.unused())
         self._progress.phase = "finished"
         return self._progress
 
     def close(self) -> None:
         """Close the database; the trainer is of no use afterwards."""
-        self._store.close()
+        self._posteriors.close()
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Upstream's states; the store is rolled back to their step, which later steps may have left behind.
@@ -172,8 +160,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 f"the checkpoint in {self.args.ckpt.path} belongs to {owner}, not to {self._run.record.name} "
                 f"({self._run.record.uuid}); give the --ckpt.path of that run"
             )
-        self._run.roll_back(step)
-        self._posteriors.load()
+        self._posteriors.roll_back(step)
         self._progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
@@ -188,7 +175,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._evaluate_now(0)
         return states
 
-    def train_step(self, rollout_samples: Any, global_step: int) -> tuple[dict[str, Any], int]:
+    def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         The posteriors are written meanwhile; the step is reported, and may be saved, once they are.
@@ -198,16 +185,16 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             storage.StoreError: the posteriors cannot be written.
         """
         self._progress.phase = "training"
-        aside = self.samples_generator.take_aside()
-        self.experience_maker.step, self.experience_maker.aside = global_step + 1, aside
         began = time.monotonic()
-        observed = [*rollout_samples, *aside.observed]
-        self.experience_maker.probed = self._probe(observed) if self._probed else None
+        probed = self._probe(rollout_samples.all) if self._probed else None
         probe_time = time.monotonic() - began
-        status, step = super().train_step(rollout_samples, global_step)
+        training = TrainingStep(global_step + 1, rollout_samples, probed)
+        status, step = super().train_step(training, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts are no optimizer step")
-        status |= self.experience_maker.metrics | self.samples_generator.sampling.metrics()
+            raise RuntimeError(
+                f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
+            )
+        status |= training.metrics | self.samples_generator.sampling.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         if self._probed:
             status["timing/probe"] = probe_time
@@ -216,7 +203,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._posteriors.settle()
         self._progress.phase = "training"
         status["timing/store_wait"] = time.monotonic() - began
-        verified = [r.rewards.item() for r in rollout_samples if r.rewards is not None and not _is_missing(r)]
+        trained = rollout_samples.trained
+        verified = [r.rewards.item() for r in trained if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
             status["rollout/reward_mean"] = sum(verified) / len(verified)
         self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
@@ -250,7 +238,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             # A finished data loader would serve its whole episode again after a resume.
             states |= {"episode": states["episode"] + 1, "data_loader_state_dict": {}}
         if global_step % self.args.ckpt.save_steps == 0:
-            self._run.record_checkpoint(global_step, f"global_step{global_step}")
+            self._posteriors.checkpoint(global_step, f"global_step{global_step}")
             self._save_replays(global_step)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         delete_stale(self.args.ckpt.path)
@@ -286,7 +274,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         logs = compute_eval_metrics(loaded, samples, generate_kwargs["n_samples_per_prompt"]) | evaluated.logs()
         evaluations.check_best_key(self.best_eval_metric_key, logs)
         evaluated.record(
-            self._store,
+            self._posteriors.store,
             self._run,
             global_step,
             data,

@@ -1,22 +1,27 @@
-"""Rollouts of one step -> posteriors and ledger, stored -> advantages. Knows neither torch nor OpenRLHF.
+"""A run's posteriors: rewards in, advantages out, everything stored. For any trainer; needs numpy and the store.
 
-Axes: R rollouts (rows) of the step, P distinct prompts in it, G rollouts of the largest group; Q of the prompts are
+Axes: R rollouts (rows) of a step, P distinct prompts among them, G rollouts of the largest group; Q of the prompts are
 probed, with M samples each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+import estimators
 import storage
-from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
+from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.core.usage import Rollouts, usage
+from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
+from openrlhf_dbb.core.usage import usage
 
 
 @dataclass(frozen=True)
@@ -25,134 +30,298 @@ class Scored:
 
     Attributes:
         advantages: 0 for a missing rollout.
-        mean, variance: the estimate the rollout was scored with.
-        zero_variance: 1.0 if all rewards of its group agree.
+        mean, variance: the estimate of one reward that the rollout was scored with.
+        zero_variance: 1.0 if all rewards of its group are the same.
         rescued: 1.0 if its group has zero variance and still yields an advantage.
         group_std: N-1 standard deviation of the group's rewards.
-        metrics: by name: the run-wide numbers after the step, and the probes'.
+        metrics: numbers to log, by name: means of the above over the rollouts that are trained on, the share of missing
+            and filtered rollouts, the estimator's run-wide numbers after the step, and the probes' errors.
     """
 
-    advantages: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    zero_variance: NDArray[np.float64]
-    rescued: NDArray[np.float64]
-    group_std: NDArray[np.float64]
+    advantages: Floats
+    mean: Floats
+    variance: Floats
+    zero_variance: Floats
+    rescued: Floats
+    group_std: Floats
     _: KW_ONLY
     metrics: dict[str, float]
 
 
 class Posteriors:
-    """A run's posteriors of all its prompts, and its run-wide state: in memory to be read, in the store to stay.
+    """The posteriors of all prompts of a run: in memory to be read, in the store to stay.
 
-    A step is written beside the training on it, so that a slow or distant database does not hold it up; it
-    counts as done only when :meth:`settle` has returned.
+    Open with :meth:`create` or :meth:`resume`; close after use, or use as a context manager. A step is written in
+    the background while the trainer goes on, so that a slow or distant database does not hold it up; it counts as
+    done only when :meth:`settle` has returned.
 
     Attributes:
-        numbers: the store's id of every prompt (text and label).
+        estimator: what the advantages are computed with.
+        run: the stored run, owned by this process.
+        store: its database.
+        prompt_ids: the store's id of every prompt, by (text, label).
+        warm_start: which prompts began with another run's posteriors; None without a warm start.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> url = f"sqlite:///{folder.name}/posteriors.db"
+        >>> data = ["1 + 1 =", "2 + 2 ="], ["2", "4"]
+        >>> with Posteriors.create(url, "demo", *data, estimator="dbb", parameters={"discount": 0.5}) as demo:
+        ...     scored = demo.observe(1, ["1 + 1 ="] * 4, ["2"] * 4, [1, 1, None, 1])  # None: could not be verified
+        >>> scored.mean.round(3), scored.advantages.round(3)
+        (array([0.875, 0.875, 0.875, 0.875]), array([0.378, 0.378, 0.   , 0.378]))
+        >>> with Posteriors.resume(url, "demo", *data) as demo:
+        ...     demo.step
+        1
+        >>> folder.cleanup()
     """
 
     def __init__(
         self,
         estimator: RewardEstimator,
+        store: storage.PosteriorStore,
         run: storage.Run,
-        prompt_ids: NDArray[np.int64],
-        texts: Sequence[str],
+        prompts: Sequence[str],
         labels: Sequence[str],
+        *,
+        warm_start: storage.WarmStart | None = None,
+        close_store: bool = False,
     ) -> None:
-        """Load the run's current posteriors.
-
-        Args:
-            estimator: its parameters must be those of the run.
-            run: owned by this process.
-            prompt_ids: shape (prompts,), the store's ids of ``texts`` and ``labels``.
-        """
-        self.estimator = estimator
-        self.run = run
-        self._ids, first = np.unique(prompt_ids, return_index=True)
-        self._index = {(texts[i], labels[i]): position for position, i in enumerate(first)}
-        self.numbers = {prompt: int(self._ids[position]) for prompt, position in self._index.items()}
-        self._texts = [texts[i] for i in first]
+        """Load the current posteriors of a run that this process owns; see :meth:`create` and :meth:`resume`."""
+        self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
+        self._close_store = close_store
+        self._ids, first = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._index = {(prompts[i], labels[i]): position for position, i in enumerate(first)}
+        self.prompt_ids = {key: int(self._ids[position]) for key, position in self._index.items()}
+        self._texts = [prompts[i] for i in first]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
-        self.load()
+        self._last_step = 0
+        self._load()
 
-    def load(self) -> None:
-        """Read the run's state from the store; prompts it does not have get the prior."""
-        table = self.run.load(self._ids)
-        initial = self.estimator.initial_state(len(self._ids))
-        known = table.step >= 0
-        self._known, self._step = known, table.step.copy()
-        self._state = {
-            field: np.where(known, table.state[:, i], initial[field])
-            for i, field in enumerate(self.estimator.state_fields)
-        }
-        shared = initial | (self.run.load_shared() or {})
-        self._shared = {field: shared[field] for field in self.estimator.shared_fields}
+    @classmethod
+    def create(
+        cls,
+        store: storage.PosteriorStore | str | None,
+        run_name: str,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        estimator: str | RewardEstimator = "dbb",
+        parameters: Mapping[str, Any] | None = None,
+        warm_start: str | None = None,
+        warm_start_weight: float = 1.0,
+        warm_start_store: storage.PosteriorStore | str | None = None,
+        model: str = "",
+        dataset: str = "",
+        reward: str = "",
+        method: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> Posteriors:
+        """Start a new run.
+
+        Args:
+            store: an open store, or its URL (``sqlite:///FILE``, ``postgresql://...``); None for the default.
+            run_name: unique in the store.
+            prompts, labels: every prompt that will be trained on, as the model sees it, and its label. Equal pairs
+                share one posterior.
+            estimator: name, ``package.module:Class``, or the object.
+            parameters: of an estimator given by name.
+            warm_start: run (name, uuid or number) whose final posteriors this one begins with, matched by prompt and
+                label.
+            warm_start_weight: in (0, 1], multiplies the imported counts.
+            warm_start_store: where that run is, if not in ``store``.
+            model, dataset, reward, method, config: kept with the run and shown as given; must hold no secrets.
+
+        Raises:
+            ValueError: an unknown estimator, or parameters outside their range.
+            storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
+        """
+        if isinstance(estimator, str):
+            name, parameters = estimator, dict(parameters or {})
+            estimator = estimators.build(name, **parameters)
+        elif parameters is None:
+            name, parameters = _name(estimator), dataclasses.asdict(estimator)  # type: ignore[call-overload]
+        else:
+            raise ValueError(f"parameters {dict(parameters)} go with an estimator's name; the object has its own")
+        with ExitStack() as sources, ExitStack() as undo:
+            opened = _opened(store, undo)
+            source = opened if warm_start_store is None else _opened(warm_start_store, sources)
+            record = None if warm_start is None else source.find_run(warm_start)
+            run = opened.create_run(
+                run_name,
+                estimator=name,
+                estimator_version=estimator.version,
+                parameters=parameters,
+                state_fields=estimator.state_fields,
+                model=model,
+                dataset=dataset,
+                dataset_digest=dataset_digest(prompts, labels),
+                reward=reward,
+                config=config or {},
+                method=method,
+            )
+            undo.callback(run.discard)  # or a resume would find a run that never began
+            ids = opened.register_prompts(prompts, labels)
+            begun = None if record is None else run.warm_start(source, record, ids, weight=warm_start_weight)
+            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=begun, close_store=opened is not store)
+            undo.pop_all()
+        return posteriors
+
+    @classmethod
+    def resume(
+        cls,
+        store: storage.PosteriorStore | str | None,
+        run_name: str,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        step: int | None = None,
+        take_over: bool = False,
+    ) -> Posteriors:
+        """Continue a run, with the estimator and the parameters that it was started with.
+
+        Args:
+            store: as in :meth:`create`; it must exist.
+            run_name: name, uuid or number of the run.
+            prompts, labels: as in :meth:`create`; new ones begin with the prior.
+            step: the step of the model checkpoint that is loaded: later steps are undone, bit for bit. None: none are.
+            take_over: continue a run whose owner is on another machine and known to be dead.
+
+        Raises:
+            ValueError: the run's estimator is not installed, or its stored state is of another version.
+            storage.StoreError: no such run, it is finished or owned by a living process, or it has not got to ``step``.
+        """
+        with ExitStack() as undo:
+            opened = _opened(store, undo, create=False)
+            record = opened.find_run(run_name)
+            estimator = estimators.build(record.estimator, **record.parameters)
+            if (record.estimator_version, record.state_fields) != (estimator.version, tuple(estimator.state_fields)):
+                raise ValueError(
+                    f"run {record.name!r} was written by version {record.estimator_version} of estimator "
+                    f"{record.estimator!r} (state {', '.join(record.state_fields)}), installed is version "
+                    f"{estimator.version} ({', '.join(estimator.state_fields)}); start a new run"
+                )
+            run = opened.claim_run(record.run_id, take_over=take_over)
+            undo.callback(run.release)
+            if step is not None:
+                run.roll_back(step)
+            posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
+            undo.pop_all()
+        return posteriors
+
+    def __enter__(self) -> Posteriors:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Posteriors({self.run.record.name!r}, {len(self._ids)} prompts, step {self.step})"
+
+    @property
+    def step(self) -> int:
+        """The last step observed, 0 before the first; the next one to :meth:`observe` is one more."""
+        return self._last_step
 
     def observe(
         self,
         step: int,
-        rollouts: Rollouts,
-        form: Form,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        rewards: ArrayLike,
+        *,
+        scores: ArrayLike | None = None,
+        tokens: ArrayLike | None = None,
+        trained: ArrayLike | None = None,
+        replayed: Mapping[Key, tuple[int, int]] | None = None,
+        skipped: Mapping[Key, int] | None = None,
+        form: Form = "group_norm",
         probed: probes.Probes | None = None,
     ) -> Scored:
         """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
 
         Rows of the same prompt and label form one group, wherever they stand, trained on or not: all of them were
-        generated by the same policy. The step before is stored when this returns, this one when :meth:`settle` does.
+        generated by the same policy. When this returns, the step before is stored; this one is once :meth:`settle`
+        returns.
 
         Args:
-            step: global step, 1 for the first.
-            rollouts: estimators of binary correctness see their scores, estimators of real rewards their rewards.
+            step: one more than the last one.
+            prompts, labels: (R,) of each rollout; among those the run was opened with.
+            rewards: (R,) what is optimized; None or NaN for a rollout that could not be verified, which is left out of
+                its group and gets advantage 0.
+            scores: (R,) the verifier's, before length penalties and the like; by default the rewards. Estimators of
+                binary correctness see scores, estimators of real rewards see rewards.
+            tokens: (R,) length of each response, >= 0, for the counts of tokens.
+            trained: (R,) False for rollouts that are observed but not trained on; by default all are trained on.
+            replayed: by (prompt, label), rollouts of earlier steps that are trained on again, and their tokens.
+            skipped: by (prompt, label), how often it was drawn and nothing was generated for it.
             form: "group_norm" for (X - mean) / sqrt(variance), "dr_grpo" for X - mean; X is the reward.
             probed: probes of some of the step's prompts, to be stored with it; the estimator never sees them.
 
         Raises:
-            ValueError: a score the estimator is not defined for, a prompt the run does not know.
+            ValueError: columns of different lengths, a score the estimator is not defined for, an unknown prompt or
+                form, or no rollout that could be verified. Nothing has changed then.
             storage.StoreError: the step before cannot be stored.
         """
         self.settle()
-        members, group, slot = self._groups(rollouts.prompts)
-        rewards_P_G = _matrix(rollouts.rewards, group, slot, len(members))
-        scores_P_G = _matrix(rollouts.scores, group, slot, len(members))
-        observed_P_G = rewards_P_G if self.estimator.support == "real" else scores_P_G
-        seen = ~np.isnan(observed_P_G).all(axis=1)
-        if not seen.any():
-            raise ValueError(f"none of the {len(group)} rollouts of step {step} could be verified; mend the verifier")
-
-        members_seen = members[seen]
-        state = {field: values[members_seen] for field, values in self._state.items()}
-        try:
-            new_state, estimate = self.estimator.observe(state | self._shared, observed_P_G[seen])
-        except RewardSupportError as error:
-            raise ValueError(self._explain(error, self._texts[members_seen[error.row]])) from error
-        rows = self._rows(members_seen, state, new_state, estimate, scores_P_G[seen])
-        metrics = {f"estimator/{field}": float(values[0]) for field, values in rows.shared.items() if len(values) == 1}
-        if probed is not None:
-            at, scores_Q_M = self._probed_among(members_seen, probed)
-            rows.probes = _probe_rows(rows.prompt_ids[at], scores_Q_M)
-            metrics |= probes.metrics(rows.mean[at], (rows.successes / rows.rollouts)[at], scores_Q_M)
-        advantages_P_G = np.zeros_like(rewards_P_G)
-        advantages_P_G[seen] = FORMS[form](rewards_P_G[seen], estimate)
-        zero_variance = np.zeros(len(members), dtype=bool)
-        zero_variance[seen] = np.nanmin(rewards_P_G[seen], axis=1) == np.nanmax(rewards_P_G[seen], axis=1)
-        rows.usage = usage(
-            rollouts, self.numbers, group, self._ids[members], zero_variance, advantages_P_G[group, slot]
+        rollouts = Rollouts.of(
+            prompts,
+            labels,
+            rewards,
+            scores=scores,
+            tokens=tokens,
+            trained=trained,
+            replayed=replayed,
+            skipped=skipped,
         )
-        self._writing = self._writer.submit(self.run.record_step, step, rows)
-        for field, values in self._state.items():
-            values[members_seen] = new_state[field]
-        self._shared = rows.shared
-        self._known[members_seen] = True
-        self._step[members_seen] = step
+        if step != self._last_step + 1:
+            raise ValueError(
+                f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
+                f"not {step}; to do a step again, roll back first"
+            )
+        if form not in FORMS:
+            raise ValueError(f"form {form!r} is unknown; use {' or '.join(FORMS)}")
+        self._positions([*rollouts.replayed, *rollouts.skipped, *(probed.prompts if probed else ())])  # all known?
+        groups = Groups.of(self._positions(rollouts.prompts))
+        rewards_P_G, scores_P_G = groups.matrix(rollouts.rewards), groups.matrix(rollouts.scores)
+        observed_P_G = rewards_P_G if self.estimator.support == "real" else scores_P_G
+        seen_P: NDArray[np.bool_] = np.any(~np.isnan(observed_P_G), axis=1)
+        if not seen_P.any():
+            raise ValueError(
+                f"none of the {len(rollouts.prompts)} rollouts of step {step} could be verified; fix the verifier"
+            )
 
-        per_group = np.zeros((5, len(members)))
-        per_group[0, seen], per_group[1, seen] = estimate.mean, estimate.variance
-        per_group[2] = zero_variance
-        per_group[3] = zero_variance & (np.abs(advantages_P_G).max(axis=1) > 0)
-        per_group[4, seen] = _sample_std(rewards_P_G[seen])
-        return Scored(advantages_P_G[group, slot], *per_group[:, group], metrics=metrics)
+        at = groups.prompts_P[seen_P]
+        before = self.estimator.state_at(self._state, at)
+        try:
+            estimate = self.estimator.observe_at(self._state, at, observed_P_G[seen_P])
+        except RewardSupportError as error:
+            raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
+
+        advantages_P_G = np.zeros_like(rewards_P_G)
+        advantages_P_G[seen_P] = FORMS[form](rewards_P_G[seen_P], estimate)
+        zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
+        zero_variance_P[seen_P] = np.nanmin(rewards_P_G[seen_P], axis=1) == np.nanmax(rewards_P_G[seen_P], axis=1)
+        advantages_R = groups.rows(advantages_P_G)
+
+        rows = self._rows(at, before, estimate, scores_P_G[seen_P])
+        rows.usage = usage(
+            rollouts, self.prompt_ids, groups.group_R, self._ids[groups.prompts_P], zero_variance_P, advantages_R
+        )
+        probe_metrics = {} if probed is None else self._add_probes(rows, at, probed)
+        self._writing = self._writer.submit(self.run.record_step, step, rows)
+        self._known[at], self._step[at], self._last_step = True, step, step
+
+        per_group = np.zeros((5, len(seen_P)))
+        per_group[0, seen_P], per_group[1, seen_P] = estimate.mean, estimate.variance
+        per_group[2] = zero_variance_P
+        per_group[3] = zero_variance_P & (np.abs(advantages_P_G).max(axis=1) > 0)
+        per_group[4, seen_P] = _sample_std(rewards_P_G[seen_P])
+        scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
+        scored.metrics.update(_means(scored, rollouts) | self._run_wide() | probe_metrics)
+        return scored
 
     def settle(self) -> None:
         """Wait until the last step is stored: all of it, in one transaction.
@@ -161,86 +330,153 @@ class Posteriors:
             storage.StoreError: it cannot be; the run must not go on.
         """
         if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+            writing, self._writing = self._writing, None
+            writing.result()
 
-    def _groups(
-        self, prompts: Sequence[tuple[str, str]]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Positions of the P distinct prompts in our arrays, and each row's group and place in it."""
+    def checkpoint(self, step: int, tag: str) -> None:
+        """Make every step up to ``step`` durable; call it before the model checkpoint ``tag`` counts as saved.
+
+        Raises:
+            storage.StoreError: the step is not recorded, or the run is no longer this process's.
+        """
+        self.settle()
+        self.run.record_checkpoint(step, tag)
+
+    def roll_back(self, step: int) -> None:
+        """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step.
+
+        Raises:
+            storage.StoreError: the run has not got that far, or is no longer this process's.
+        """
+        self.settle()
+        self.run.roll_back(step)
+        self._load()
+
+    def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
+        """Mark the run as complete: it can be a warm start's source, but not be resumed.
+
+        Args:
+            unused_rollouts, unused_tokens: rollouts generated after the last step that no step holds.
+
+        Raises:
+            storage.StoreError: the last step cannot be stored, or the run is no longer this process's.
+        """
+        self.settle()
+        self.run.finish(unused_rollouts, unused_tokens)
+
+    def close(self) -> None:
+        """Wait for the last step and close what :meth:`create` or :meth:`resume` opened. The run can be resumed.
+
+        Raises:
+            storage.StoreError: the last step cannot be stored.
+        """
         try:
-            positions = np.array([self._index[prompt] for prompt in prompts])
-        except KeyError as error:
-            raise ValueError(
-                f"prompt {error.args[0][0][:80]!r} is not in the data set this run was started with"
-            ) from None
-        members, group, sizes = np.unique(positions, return_inverse=True, return_counts=True)
-        order = np.argsort(group, kind="stable")
-        slot = np.empty(len(group), dtype=np.int64)
-        slot[order] = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return members, group, slot
+            self.settle()
+        finally:
+            self._writer.shutdown()
+            if self._close_store:
+                self.store.close()
 
-    def _probed_among(
-        self, members: NDArray[np.int64], probed: probes.Probes
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Places in ``members`` of the probed prompts that are among them and have a score, and their scores."""
-        positions = np.array([self._index[prompt] for prompt in probed.prompts], dtype=np.int64)
-        usable = np.isin(positions, members) & ~np.isnan(probed.scores_Q_M).all(axis=1)
-        return np.searchsorted(members, positions[usable]), probed.scores_Q_M[usable]
+    def _load(self) -> None:
+        """Read the run's state from the store; prompts it does not have get the prior."""
+        table = self.run.load(self._ids)
+        initial = self.estimator.initial_state(len(self._ids))
+        shared = initial | (self.run.load_shared() or {})
+        known = table.step >= 0
+        self._known, self._step = known, table.step.copy()
+        self._last_step = self.run.record.last_step
+        self._state: State = {
+            field: np.where(known, table.state[:, i], initial[field])
+            for i, field in enumerate(self.estimator.state_fields)
+        } | {field: shared[field] for field in self.estimator.shared_fields}
+
+    def _positions(self, prompts: Sequence[Key]) -> Positions:
+        try:
+            return np.array([self._index[prompt] for prompt in prompts], dtype=np.int64)
+        except KeyError as error:
+            text, label = error.args[0]
+            raise ValueError(
+                f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
+            ) from None
 
     def _rows(
-        self,
-        members: NDArray[np.int64],
-        state: State,
-        new_state: State,
-        estimate: Estimate,
-        scores_P_G: NDArray[np.float64],
+        self, at: Positions, before: State, estimate: estimators.Estimate, scores_P_G: Floats
     ) -> storage.StepRows:
-        """What the step changed, to be stored."""
-        known = self._known[members]
-        before = {field: np.where(known, values, np.nan) for field, values in state.items()}
+        """What the step changed, to be stored; ``at`` are the positions of its prompts."""
+        known = self._known[at]
+        before = {field: np.where(known, values, np.nan) for field, values in self._per_prompt(before).items()}
         return storage.StepRows(
-            prompt_ids=self._ids[members],
+            prompt_ids=self._ids[at],
             rollouts=np.sum(~np.isnan(scores_P_G), axis=1),
             successes=np.nansum(scores_P_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._columns(new_state, len(members)),
-            previous_state=self._columns(before, len(members)),
-            previous_step=self._step[members],
-            shared={field: new_state[field] for field in self.estimator.shared_fields},
+            state=self._columns(self.estimator.state_at(self._state, at), len(at)),
+            previous_state=self._columns(before, len(at)),
+            previous_step=self._step[at],
+            shared={field: self._state[field] for field in self.estimator.shared_fields},
         )
+
+    def _per_prompt(self, state: State) -> State:
+        return {field: state[field] for field in self.estimator.state_fields}
 
     def _columns(self, state: State, rows: int) -> NDArray[np.float64]:
         fields = self.estimator.state_fields
         return np.column_stack([state[field] for field in fields]) if fields else np.empty((rows, 0))
 
+    def _add_probes(self, rows: storage.StepRows, at: Positions, probed: probes.Probes) -> dict[str, float]:
+        """Put the probes of prompts that the step observed into its rows; what is logged of them."""
+        positions = self._positions(probed.prompts)
+        usable = np.isin(positions, at) & ~np.isnan(probed.scores_Q_M).all(axis=1)
+        place, scores_Q_M = np.searchsorted(at, positions[usable]), probed.scores_Q_M[usable]
+        rows.probes = probes.rows(rows.prompt_ids[place], scores_Q_M)
+        return probes.metrics(rows.mean[place], (rows.successes / rows.rollouts)[place], scores_Q_M)
+
+    def _run_wide(self) -> dict[str, float]:
+        """The estimator's run-wide numbers, to be logged."""
+        shared = {field: self._state[field] for field in self.estimator.shared_fields}
+        return {f"estimator/{field}": float(values[0]) for field, values in shared.items() if len(values) == 1}
+
     def _explain(self, error: RewardSupportError, text: str) -> str:
+        name = self.estimator.name
         hint = "use an estimator of real rewards"
         if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
-            hint = f"--{self.estimator.name}.partial_credit accepts scores in [0, 1]"
-        name = self.estimator.name
+            hint = f"--{name}.partial_credit accepts scores in [0, 1]"
         return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 
-def _probe_rows(ids: NDArray[np.int64], scores_Q_M: NDArray[np.float64]) -> storage.ProbeRows:
-    return storage.ProbeRows(
-        prompt_ids=ids,
-        samples=np.sum(~np.isnan(scores_Q_M), axis=1),
-        successes=np.nansum(scores_Q_M, axis=1),
-        squares=np.nansum(scores_Q_M**2, axis=1),
-    )
+def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
+    """An open store; one that is opened here is closed by ``closing``."""
+    if isinstance(store, storage.PosteriorStore):
+        return store
+    return closing.enter_context(storage.open_store(store, create=create))
 
 
-def _matrix(
-    values: NDArray[np.float64], group: NDArray[np.int64], slot: NDArray[np.int64], groups: int
-) -> NDArray[np.float64]:
-    matrix = np.full((groups, int(slot.max()) + 1), np.nan)
-    matrix[group, slot] = values
-    return matrix
+def _name(estimator: RewardEstimator) -> str:
+    """What :func:`estimators.build` finds the class of the object by."""
+    cls = type(estimator)
+    return cls.name if estimators.available().get(cls.name) is cls else f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _sample_std(rewards_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
+def _means(scored: Scored, rollouts: Rollouts) -> dict[str, float]:
+    """Means over the rollouts that are trained on, and what became of the others."""
+
+    def mean(values_R: NDArray[Any]) -> float:
+        return float(values_R[rollouts.trained].mean()) if rollouts.trained.any() else 0.0
+
+    return {
+        "estimator/mean": mean(scored.mean),
+        "estimator/variance": mean(scored.variance),
+        "estimator/zero_variance": mean(scored.zero_variance),
+        "estimator/rescued": mean(scored.rescued),
+        "estimator/abs_advantage": mean(abs(scored.advantages)),
+        "estimator/missing": mean(np.isnan(rollouts.scores)),
+        "rollout/filtered": float((~rollouts.trained).mean()),
+        "rollout/skipped": float(sum(rollouts.skipped.values())),
+    }
+
+
+def _sample_std(rewards_P_G: Floats) -> Floats:
     rollouts = np.sum(~np.isnan(rewards_P_G), axis=1)
     mean = np.nansum(rewards_P_G, axis=1) / rollouts
     return np.sqrt(np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1) / np.maximum(rollouts - 1, 1))

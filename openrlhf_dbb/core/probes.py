@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import storage
-
-Key = tuple[str, str]
-"""A prompt's text and its label."""
+from openrlhf_dbb.core.rollouts import Key
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,16 @@ def squared_errors(estimates_Q: NDArray[np.float64], scores_Q_M: NDArray[np.floa
     mean = np.nanmean(scores_Q_M, axis=1)
     noise = np.nanvar(scores_Q_M, axis=1, ddof=1) / np.sum(~np.isnan(scores_Q_M), axis=1)
     return np.asarray((estimates_Q - mean) ** 2 - noise)
+
+
+def rows(prompt_ids_Q: NDArray[np.int64], scores_Q_M: NDArray[np.float64]) -> storage.ProbeRows:
+    """The probes of a step, to be stored; at least one score in every row."""
+    return storage.ProbeRows(
+        prompt_ids=prompt_ids_Q,
+        samples=np.sum(~np.isnan(scores_Q_M), axis=1),
+        successes=np.nansum(scores_Q_M, axis=1),
+        squares=np.nansum(scores_Q_M**2, axis=1),
+    )
 
 
 def metrics(

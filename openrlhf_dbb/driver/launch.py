@@ -140,9 +140,7 @@ class Watch:
 
         plan = RunPlan(
             store_url=self._start.store_url,
-            run_id=self._start.run.run_id,
-            estimator=self._settings.estimator,
-            parameters=self._settings.parameters,
+            run_uuid=self._start.run.uuid,
             rows=self._start.prompts.rows,
         )
         # On this node, where a SQLite file is; two threads, so that progress() is answered during fit().
