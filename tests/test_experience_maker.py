@@ -333,7 +333,7 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     assert metrics["rollout/skipped"] == 2
 
 
-def test_length_penalties_hold_for_what_is_filtered_group(ours):
+def test_length_penalties_hold_for_filtered_groups(ours):
     flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5"]
     mine, store = ours("point", *flags)
     advantages(

@@ -1,0 +1,228 @@
+"""The public Posteriors: text in, advantages out, on both databases, without a training framework."""
+
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import estimators
+from estimators import RewardEstimator
+from openrlhf_dbb import Posteriors
+from storage import StoreError, open_store
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
+DATA = PROMPTS, LABELS
+HALF = {"discount": 0.5}
+
+
+def group(prompt, rewards):
+    """The columns of one group, as ``observe`` takes them."""
+    return [PROMPTS[prompt]] * len(rewards), [LABELS[prompt]] * len(rewards), rewards
+
+
+def history(url, run="demo"):
+    with open_store(url) as store:
+        rows = store.query(
+            "SELECT step, prompt, rollouts, successes, alpha, beta FROM posterior_history "
+            "JOIN prompts USING (prompt_id) JOIN runs USING (run_id) WHERE runs.name = :run ORDER BY step, prompt",
+            run=run,
+        )
+    return [tuple(row) for row in rows]
+
+
+def test_two_steps_by_hand(url):
+    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+        first = posteriors.observe(1, *group(0, [1, 1, 1, 1]))
+        # alpha, beta = 0.5 + 4, 0.5: all rollouts succeed, and each still gets sqrt(beta / alpha)
+        assert first.mean.tolist() == [0.9] * 4 and first.variance == pytest.approx([0.09] * 4)
+        assert first.advantages == pytest.approx([1 / 3] * 4)
+        assert first.zero_variance.tolist() == first.rescued.tolist() == [1.0] * 4
+        second = posteriors.observe(2, *group(0, [0, 0, 1, None]))
+        # 2.25 + 1, 0.25 + 2 of the three that were verified
+        mean = 3.25 / 5.5
+        assert second.mean == pytest.approx([mean] * 4)
+        deviation = math.sqrt(mean * (1 - mean))
+        assert second.advantages == pytest.approx([-mean / deviation] * 2 + [(1 - mean) / deviation, 0])
+        assert second.metrics["estimator/missing"] == 0.25
+        assert posteriors.step == 2
+    assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5), (2, "1+1=", 3, 1.0, 3.25, 2.25)]
+
+
+def test_rows_of_a_prompt_form_one_group_wherever_they_stand(url):
+    with Posteriors.create(url, "demo", *DATA, estimator="point") as posteriors:
+        texts, labels = ["1+1=", "2+2=", "1+1=", "2+2="], ["2", "4", "2", "4"]
+        scored = posteriors.observe(1, texts, labels, np.array([1.0, 5.0, 0.0, 7.0]), form="dr_grpo")
+    assert scored.advantages.tolist() == [0.5, -1, -0.5, 1]
+    assert scored.group_std == pytest.approx([math.sqrt(0.5), math.sqrt(2)] * 2)
+
+
+def test_a_resume_undoes_the_steps_after_the_checkpoint(url):
+    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+        posteriors.observe(1, *group(0, [1, 0]))
+        posteriors.checkpoint(1, "step1")
+        posteriors.observe(2, *group(0, [0, 0]))
+        lost = posteriors.observe(3, *group(1, [1, 1]))
+    with Posteriors.resume(url, "demo", *DATA, step=1) as posteriors:
+        assert (posteriors.step, posteriors.estimator) == (1, estimators.build("dbb", discount=0.5))
+        posteriors.observe(2, *group(1, [1, 1]))
+        again = posteriors.observe(3, *group(0, [1, 1]))
+        posteriors.finish()
+    assert history(url) == [
+        (1, "1+1=", 2, 1.0, 1.5, 1.5), (2, "2+2=", 2, 2.0, 2.5, 0.5), (3, "1+1=", 2, 2.0, 2.75, 0.75),
+    ]  # fmt: skip
+    assert lost.mean.tolist() == [2.5 / 3] * 2 and again.mean == pytest.approx([2.75 / 3.5] * 2)
+
+
+def test_roll_back_in_the_middle_of_a_run(url):
+    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+        for step in (1, 2, 3):
+            posteriors.observe(step, *group(0, [1, 1]))
+        posteriors.roll_back(1)
+        assert posteriors.step == 1
+        assert posteriors.observe(2, *group(0, [0, 0])).mean == pytest.approx([1.25 / 3.5] * 2)
+
+
+def test_without_a_step_a_resume_continues_after_the_last_one(url):
+    with Posteriors.create(url, "demo", *DATA, estimator="auto") as posteriors:
+        posteriors.observe(1, *group(0, [1, 0]))
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        assert posteriors.step == 1
+        posteriors.observe(2, *group(0, [1, 0]))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, elsewhere):
+    source = new_url(kind) if elsewhere else url
+    with Posteriors.create(source, "old", *DATA, parameters=HALF) as old:
+        old.observe(1, *group(0, [1, 1, 1, 1]))
+        old.finish()
+    options = {"warm_start": "old", "warm_start_weight": 0.5} | ({"warm_start_store": source} if elsewhere else {})
+    with Posteriors.create(url, "new", *DATA, parameters=HALF, **options) as new:
+        assert (new.warm_start.matched, new.warm_start.unmatched) == (1, 2)
+        # 0.5 * 0.5 * 4.5 + 2, 0.5 * 0.5 * 0.5
+        assert new.observe(1, *group(0, [1, 1])).mean == pytest.approx([3.125 / 3.25] * 2)
+
+
+def test_a_warm_start_that_does_not_fit_leaves_no_run(url):
+    with Posteriors.create(url, "old", ["other"], [""]) as old:
+        old.observe(1, ["other"], [""], [1])
+    with pytest.raises(StoreError, match="none of the 3 prompts of run 'new'"):
+        Posteriors.create(url, "new", *DATA, warm_start="old")
+    with pytest.raises(StoreError, match="there is no run 'nobody'"):
+        Posteriors.create(url, "new", *DATA, warm_start="nobody")
+    with open_store(url) as store:
+        assert [run.name for run in store.runs()] == ["old"]
+
+
+def test_an_open_store_is_shared_and_stays_open(store):
+    with Posteriors.create(store, "demo", *DATA) as posteriors:
+        posteriors.observe(1, *group(0, [1, 0]))
+    assert store.find_run("demo").last_step == 1
+
+
+@dataclass(frozen=True)
+class Halved(RewardEstimator):
+    """Half the success rate of the last group: an estimator that this package does not know."""
+
+    part: float = field(default=0.5, metadata={"help": "factor"})
+    name: ClassVar[str] = "halved"
+    state_fields: ClassVar[tuple[str, ...]] = ("rate",)
+
+    def initial_state(self, num_prompts):
+        return {"rate": np.zeros(num_prompts)}
+
+    def update(self, state, rewards_P_G):
+        return {"rate": self.part * np.nanmean(rewards_P_G, axis=1)}
+
+    def estimate(self, state, rewards_P_G):
+        return estimators.Estimate(state["rate"], np.ones(len(state["rate"])))
+
+
+def test_an_estimator_of_ones_own_is_an_object_and_is_found_again(url, monkeypatch):
+    monkeypatch.setitem(sys.modules, Halved.__module__, sys.modules[Halved.__module__])
+    with Posteriors.create(url, "demo", *DATA, estimator=Halved(part=0.25)) as posteriors:
+        assert posteriors.observe(1, *group(0, [1, 1])).advantages.tolist() == [0.75, 0.75]
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        assert posteriors.estimator == Halved(part=0.25)
+
+
+def test_what_was_not_trained_on_is_counted_and_estimated_from(url):
+    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+        texts, labels, rewards = (a + b for a, b in zip(group(0, [1, 0]), group(1, [0, 0]), strict=True))
+        scored = posteriors.observe(
+            1, texts, labels, rewards, tokens=[3, 4, 5, 6], trained=[True, True, False, False],
+            skipped={("3+3=", "6"): 2}, replayed={("1+1=", "2"): (1, 7)},
+        )  # fmt: skip
+        posteriors.settle()
+        used = posteriors.store.query(
+            "SELECT prompt, generated, generated_tokens, trained, replayed_tokens, skipped "
+            "FROM usage JOIN prompts USING (prompt_id) ORDER BY prompt"
+        )
+    assert [tuple(row) for row in used] == [("1+1=", 2, 7, 2, 7, 0), ("2+2=", 2, 11, 0, 0, 0), ("3+3=", 0, 0, 0, 0, 2)]
+    assert scored.metrics["rollout/filtered"] == 0.5 and scored.metrics["rollout/skipped"] == 2
+    assert scored.metrics["estimator/zero_variance"] == 0  # of the rollouts that are trained on
+    assert [row[1] for row in history(url)] == ["1+1=", "2+2="]
+
+
+BAD = [
+    ((2, *group(0, [1])), {}, "run 'demo' is at step 0; the next step is 1, not 2"),
+    ((1, [], [], []), {}, "the step has no rollouts"),
+    ((1, ["1+1="], ["2"], [1, 0]), {}, r"rewards has shape \(2,\); one value for each of the 1 prompts"),
+    ((1, ["1+1="], [], [1]), {}, r"labels has shape \(0,\)"),
+    ((1, *group(0, [1, 0])), {"tokens": [1]}, r"tokens has shape \(1,\)"),
+    ((1, ["who?"], ["2"], [1]), {}, "prompt 'who[?]' with label '2' is not in the data set"),
+    ((1, *group(0, [1])), {"skipped": {("who?", "2"): 1}}, "prompt 'who[?]' with label '2' is not in the data set"),
+    ((1, *group(0, [None, math.nan])), {}, "none of the 2 rollouts of step 1 could be verified; fix the verifier"),
+    ((1, *group(0, [0.5])), {}, r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; --dbb.partial_credit"),
+    ((1, *group(0, [2])), {}, r"score 2 of prompt '1\+1=' is not 0 or 1, as dbb needs; use an estimator of real"),
+    ((1, *group(0, [1])), {"form": "gae"}, "form 'gae' is unknown; use group_norm or dr_grpo"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), BAD, ids=[case[2][:30] for case in BAD])
+def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, options, message):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+        with pytest.raises(ValueError, match=message):
+            posteriors.observe(*arguments, **options)
+        assert posteriors.observe(1, *group(0, [1, 1, 1, 1])).mean.tolist() == [0.9] * 4
+    assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
+
+
+def test_what_cannot_be_opened_is_one_error(new_url):
+    url = new_url("sqlite")
+    with pytest.raises(ValueError, match="unknown estimator 'dbbb'"):
+        Posteriors.create(url, "demo", *DATA, estimator="dbbb")
+    with pytest.raises(ValueError, match="go with an estimator's name"):
+        Posteriors.create(url, "demo", *DATA, estimator=estimators.build("dbb"), parameters=HALF)
+    with pytest.raises(StoreError, match="there is no store at"):
+        Posteriors.resume(new_url("sqlite"), "demo", *DATA)
+    with Posteriors.create(url, "demo", *DATA) as posteriors:
+        posteriors.finish()
+    with pytest.raises(StoreError, match="there is a run named 'demo'"):
+        Posteriors.create(url, "demo", *DATA)
+    with pytest.raises(StoreError, match="run 'demo' finished at step 0"):
+        Posteriors.resume(url, "demo", *DATA)
+    with open_store(url) as store:
+        store.create_run(
+            "old", estimator="dbb", estimator_version=0, parameters={}, state_fields=("alpha", "beta"), model="",
+            dataset="", dataset_digest="", reward="", config={},
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="run 'old' was written by version 0 of estimator 'dbb'"):
+        Posteriors.resume(url, "old", *DATA)
+
+
+def test_it_needs_no_training_framework(new_url):
+    code = (
+        "from openrlhf_dbb import Posteriors; import sys; "
+        f"Posteriors.create({new_url('sqlite')!r}, 'demo', ['p'], ['1']).close(); "
+        "print(*sorted({'torch', 'ray', 'openrlhf', 'vllm', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
