@@ -185,7 +185,7 @@ def test_the_best_checkpoint_may_be_chosen_by_any_measure(evaluated, key):
 def test_a_measure_that_there_is_not_is_refused_with_those_there_are(evaluated):
     with pytest.raises(
         UsageError,
-        match=r"--ckpt.best_metric_key eval_sums_best@8 is no measure of the evaluation; there are: eval_best@4, "
+        match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure of this evaluation; available: eval_best@4, "
         r"eval_mean@4, eval_sorting_best@4, .*eval_sums_pass@4; or none",
     ):
         check_best_key("eval_sums_best@8", evaluated.logs())

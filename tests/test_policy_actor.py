@@ -79,9 +79,9 @@ def test_clipping_is_that_of_the_loss_it_replaces():
 def test_a_constant_length_needs_rows_tokens_and_a_length():
     with pytest.raises(ValueError, match="needs global_batch_size"):
         loss_of(constant_length(4))
-    with pytest.raises(ValueError, match="loss_agg_length 0 is no length"):
+    with pytest.raises(ValueError, match="loss_agg_length must be at least 1 token, got 0"):
         constant_length(0)
-    with pytest.raises(ValueError, match="gspo has one ratio a sequence; use ppo"):
+    with pytest.raises(ValueError, match="gspo has one ratio per sequence; use ppo"):
         constant_length(4, policy_loss_type="gspo")
 
 
@@ -120,7 +120,7 @@ def test_rows_are_shuffled_by_torchs_generator():
 
 
 def test_fresh_rows_that_fill_no_micro_batch_are_refused():
-    with pytest.raises(ValueError, match="3 fresh rows on this rank fill no micro-batch of 4; lower --train"):
+    with pytest.raises(ValueError, match="3 fresh rows on this rank do not fill a micro-batch of 4; lower --train"):
         deal(3, 8, 4, shuffle=True)
 
 
@@ -308,5 +308,5 @@ def test_dynamic_batches_take_no_replays(actor):
     policy_actor = actor()
     policy_actor.strategy.args.train.dynamic_batch_enable = True
     policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
-    with pytest.raises(UsageError, match="dynamic_batch_enable and replayed rollouts exclude each other"):
+    with pytest.raises(UsageError, match="dynamic_batch_enable does not work with replayed rollouts"):
         policy_actor.fit()

@@ -149,13 +149,13 @@ def test_what_cannot_be_replayed_is_refused_and_nothing_is_added():
     cache = ReplayCache(3)
     with pytest.raises(ValueError, match="prompt id -1 is negative"):
         cache.add(-1, [rollout(1.0)])
-    with pytest.raises(ValueError, match="rollout of prompt 4 has reward nan; leave out what was not verified"):
+    with pytest.raises(ValueError, match="rollout of prompt 4 has reward nan; leave out rollouts that were not"):
         cache.add(4, [rollout(1.0), rollout(float("nan"))])
     short = CachedRollout(*(getattr(rollout(1.0), name) for name in ("tokens", "actions")), np.zeros(2, np.float32), 1)
     with pytest.raises(ValueError, match=r"prompt 4: 5 tokens, 4 actions \(3 of them true\), 2 log-probs"):
         cache.add(4, [short])
     assert cache.rollouts == 0
-    with pytest.raises(ValueError, match="cache of 0 rollouts a prompt keeps nothing"):
+    with pytest.raises(ValueError, match="must keep at least 1 rollout per prompt, got 0"):
         ReplayCache(0)
 
 

@@ -1,4 +1,4 @@
-"""Evaluations during training: OpenRLHF's samples into measures by data source, and into the store.
+"""Evaluations during training: OpenRLHF's samples become measures by data source, and are stored.
 
 Axes: P prompts of a data source, N samples of a prompt.
 """
@@ -26,7 +26,7 @@ ANY_KEY = ("", "none")
 """Values of ``--ckpt.best_metric_key`` that name no key: OpenRLHF chooses one, or saves no best checkpoint."""
 
 Answer = Callable[[str], "str | None"]
-"""The answer in a response, in one way of writing for equal answers; None if there is none."""
+"""The answer in a response, normalized so that equal answers are equal texts; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Evaluated:
 
     Attributes:
         results: by data source, in the order of the data.
-        places: (P,) where the prompts of each data source are in the data.
-        has_answers: whether majorities can be told.
+        places: (P,) positions in the data of each data source's prompts.
+        has_answers: whether majorities can be computed.
     """
 
     results: dict[str, Results]
@@ -101,7 +101,7 @@ def collect(data: Any, samples: Sequence[Any], tokenizer: Any, answer: Answer | 
         data: OpenRLHF's evaluation data set, with ``prompts``, ``labels`` and ``datasources``.
         samples: an ``Experience`` for each, N side by side for each prompt, in the order of the data.
         tokenizer: decodes responses where ``answer`` is to read them.
-        answer: None if it is not known how to read one.
+        answer: reads the answer in a response; None if that is unknown.
 
     Raises:
         UsageError: a sample has no score.
@@ -129,20 +129,20 @@ def collect(data: Any, samples: Sequence[Any], tokenizer: Any, answer: Answer | 
 
 
 def answer_of(reward_urls: Sequence[str] | None) -> Answer | None:
-    """How to read the answer that a reward function judges; None if that is known only to the function."""
+    """How to read the answer that a reward function judges; None if only the function knows."""
     ours = Path(str(files("openrlhf_dbb.rewards"))) / "math_answer.py"
     return mathematics.answer if [Path(url) for url in reward_urls or []] == [ours] else None
 
 
 def check_best_key(key: str, logs: Mapping[str, float]) -> None:
-    """OpenRLHF silently keeps no best checkpoint if an evaluation has no measure of this name.
+    """Refuse a measure that the evaluation does not have; OpenRLHF would silently keep no best checkpoint.
 
     Raises:
-        UsageError: it has none.
+        UsageError: lists the available ones.
     """
     if key not in ANY_KEY and key not in logs:
         raise UsageError(
-            f"--ckpt.best_metric_key {key} is no measure of the evaluation; there are: {', '.join(sorted(logs))}; "
+            f"--ckpt.best_metric_key {key} is not a measure of this evaluation; available: {', '.join(sorted(logs))}; "
             "or none, for no best checkpoint"
         )
 
@@ -156,5 +156,5 @@ def _score(sample: Any) -> float:
 
 
 def _response(sample: Any, tokenizer: Any) -> str:
-    tokens = sample.sequences[0, 1:][sample.action_mask[0].bool()]  # the mask is of the tokens that are predicted
+    tokens = sample.sequences[0, 1:][sample.action_mask[0].bool()]  # the mask covers predicted tokens
     return str(tokenizer.decode(tokens, skip_special_tokens=True))

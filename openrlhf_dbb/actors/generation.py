@@ -1,4 +1,4 @@
-"""Rollout batches: prompts drawn, generated for by vLLM and judged by the rollout strategy, until a batch is full.
+"""Rollout batches: prompts are drawn, vLLM generates, the rollout strategy judges, until a batch is full.
 
 Axes: N rollouts of a group.
 """
@@ -25,7 +25,7 @@ from openrlhf_dbb.core.strategies import Sampling
 
 
 class BudgetSpent(Exception):
-    """``--train.max_rollouts`` allows no further batch: the training is over."""
+    """``--train.max_rollouts`` does not allow another batch: the training is over."""
 
 
 @dataclass
@@ -55,15 +55,15 @@ class RolloutBatch:
 class RolloutGenerator(SamplesGenerator):
     """Fills whole rollout batches, as its strategy decides.
 
-    OpenRLHF trains the short batch at the end of an episode, whose rows may not fill an optimizer step: such rows
-    vanish, or shift every later step. Here its groups wait and are completed in the next episode, under the same
-    policy. Between steps nothing is left over.
+    OpenRLHF trains on the short batch at the end of an episode. Its rows may not fill an optimizer step: they are then
+    lost, or shift every later step. Here its groups wait until the next episode completes the batch, under the same
+    policy. Nothing is left over between steps.
 
     Attributes:
         sampling: the strategy.
         prompt_ids: each prompt's id, as the strategy knows it.
-        generated: training rollouts generated so far, of which none waits for its result between steps.
-        watch: called with the groups kept so far.
+        generated: training rollouts generated so far.
+        watch: called with the number of groups kept so far.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RolloutGenerator(SamplesGenerator):
             pass is over.
 
         Raises:
-            BudgetSpent: the batch could not be filled any more.
+            BudgetSpent: the budget does not allow the batch to be filled.
             openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
         """
         if self._dataloader_iter is None:
@@ -125,7 +125,7 @@ class RolloutGenerator(SamplesGenerator):
         return full, 100 * len(full) / len(full.all), consumed, self.at_end_of_episode
 
     def unused(self) -> tuple[int, int]:
-        """Rollouts, and their tokens, that no step has taken: of a last batch that was not filled."""
+        """Rollouts of a last batch that was not filled, and their tokens: no step has used them."""
         left = [*self._batch.filtered, *(rollout for group in self._kept for rollout in group)]
         return len(left), sum(int(rollout.response_length.item()) for rollout in left)
 
@@ -139,11 +139,11 @@ class RolloutGenerator(SamplesGenerator):
         self.sampling.load(state["sampling"])
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> list[list[float]]:
-        """Scores of more responses to the prompts of some rollouts, under the present weights.
+        """Scores of further responses to the prompts of some rollouts, under the current weights.
 
         Args:
             rollouts: one of each prompt.
-            samples: responses to each prompt; they are not counted as training rollouts.
+            samples: responses to each prompt; not counted as training rollouts.
             generate_kwargs: as for :meth:`generate_samples`.
 
         Returns:
@@ -165,8 +165,8 @@ class RolloutGenerator(SamplesGenerator):
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
         """Samples of all evaluation prompts, side by side for each prompt, in the order of the data.
 
-        They are not counted as training rollouts. OpenRLHF waits for each rollout batch of prompts before it sends
-        the next, and returns prompts in the order in which they end.
+        Not counted as training rollouts. OpenRLHF waits for each rollout batch of prompts before it sends the next,
+        and returns prompts in the order in which they finish.
 
         Raises:
             RewardError: as in training.
@@ -188,7 +188,7 @@ class RolloutGenerator(SamplesGenerator):
                 batch_vllm_engine_call(self.vllm_engines, "sleep")
 
     def _groups_left(self) -> float:
-        """Groups that the budget still allows."""
+        """Groups the budget still allows."""
         if self._max_rollouts is None:
             return float("inf")
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
@@ -200,7 +200,7 @@ class RolloutGenerator(SamplesGenerator):
             try:
                 _, texts, labels, images = next(self._dataloader_iter)
             except StopIteration:
-                # At once, not at the next draw: a finished data loader must not get into a checkpoint.
+                # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
                 self._dataloader_iter = None
                 self.sampling.end_pass()
                 break
@@ -213,9 +213,9 @@ class RolloutGenerator(SamplesGenerator):
         return drawn
 
     def _round(self, drawn: list[tuple[str, Any, Any]], **generate_kwargs: Any) -> int:
-        """Generate for prompts, and for those in place of rejected ones; the number of all of them.
+        """Generate for prompts and for the replacements of rejected ones; the number of both.
 
-        Kept groups stand in the order in which they were sent out: which answers come first depends on their lengths.
+        Kept groups are in the order in which they were sent: which ones finish first depends on their lengths.
         """
         pending: dict[Any, int] = {}
         kept: dict[int, list[Experience]] = {}
@@ -238,7 +238,7 @@ class RolloutGenerator(SamplesGenerator):
     def _send(
         self, drawn: list[tuple[str, Any, Any]], pending: dict[Any, int], first: int, **generate_kwargs: Any
     ) -> int:
-        """Send prompts to the engines; ``pending`` gets each one's place. From here on they count as generated."""
+        """Send prompts to the engines and note their places in ``pending``. From here on they count as generated."""
         if not drawn:
             return 0
         texts, labels, images = (list(column) for column in zip(*drawn, strict=True))
@@ -254,7 +254,7 @@ class RolloutGenerator(SamplesGenerator):
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)
-        if experience.scores is not None:  # logged as a mean, which a missing score (NaN) would spoil
+        if experience.scores is not None:  # logged as a mean, which a missing score would turn into NaN
             experience.info["score"] = experience.scores.nan_to_num()
         return experience
 

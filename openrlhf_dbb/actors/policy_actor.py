@@ -1,4 +1,4 @@
-"""The policy's actor: Dr.GRPO's loss over a constant length, and replayed rows trained on beside fresh ones."""
+"""OpenRLHF's policy actor with Dr.GRPO's loss over a constant length, and with replayed rows beside fresh ones."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from openrlhf_dbb.errors import UsageError
 class ConstantLengthLoss(PolicyLoss):
     """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's.
 
-    ``loss = sum over rows and tokens / (B * L)``, B rows with at least one action in the optimizer step, on all ranks;
-    upstream's token mean with ``B * L`` in place of the number of tokens. A long response then weighs as much per
-    token as a short one. Its KL loss and entropy terms stay upstream's token means.
+    ``loss = sum over rows and tokens / (B * L)``, with B the rows of the optimizer step, over all ranks, that have at
+    least one action: upstream's token mean with ``B * L`` in place of the number of tokens. Each token of a long
+    response then weighs as much as each token of a short one. The KL loss and the entropy stay upstream's token means.
 
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
     def __init__(self, like: PolicyLoss, length: int) -> None:
-        """The loss with the clipping and the correction of another one.
+        """A loss with the clipping and the correction of another one.
 
         Args:
             like: upstream's; not changed.
-            length: L, tokens; as published, the longest response that is generated.
+            length: L, in tokens; as published, the longest response that can be generated.
 
         Raises:
-            ValueError: a length below 1, or a loss by sequences (GSPO), which has no token sum.
+            ValueError: a length below 1, or a sequence-level loss (GSPO), which has no token sum.
         """
         if length < 1:
-            raise ValueError(f"--actor.loss_agg_length {length} is no length; 1 token or more is needed")
+            raise ValueError(f"--actor.loss_agg_length must be at least 1 token, got {length}")
         if like.policy_loss_type == "gspo":
             raise ValueError(
                 f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens, --actor.policy_loss_type gspo has one "
-                "ratio a sequence; use ppo"
+                "ratio per sequence; use ppo"
             )
         super().__init__(
             clip_eps_low=like.clip_eps_low,
@@ -67,12 +67,12 @@ class ConstantLengthLoss(PolicyLoss):
         """Upstream's loss and metrics of one micro-batch.
 
         Args:
-            batch_num_tokens: not used; upstream's trainer gives it to every loss.
+            batch_num_tokens: not used; upstream's trainer passes it to every loss.
             global_batch_size: rows of the optimizer step that have an action, divided by the number of its
                 micro-batches, which DeepSpeed divides the loss by.
 
         Raises:
-            ValueError: there is no ``global_batch_size``.
+            ValueError: ``global_batch_size`` is missing.
         """
         if global_batch_size is None:
             raise ValueError(f"{CONSTANT_LENGTH} needs global_batch_size, the rows of the optimizer step; give it")
@@ -82,8 +82,8 @@ class ConstantLengthLoss(PolicyLoss):
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor with a third loss aggregation and with replays.
 
-    Replayed rows ride along: the number of micro-batches, and so of optimizer steps, stays what it is without
-    them, and each micro-batch grows by its share of them, which needs memory.
+    Replayed rows are added to the micro-batches of the fresh ones: the number of micro-batches, and so of optimizer
+    steps, stays the same, but each micro-batch grows and needs more memory.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -91,18 +91,18 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         self._replays: list[Experience] = []
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Upstream's; then the loss of ``--actor.loss_agg_mode`` that upstream does not have."""
+        """Upstream's, and the loss of ``--actor.loss_agg_mode`` that upstream does not have."""
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
             length = strategy.args.actor.loss_agg_length
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
 
     def append_replays(self, experience: list[Experience]) -> None:
-        """Remember rows for the coming :meth:`fit`.
+        """Keep rows for the next :meth:`fit`.
 
         Args:
-            experience: rows without a batch axis, from :func:`openrlhf_dbb.actors.replay_rows.replay_row`; other
-                ranks may have another number of them, or none.
+            experience: rows without a batch axis, from :func:`openrlhf_dbb.actors.replay_rows.replay_row`; the
+                number may differ between ranks, and may be 0.
         """
         self._replays.extend(experience)
 
@@ -110,7 +110,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """Train on the replay buffer, and on the rows of :meth:`append_replays`, which are then forgotten.
 
         Raises:
-            UsageError: there are replays and ``--train.dynamic_batch_enable``, which makes its own micro-batches.
+            UsageError: there are replays, and ``--train.dynamic_batch_enable`` makes its own micro-batches.
             ValueError: as in :func:`deal`.
         """
         replays, self._replays = self._replays, []
@@ -118,8 +118,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             return super().fit(kl_ctl)
         args = self.strategy.args
         if args.train.dynamic_batch_enable:
-            raise UsageError("--train.dynamic_batch_enable and replayed rollouts exclude each other; leave it out")
-        # Where upstream does not shuffle either: ranks that share a sequence must see the same rows.
+            raise UsageError("--train.dynamic_batch_enable does not work with replayed rollouts; leave it out")
+        # No shuffle where upstream does not shuffle: ranks that share a sequence must see the same rows.
         shuffle = self.strategy.ring_attn_group is None and args.ds.tensor_parallel_size <= 1
         with riding_along(self.trainer.replay_buffer, replays, shuffle):
             return super().fit(kl_ctl)
@@ -129,9 +129,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 def riding_along(buffer: NaiveReplayBuffer, replays: list[Experience], shuffle: bool) -> Iterator[None]:
     """Let the buffer yield whole micro-batches of its rows and ``replays``, see :func:`deal`.
 
-    Upstream's buffer has a mode for this, that of dynamic batches, in which an item is a micro-batch; its trainer
-    does not ask the buffer for the mode. In several passes over the buffer micro-batches change their order,
-    not their rows.
+    This uses the buffer's mode for dynamic batches, in which an item is a whole micro-batch; upstream's trainer does
+    not check the mode. Several passes over the buffer change the order of the micro-batches, not their rows.
     """
     fresh, size = len(buffer.items), buffer.sample_batch_size
     buffer.dynamic_indices = deal(fresh, len(replays), size, shuffle)
@@ -149,21 +148,21 @@ def deal(fresh: int, replayed: int, size: int, shuffle: bool) -> list[list[int]]
     """Deal rows into as many micro-batches as the fresh ones alone would make.
 
     Args:
-        fresh: rows 0 to fresh - 1; what fills no micro-batch is left out, as upstream does.
+        fresh: rows 0 to fresh - 1; an incomplete last micro-batch is left out, as upstream does.
         replayed: the rows after them, dealt as evenly as possible.
         size: fresh rows of a micro-batch.
-        shuffle: fresh and replayed rows by themselves, by torch's generator; otherwise in order.
+        shuffle: whether to shuffle fresh and replayed rows, each among themselves, by torch's generator.
 
     Returns:
         Rows of each micro-batch, the fresh ones first.
 
     Raises:
-        ValueError: the fresh rows fill no micro-batch.
+        ValueError: the fresh rows do not fill a micro-batch.
     """
     number = fresh // size
     if number == 0:
         raise ValueError(
-            f"{fresh} fresh rows on this rank fill no micro-batch of {size}; lower --train.micro_batch_size"
+            f"{fresh} fresh rows on this rank do not fill a micro-batch of {size}; lower --train.micro_batch_size"
         )
     order = torch.randperm if shuffle else torch.arange
     new, old = order(fresh).tolist(), (fresh + order(replayed)).tolist()

@@ -1,9 +1,9 @@
-"""Replay beside a training step: which old rollouts ride along, and with which advantages.
+"""Replay beside a training step: which old rollouts are trained on again, and with which advantages.
 
 Axes: R rollouts (rows) of the step, P distinct prompts among them, N rollouts of the largest group, K replayed
 rollouts of the prompt with most.
 
-Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code for what the paper leaves open.
+Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code where the paper is silent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Chosen = Mapping[Key, Sequence[CachedRollout]]
 
 
 class Replays:
-    """Each prompt's earlier rollouts, some of which are trained on again when the prompt comes back.
+    """Earlier rollouts of each prompt; some of them are trained on again when the prompt comes back.
 
-    A step takes them from the cache as it was before the step; its own rollouts are added afterwards, with the
-    trainer's log-probs of the policy that generated them, which are never refreshed.
+    A step replays from the cache as it was before the step; its own rollouts are added afterwards. Their log-probs are
+    those of the policy that generated them, as the trainer computed them, and are never refreshed.
 
     Args:
         args: OpenRLHF's, with ours: ``args.replay`` and the advantage form.
@@ -45,7 +45,7 @@ class Replays:
         self.cache = ReplayCache(args.replay.cache)
 
     def choose(self, prompts: Sequence[Key]) -> dict[Key, list[CachedRollout]]:
-        """The rollouts to replay of each prompt that has enough of them."""
+        """The rollouts to replay, for each prompt that has enough of them."""
         chosen = {}
         for key in dict.fromkeys(prompts):
             held = self.cache.of(self._prompt_ids[key])
@@ -99,7 +99,7 @@ class Replays:
         ]
 
     def remember(self, experiences: Sequence[Experience]) -> None:
-        """Put the step's own rollouts into the cache; not those without a reward."""
+        """Put the step's own rollouts into the cache, except those without a reward."""
         for experience in experiences:
             scores = experience.scores if experience.scores is not None else experience.rewards
             for row, rollout in enumerate(cached(experience)):
@@ -108,7 +108,7 @@ class Replays:
                     self.cache.add(self._prompt_ids[key], [rollout])
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
-        """What is logged of a step. OpenRLHF's means of the actor hold replayed rows: the step's own replace them."""
+        """What is logged of a step: among it the means of its own rows, for the actor's means include replayed rows."""
         logged = {
             "replay/replayed": float(replayed),
             "replay/cached": float(self.cache.rollouts),
@@ -134,7 +134,7 @@ def _padded(rows: Sequence[Floats]) -> Floats:
 
 
 def cache_file(checkpoints: str, step: int) -> Path:
-    """Where the cache of the checkpoint of ``step`` lies: beside OpenRLHF's."""
+    """Path of the cache that belongs to the checkpoint of ``step``: beside OpenRLHF's."""
     return Path(checkpoints) / "replay" / f"global_step{step}.npz"
 
 

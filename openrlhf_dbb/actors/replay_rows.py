@@ -1,4 +1,4 @@
-"""Between OpenRLHF's experience and the cache: fresh rollouts in, rows of training out."""
+"""Between OpenRLHF's experiences and the replay cache: fresh rollouts in, training rows out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cached(experience: Experience) -> list[CachedRollout]:
     Returns:
         B rollouts; the reward of one that could not be verified (its score is NaN) is NaN.
     """
-    # Of a shallow copy: splitting takes the index away.
+    # On a shallow copy: splitting removes the index.
     rows = split_experience_batch(dataclasses.replace(experience))
     return [_cached(row) for row in remove_padding_in_sequences(rows)]
 
@@ -39,9 +39,9 @@ def _cached(row: Experience) -> CachedRollout:
 
 
 def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Experience:
-    """One row for OpenRLHF's replay buffer, as it would have made it of a fresh rollout.
+    """One row for OpenRLHF's replay buffer, as it would have made it from a fresh rollout.
 
-    Rows are batched by the fields and info keys of the first of them, so a replayed row has those of a fresh one.
+    Rows are batched by the fields and info keys of the first one, so a replayed row needs those of a fresh one.
 
     Args:
         rollout: its stored log-probs are the old policy's.
@@ -52,8 +52,8 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
         An experience without a batch axis; in ``info`` the reward is "reward" and "score", all else is 0.
 
     Raises:
-        ValueError: fresh rows hold something that is not cached: values (a critic), log-probs of the reference model
-            or of the engine.
+        ValueError: fresh rows hold something that is not cached: values (a critic), or log-probs of the reference
+            model or of the engine.
     """
     tensors = _tensors(rollout, advantage)
     row: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def _tensors(rollout: CachedRollout, advantage: float) -> dict[str, torch.Tensor
     log_probs = torch.zeros(len(actions))
     log_probs[actions] = torch.tensor(rollout.log_probs)
     generated = actions.nonzero().flatten()
-    # Upstream sums rewards from the end, and the only one is at the last action: so on prompt tokens, too.
+    # Upstream sums rewards from the end, and the only one is at the last action: prompt tokens get it, too.
     advantages = advantage * (actions.flip(0).cumsum(0).flip(0) > 0)
     return {
         "sequences": sequences,

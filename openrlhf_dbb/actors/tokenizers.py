@@ -1,6 +1,6 @@
 """A tokenizer that other processes load by its name.
 
-OpenRLHF sends the tokenizer with every prompt to the vLLM actors, where unpickling it takes longer than the prompt.
+OpenRLHF sends the tokenizer to the vLLM actors with every prompt; unpickling it there takes longer than the prompt.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from openrlhf.utils import get_tokenizer
 
 
 class NamedTokenizer:
-    """A tokenizer as OpenRLHF loads it; where it is sent, it is loaded once, from the files of its model.
+    """A tokenizer as OpenRLHF loads it; a process that receives it loads it once, from the model's files.
 
     Args:
-        tokenizer: what ``openrlhf.utils.get_tokenizer`` gave for the model.
+        tokenizer: what ``openrlhf.utils.get_tokenizer`` returned for the model.
         model: folder or name of the model.
-        use_fast: as given there.
+        use_fast: as passed there.
     """
 
     def __init__(self, tokenizer: Any, model: str, use_fast: bool) -> None:

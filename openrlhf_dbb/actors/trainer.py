@@ -43,7 +43,7 @@ class RunPlan:
 
 @dataclass
 class Progress:
-    """What the driver's progress bar shows; steps are global steps."""
+    """What the driver's progress bar shows. Steps are global steps."""
 
     step: int = 0
     total: int = 0
@@ -53,17 +53,17 @@ class Progress:
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """Upstream's loop, unchanged; a step is stored while it is trained on, and reported once both are done."""
+    """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
 
     wandb_logger: Any
     tensorboard_logger: Any
 
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, plan: RunPlan, **generate_kwargs: Any) -> None:
-        # Upstream never seeds this process, so that the order of the prompts would differ between runs.
+        # Upstream never seeds this process: the order of the prompts would differ between runs.
         torch.manual_seed(strategy.args.train.seed)
         prompts.train_on(plan.rows, strategy.args)
-        # Upstream forbids vLLM to end a response at once, but not the policy that it trains: what is never sampled is
-        # never corrected. Where a group's advantages do not sum to zero, all-wrong groups push probability there.
+        # Upstream never lets vLLM end a response at once, although the trained policy may: what is never sampled is
+        # never corrected. If a group's advantages do not sum to zero, all-wrong groups push probability there.
         generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         data = self.prompts_dataloader.dataset
@@ -102,7 +102,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._progress = Progress(total=planned // self._a_step)
 
     def progress(self) -> Progress:
-        """The newest numbers; may be called while :meth:`fit` runs."""
+        """The current progress; may be called while :meth:`fit` runs."""
         return self._progress
 
     def fit(self, global_step: int = 0) -> None:
@@ -123,23 +123,23 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
-        # The trackers are closed by now. A last step that is no multiple of eval.steps is evaluated here.
+        # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
         self.wandb_logger = self.tensorboard_logger = None
         if self._evaluates and self._progress.step not in self._progress.accuracy:
             self._evaluate_now(self._progress.step)
 
     def finish(self) -> Progress:
-        """Mark the run as finished: called once the model is saved, since a finished run is not resumed."""
+        """Mark the run as finished; called once the model is saved, since a finished run cannot be resumed."""
         self._posteriors.finish(*self.samples_generator.unused())
         self._progress.phase = "finished"
         return self._progress
 
     def close(self) -> None:
-        """Close the database; the trainer is of no use afterwards."""
+        """Close the database; the trainer cannot be used afterwards."""
         self._posteriors.close()
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Upstream's states; the store is rolled back to their step, which later steps may have left behind.
+        """Upstream's states; the store, which may be ahead of them, is rolled back to their step.
 
         Raises:
             storage.StoreError: the checkpoint belongs to another run, or is newer than the store.
@@ -168,7 +168,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if self.experience_maker.replays is not None:
                 file = cache_file(self.args.ckpt.path, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
-        # Another shuffle for every episode, also when one starts from a fresh data loader.
+        # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         self._progress.phase = "training"
         if step == 0 and self._evaluates and not self.args.eval.skip_start:
@@ -178,7 +178,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
-        The posteriors are written meanwhile; the step is reported, and may be saved, once they are.
+        The posteriors are written in the meantime; the step is reported and may be saved once they are stored.
 
         Raises:
             RuntimeError: the batch did not lead to an optimizer step.
@@ -199,7 +199,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._probed:
             status["timing/probe"] = probe_time
         began = time.monotonic()
-        self._progress.phase = "waiting for the store"  # seen only where it takes long
+        self._progress.phase = "waiting for the store"  # visible only if it takes long
         self._posteriors.settle()
         self._progress.phase = "training"
         status["timing/store_wait"] = time.monotonic() - began
@@ -213,7 +213,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return status, step
 
     def _probe(self, rollouts: list[Any]) -> probes.Probes:
-        """More rollouts, for their scores alone, of the batch's probed prompts under the policy of this step."""
+        """Further rollouts of the batch's probed prompts under the policy of this step, for their scores alone."""
         found = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
         asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
         scores: list[list[float]] = []
@@ -246,7 +246,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Upstream's checkpoint of the best evaluation, from which a run may be continued like from any other."""
+        """Upstream's checkpoint of the best evaluation; a run can be continued from it like from any other."""
         if self.best_eval_metric_key != "none":
             self._save_replays(global_step)
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
@@ -263,7 +263,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Upstream's evaluation with more measures, each prompt's results stored.
 
         Raises:
-            UsageError: the best checkpoint is to be chosen by a measure that there is not.
+            UsageError: the best checkpoint is chosen by a measure that does not exist.
             storage.StoreError: the results cannot be written.
         """
         self._progress.phase = "evaluating"

@@ -1,4 +1,4 @@
-"""What runs in the vLLM actors, made strict: broken rewards stop the run, missing ones are no 0."""
+"""OpenRLHF's vLLM actor, made strict: broken rewards stop the run, missing ones do not become 0."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class RewardError(RuntimeError):
 
 
 class StrictExecutor(SingleTurnAgentExecutor):
-    """Upstream's executor logs an exception of the reward function and goes on without a reward.
+    """Raises :class:`RewardError` when the reward function fails; upstream's logs it and goes on without a reward.
 
-    This one raises :class:`RewardError` with the traceback. A reward of ``None`` marks a rollout that
-    could not be verified (a time-out): it is passed on as missing, with ``extra_logs["missing"] = 1``.
+    A reward of ``None`` marks a rollout that could not be verified (a time-out): it is passed on as missing, with
+    ``extra_logs["missing"] = 1``.
     """
 
     async def execute(self, prompt: str, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # nobody reads what is there after each token
+        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # partial outputs are not used
         failures: list[Exception] = []
         _failure.set(failures)
         output = await super().execute(prompt, label, sampling_params, *args, **kwargs)
@@ -47,7 +47,7 @@ class StrictExecutor(SingleTurnAgentExecutor):
         return _own_values(await self._noting_failure(self._call_reward_func(*args)))
 
     async def _call_reward_func(self, *args: Any) -> Any:
-        """Upstream's, in a thread; without one where the function says that it is quicker than a change of threads."""
+        """Upstream's, in a thread; without one if the function declares itself quicker than a thread switch."""
         if getattr(self.reward_func, "quick", False):
             return [self.reward_func(*args)]
         return await super()._fetch_rewards_via_func(*args)
@@ -58,7 +58,7 @@ class StrictExecutor(SingleTurnAgentExecutor):
     async def _noting_failure(self, call: Any) -> Any:
         try:
             return await call
-        except Exception as error:  # raised again: upstream swallows it, execute() must not
+        except Exception as error:  # raised again; upstream swallows it, execute() must not
             _failure.get().append(error)
             raise
 
@@ -67,7 +67,7 @@ _MISSING = "missing"
 
 
 def _own_values(results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Keep "not verifiable" apart from upstream's "no reward was asked for": both are None there."""
+    """Tell "could not be verified" from upstream's "no reward was asked for": upstream uses None for both."""
     owned = []
     for result in results:
         if not result or "rewards" not in result:
@@ -99,7 +99,7 @@ def _checked(output: dict[str, Any], prompt: str) -> dict[str, Any]:
     missing = output["reward"] == _MISSING
     extra = {**output["extra_logs"], "missing": float(missing)}
     if missing:
-        # The reward only has to be finite (it is averaged for the log); the score carries the meaning.
+        # The reward is averaged for the log and so has to be finite; the score says that it is missing.
         return {"reward": 0.0, "scores": math.nan, "extra_logs": extra}
     for name in ("reward", "scores"):
         value = output[name]
@@ -112,7 +112,7 @@ def _checked(output: dict[str, Any], prompt: str) -> dict[str, Any]:
 
 
 def single_value(value: Any) -> Any:
-    """The one number in a scalar, a list or a tensor of one; None stays None."""
+    """The number in a scalar, a one-element list or a one-element tensor; None stays None."""
     while isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
     if isinstance(value, torch.Tensor):
@@ -130,7 +130,7 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
 
 
 class _TokenizedOnce:
-    """A tokenizer that remembers the last text: upstream tokenizes a prompt for each of its rollouts."""
+    """A tokenizer that caches its last call: upstream tokenizes a prompt once for each of its rollouts."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -146,7 +146,7 @@ class _TokenizedOnce:
 
 
 class _OneRequest:
-    """The engine as the rollouts of a group see it: what each asks of it for itself is asked once for all."""
+    """The engine as the rollouts of a group see it: their requests become one request for all of them."""
 
     def __init__(self, engine: Any, rollouts: int) -> None:
         self._engine, self._rollouts = engine, rollouts
@@ -154,7 +154,7 @@ class _OneRequest:
         self._given = itertools.count()
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """One of the group's responses, in the form of upstream's answer to a request for one."""
+        """One of the group's responses, in the form upstream expects for a single request."""
         if self._answer is None:
             sampling_params.n = self._rollouts
             asked = self._engine.generate(prompt_token_ids, sampling_params, multi_modal_data=multi_modal_data)
@@ -164,7 +164,7 @@ class _OneRequest:
 
 
 class StrictRolloutActor(PlatformRolloutActor):
-    """The same with :class:`StrictExecutor`."""
+    """The platform's actor with :class:`StrictExecutor`."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         await super().__init__(*args, **kwargs)
@@ -174,8 +174,8 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, hf_tokenizer: Any, num_samples: int = 1, **rest: Any
     ) -> list[dict[str, Any]]:
-        """Upstream's, for one request to vLLM instead of one a rollout."""
-        if not isinstance(self.executor, StrictExecutor):  # an agent's: its turns differ between rollouts
+        """Upstream's, with one request to vLLM for the group instead of one for each rollout."""
+        if not isinstance(self.executor, StrictExecutor):  # an agent: its turns differ between rollouts
             return await super().generate_responses(
                 prompt, label, sampling_params, hf_tokenizer=hf_tokenizer, num_samples=num_samples, **rest
             )

@@ -1,7 +1,7 @@
-"""Probes: extra rollouts of some prompts, to measure the estimates against. Never trained on, never estimated from.
+"""Probes: extra rollouts of some prompts to measure the estimates against. Never trained on, never estimated from.
 
-When a prompt of a fixed random part of the training prompts is in a rollout batch, M more responses are sampled for
-it under the policy of that step; their mean score is the reference that its success probability is compared with.
+A fixed random part of the training prompts is probed: whenever one of them is in a rollout batch, M further responses
+are sampled under the policy of that step. Their mean score is the reference for the prompt's success probability.
 
 Axes: Q probed prompts of a step, M samples of each.
 
@@ -36,21 +36,21 @@ class Probes:
 
 
 def of(args: SimpleNamespace, texts: Iterable[str], labels: Iterable[str]) -> set[Key]:
-    """The prompts that a training with these arguments probes."""
+    """The prompts that a run with these arguments probes."""
     return chosen(zip(texts, labels, strict=True), args.probe.fraction, args.train.seed)
 
 
 def chosen(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
-    """Those of the prompts that are probed: about ``fraction`` of them.
+    """The prompts that are probed: about ``fraction`` of them.
 
-    Each prompt is chosen by a hash of itself and ``seed``, so that neither its place in the data set nor a resume
-    changes the choice. A larger fraction chooses the same prompts and more.
+    A prompt is chosen by a hash of itself and ``seed``, so neither its place in the data set nor a resume changes the
+    choice. A larger fraction chooses the same prompts and more.
     """
     return {prompt for prompt in prompts if _draw(prompt, seed) < fraction}
 
 
 def _draw(prompt: Key, seed: int) -> float:
-    """A number in [0, 1) that belongs to the prompt."""
+    """A pseudo-random number in [0, 1) that depends on the prompt and the seed alone."""
     digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
     return int.from_bytes(digest, "big") / 2**48
 
@@ -82,14 +82,14 @@ def metrics(
     """What is logged of a step's probes.
 
     Args:
-        means_Q: the estimator's means, which the step was scored with. Those of an estimator that sees rewards after
-            length penalties are compared with scores all the same.
+        means_Q: the estimator's means that the step was scored with; compared with scores even if the estimator sees
+            rewards after length penalties.
         group_means_Q: mean score of the groups that were trained on.
         scores_Q_M: at least one score in every row.
 
     Returns:
-        ``probe/groups``, and the mean squared errors of the two, ``probe/mse`` and ``probe/mse_point``, if any
-        group has the two scores that the noise of a probe takes.
+        ``probe/groups``, and the mean squared errors of both, ``probe/mse`` and ``probe/mse_point``, if any probe has
+        at least two scores.
     """
     known = np.sum(~np.isnan(scores_Q_M), axis=1) >= 2
     logged = {"probe/groups": float(len(scores_Q_M))}

@@ -2,8 +2,8 @@
 
 Axes: P prompts of the step, N fresh rollouts of a prompt, K replayed ones; both ragged, NaN where there are fewer.
 
-Source: RePO, section on the objective; its advantages are GRPO's. Its code adds 1e-4 to the standard deviation, here
-nothing is added: equal rewards are found by comparing them.
+Source: RePO, section on the objective; its advantages are GRPO's. Its code adds 1e-4 to the standard deviation. Here
+nothing is added: equal rewards are detected by comparing them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def replay_advantages(rewards_P_K: Floats, form: Form) -> Floats:
         form: "group_norm" for (X - mean) / standard deviation (N-1), "dr_grpo" for X - mean.
 
     Returns:
-        Shape (P, K). Exactly 0 where all rewards of a prompt agree, or it has only one; NaN stays NaN.
+        Shape (P, K). Exactly 0 where all rewards of a prompt are the same, or it has only one; NaN stays NaN.
     """
     point = estimators.build("point")
     missing = np.isnan(rewards_P_K)
@@ -50,8 +50,8 @@ def mixed_advantages(fresh_P_N: Floats, replayed_P_K: Floats, form: Form) -> tup
         replayed_P_K, form: as in :func:`replay_advantages`.
 
     Returns:
-        Of the fresh rollouts, shape (P, N), 0 for a missing one, which stays a row of the batch; and of the replayed
-        ones, shape (P, K), where NaN stays NaN.
+        Those of the fresh rollouts, shape (P, N), 0 for a missing one, which stays a row of the batch; and those of the
+        replayed ones, shape (P, K), where NaN stays NaN.
     """
     both = replay_advantages(np.concatenate([fresh_P_N, replayed_P_K], axis=1), form)
     fresh, replayed = np.split(both, [fresh_P_N.shape[1]], axis=1)
@@ -63,18 +63,18 @@ def weights(
 ) -> tuple[float, Floats]:
     """Factors on advantages that give replayed rollouts their weight in the loss.
 
-    The clipped loss is homogeneous in the advantage (min(w A, clip(w) A) for c A is c times that for A, c > 0, and
-    so with a dual clip), so that a factor on the advantages of a row is one on its loss. The loss must be a mean over
-    all n = sum(fresh_P) + sum(replayed_P) rows: "seq-mean-token-mean" or "seq-mean-token-sum-norm". It becomes
+    The clipped loss is homogeneous in the advantage (for c > 0, min(w c A, clip(w) c A) = c min(w A, clip(w) A), also
+    with a dual clip), so a factor on the advantages of a row is a factor on its loss. The loss must be a mean over all
+    n = sum(fresh_P) + sum(replayed_P) rows: "seq-mean-token-mean" or "seq-mean-token-sum-norm". It becomes
 
-    - "code": that mean, replayed rows times ``coef``; what RePO's code does.
+    - "code": that mean, with replayed rows times ``coef``, as in RePO's code.
     - "formula": mean over fresh rows + coef * mean over the P prompts of the mean over a prompt's replayed rows
-      (0 where it has none); the paper's sum of two terms.
+      (0 where it has none): the paper's sum of two terms.
 
-    Of several optimizer steps on one rollout batch each has its own mean; "formula" then holds over them together.
+    With several optimizer steps per rollout batch each has its own mean; "formula" then holds over all of them.
 
     Args:
-        fresh_P: fresh rows of each prompt in the batch, those with advantage 0 counted, >= 0; at least one in all.
+        fresh_P: fresh rows of each prompt in the batch, including those with advantage 0; >= 0, at least one in total.
         replayed_P: replayed rows of each prompt, >= 0.
         normalizer: one of NORMALIZERS.
         coef: weight of the replayed term, > 0.
@@ -84,15 +84,15 @@ def weights(
         normalizer is "formula".
 
     Raises:
-        ValueError: another normalizer, a coefficient that is not above 0, or no fresh row.
+        ValueError: an unknown normalizer, a coefficient that is not above 0, or no fresh row.
     """
     if normalizer not in NORMALIZERS:
         raise ValueError(f"normalizer {normalizer!r} is unknown; use one of {', '.join(NORMALIZERS)}")
     if not (coef > 0 and math.isfinite(coef)):
-        raise ValueError(f"the coefficient of replayed rollouts is {coef}; a number above 0 is needed")
+        raise ValueError(f"the coefficient of replayed rollouts must be above 0, got {coef}")
     fresh, replayed = int(np.sum(fresh_P)), int(np.sum(replayed_P))
     if fresh == 0:
-        raise ValueError("there is no fresh rollout; replayed ones are trained on beside fresh ones only")
+        raise ValueError("there is no fresh rollout; replayed ones are trained on only beside fresh ones")
     if normalizer == "code":
         return 1.0, np.full(len(replayed_P), coef, dtype=np.float64)
     rows = fresh + replayed

@@ -17,7 +17,7 @@ Positions = NDArray[np.int64]
 
 
 def full(rewards_M: NDArray[np.float64], count: int) -> Positions:
-    """Every position, whatever ``count`` is."""
+    """Every position; ``count`` is ignored."""
     return np.arange(len(rewards_M))
 
 
@@ -29,8 +29,8 @@ def recency(rewards_M: NDArray[np.float64], count: int) -> Positions:
 def reward(rewards_M: NDArray[np.float64], count: int) -> Positions:
     """Positions of the ``count`` highest rewards, ascending; of equal ones the oldest.
 
-    With rewards 0 and 1, and ``count`` or more successes in the cache, only successes are replayed: they agree,
-    and their advantage is 0.
+    With rewards 0 and 1 and at least ``count`` successes in the cache, only successes are replayed: they have zero
+    variance, and their advantage is 0.
     """
     return np.sort(np.argsort(-rewards_M, kind="stable")[:count])
 
@@ -38,9 +38,9 @@ def reward(rewards_M: NDArray[np.float64], count: int) -> Positions:
 def variance(rewards_M: NDArray[np.float64], count: int) -> Positions:
     """Positions of the ``count`` rewards with the largest population variance, ascending.
 
-    Of equal variances the larger sum, of equal rewards the oldest. The best subset consists of the j smallest and
-    the count - j largest rewards, for some j: variance is strictly convex in each member, so that one which lies
-    between two rewards left out could be exchanged for one of them with profit.
+    Ties: of equal variances the larger sum, of equal rewards the oldest. The best subset consists of the j smallest and
+    the count - j largest rewards, for some j: variance is strictly convex in each member, so a member between two
+    rewards that were left out could be exchanged for one of them to gain variance.
     """
     if count >= len(rewards_M):
         return full(rewards_M, count)
@@ -53,7 +53,7 @@ def variance(rewards_M: NDArray[np.float64], count: int) -> Positions:
 
 
 def _spread(rewards_K: NDArray[np.float64]) -> Fraction:
-    """K^2 times the population variance: exact, so that rounding breaks no tie."""
+    """K^2 times the population variance, exact: rounding must not decide a tie."""
     exact = [Fraction(float(value)) for value in rewards_K]
     return len(exact) * sum((value**2 for value in exact), Fraction(0)) - sum(exact, Fraction(0)) ** 2
 
