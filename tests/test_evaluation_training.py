@@ -255,7 +255,7 @@ def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(e
     engine = engine_class.options(max_concurrency=8).remote()
     generator = RolloutGenerator(
         SimpleNamespace(args=args), None, StatefulDataLoader(Data(), batch_size=1), None, [engine],
-        sampling=Sampling(2), numbers={}, max_rollouts=0,
+        sampling=Sampling(2), prompt_ids={}, max_rollouts=0,
     )  # fmt: skip
     samples = generator.generate_eval_samples(temperature=0.6, n_samples_per_prompt=3)
     assert [each.prompts[0] for each in samples] == [prompt for prompt in "01234" for _ in range(3)]

@@ -62,8 +62,8 @@ def test_weights_by_hand():
     ("normalizer", "coef", "fresh", "complaint"),
     [
         ("paper", 1.0, 2, "normalizer 'paper' is unknown; use one of code, formula"),
-        ("code", 0.0, 2, "replayed rollouts is 0.0; a number above 0"),
-        ("formula", NAN, 2, "replayed rollouts is nan; a number above 0"),
+        ("code", 0.0, 2, "replayed rollouts must be above 0, got 0.0"),
+        ("formula", NAN, 2, "replayed rollouts must be above 0, got nan"),
         ("code", 1.0, 0, "there is no fresh rollout"),
     ],
 )
