@@ -171,7 +171,7 @@ class Filler:
 
     @staticmethod
     def usage(ids, successes, rollouts=4):
-        """All rollouts of 10 tokens trained on and informative, groups that agree wholly rescued, the successes
+        """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes
         trained on once more, and each prompt skipped once."""
         generated, replayed = np.full(len(ids), rollouts), np.asarray(successes).astype(int)
         agreeing = np.where((replayed == 0) | (replayed == rollouts), rollouts, 0)

@@ -145,7 +145,7 @@ def check_all(folder, case):
     if last_step(folder) == 0:
         return
     check_posteriors(folder, case)
-    check_ledger(folder, case)
+    check_usage(folder, case)
     check_passes(folder)
     check_checkpoint(folder)
     with open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
@@ -174,8 +174,8 @@ def check_posteriors(folder, case):
     assert {prompt: tuple(values) for prompt, *values in current} == {p: (*posterior[p], visits[p]) for p in visits}
 
 
-def check_ledger(folder, case):
-    """Every rollout is in the ledger, every step trains on a whole batch, and the estimator has seen every group."""
+def check_usage(folder, case):
+    """Every rollout is counted, every step trains on a whole batch, and the estimator has seen every group."""
     for step, generated, trained, informative in query(
         folder, "SELECT step, generated, trained, informative FROM steps"
     ):
