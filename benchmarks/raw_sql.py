@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import psycopg
 
+from storage.usage import TOTALS
+
 CACHE_KIB = 65_536
 FETCHED = 50_000  # rows at a time
 LOADED = np.dtype(
@@ -19,11 +21,10 @@ LOADED = np.dtype(
 )
 
 ADVANCE = "UPDATE dbb_run SET last_step = {0}, heartbeat_at = {0} WHERE run_id = {0} AND last_step = {0}"
-TOTALS = """generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued, replayed,
-    replayed_tokens, skipped, groups, informative_groups"""
 LEDGER = f"""
-    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {TOTALS})
-    VALUES ({", ".join(["{0}"] * 20)})"""
+    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at,
+                          {", ".join(TOTALS)})
+    VALUES ({", ".join(["{0}"] * (8 + len(TOTALS)))})"""
 APPLY = """
     INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT run_id, prompt_id, alpha, beta, state, 1, step FROM dbb_history WHERE run_id = {0} AND step = {0}

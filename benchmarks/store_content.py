@@ -14,6 +14,7 @@ import psycopg
 from sqlalchemy import text
 
 from storage import PosteriorStore, Run, StepRows, UsageRows
+from storage.usage import COUNTS
 
 WIDE_STEP = 512  # prompts of a step of the long run
 STRIDE = 611_953  # coprime with the number of prompts: steps of scattered prompts
@@ -59,10 +60,14 @@ class Trainer:
         return rows
 
     def usage(self, ids: np.ndarray[Any, Any]) -> UsageRows:
-        """8 rollouts of each prompt of up to 1,000 tokens, all trained on, half of them in groups that agree wholly."""
+        """8 rollouts of each prompt of up to 1,000 tokens, all trained on, half of them in zero-variance groups."""
         rollouts, tokens = np.full(len(ids), 8), self.rng.integers(800, 8_000, len(ids))
-        agreeing, none = self.rng.integers(0, 2, len(ids)) * 8, np.zeros(len(ids), dtype=np.int64)
-        return UsageRows(ids, rollouts, tokens, rollouts, tokens, agreeing, rollouts, agreeing, none, none, none)
+        zero_variance, none = self.rng.integers(0, 2, len(ids)) * 8, np.zeros(len(ids), dtype=np.int64)
+        return UsageRows(
+            prompt_ids=ids, generated=rollouts, generated_tokens=tokens, trained=rollouts, trained_tokens=tokens,
+            zero_variance=zero_variance, informative=rollouts, rescued=zero_variance, replayed=none,
+            replayed_tokens=none, skipped=none,
+        )  # fmt: skip
 
     def raw(self, rows: StepRows) -> tuple[tuple[Any, ...], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
         """The step's row of the ledger, and its rows of history and of usage, in the order of the tables' columns."""
@@ -83,7 +88,8 @@ class Trainer:
             *_columns(rows.previous_state[order]),
             rows.previous_step[order].tolist(),
         ]
-        usage = [[run] * size, [self.step] * size, *(values[order].tolist() for values in vars(rows.usage).values())]
+        counts = (getattr(rows.usage, name)[order].tolist() for name in ("prompt_ids", *COUNTS))
+        usage = [[run] * size, [self.step] * size, *counts]
         return ledger, list(zip(*columns, strict=True)), list(zip(*usage, strict=True))
 
 

@@ -51,8 +51,19 @@ Example:
 """
 
 from storage.errors import StoreError
-from storage.evaluations import EvaluationRecord, EvaluationRows, read_evaluations
-from storage.log import PosteriorLog, ProbeLog, StepLog, UsageLog, read_log, read_posteriors, read_probes, read_usage
+from storage.evaluations import EvaluationRows
+from storage.log import (
+    EvaluationRecord,
+    PosteriorLog,
+    ProbeLog,
+    StepLog,
+    UsageLog,
+    read_evaluations,
+    read_log,
+    read_posteriors,
+    read_probes,
+    read_usage,
+)
 from storage.migrations import migrate
 from storage.prompts import prompt_hash
 from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart

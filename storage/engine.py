@@ -6,11 +6,11 @@ import itertools
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from storage.errors import StoreError
-from storage.retry import Interrupted
+from storage.retry import Interrupted, retried
 from storage.url import Address
 
 BUSY_TIMEOUT_S = 30.0
@@ -50,6 +50,7 @@ _SQLITE_SETTINGS = (
 )
 
 _cursor_numbers = itertools.count(1)
+_Result = TypeVar("_Result")
 
 
 class Database:
@@ -100,6 +101,29 @@ class Database:
             # Not chained: the driver's own exception may show statements and their values.
             kind = Interrupted if self._may_pass(error) else StoreError
             raise kind(f"{self.location}: {self._explain(error)}") from None
+
+    def write_once(
+        self, work: Callable[[Connection], _Result], committed: Callable[[Connection, _Result], bool]
+    ) -> _Result:
+        """The result of ``work`` in a write transaction; repeated after an outage, but committed only once.
+
+        Args:
+            work: what to read and write.
+            committed: whether an earlier attempt with this result was committed, its acknowledgement lost.
+
+        Raises:
+            StoreError: as :func:`storage.retry.retried`.
+        """
+        results: list[_Result] = []
+
+        @retried
+        def attempt() -> None:
+            with self.transaction(write=True) as connection:
+                if not (results and committed(connection, results[-1])):
+                    results.append(work(connection))
+
+        attempt()
+        return results[-1]
 
     def _may_pass(self, error: BaseException) -> bool:
         """Whether the same transaction may succeed a little later."""

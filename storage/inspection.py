@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from storage.log import columns
 from storage.records import RunRecord
 from storage.retry import retried
 from storage.store import PosteriorStore
-from storage.usage import TOTALS
+from storage.usage import TOTALS, UsageCounts
 
 Rows = list[dict[str, Any]]
 
@@ -63,42 +63,31 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class StepUsage:
+class StepUsage(UsageCounts):
     """Where the rollouts of each step went, ordered by step.
 
-    Attributes, each (T,) int64, T steps with a rollout ledger:
+    Attributes, each (T,) int64, T steps whose rollouts were counted; beside the sums of :class:`UsageCounts`:
         step: from 1.
-        generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued, replayed,
-        replayed_tokens, skipped: sums over the prompts of the step, as in :class:`storage.usage.UsageRows`.
         groups, informative_groups: prompts with generated, with informative rollouts.
         filtered: generated, not trained on.
     """
 
     step: NDArray[np.int64]
-    generated: NDArray[np.int64]
-    generated_tokens: NDArray[np.int64]
-    trained: NDArray[np.int64]
-    trained_tokens: NDArray[np.int64]
-    zero_variance: NDArray[np.int64]
-    informative: NDArray[np.int64]
-    rescued: NDArray[np.int64]
-    replayed: NDArray[np.int64]
-    replayed_tokens: NDArray[np.int64]
-    skipped: NDArray[np.int64]
     groups: NDArray[np.int64]
     informative_groups: NDArray[np.int64]
     filtered: NDArray[np.int64]
 
 
 def usage_by_step(store: PosteriorStore, run: RunRecord) -> StepUsage:
-    """The rollout ledger of a run, step by step; also of steps whose history was pruned.
+    """The rollout usage of a run, step by step; also of steps whose history was pruned.
 
     Returns:
-        Empty columns if the run has none.
+        Empty columns if it was not counted.
     """
-    query = f"""SELECT step, {", ".join(TOTALS)}, generated - trained FROM dbb_step
+    names = [each.name for each in fields(StepUsage)]
+    query = f"""SELECT {", ".join(names)} FROM (SELECT t.*, generated - trained AS filtered FROM dbb_step t) s
                 WHERE run_id = :run AND generated IS NOT NULL ORDER BY step"""
-    return StepUsage(*columns(store, run, query, whole=2 + len(TOTALS)))
+    return StepUsage(*columns(store, run, query, whole=len(names)))
 
 
 @retried

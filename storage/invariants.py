@@ -16,7 +16,7 @@ from storage.evaluations import EvaluationRows
 from storage.prompts import prompt_hash
 from storage.records import StateLayout
 from storage.store import PosteriorStore
-from storage.usage import COUNTS, TOTALS, bounds_sql
+from storage.usage import COUNTS, GROUPS, TOTALS, bounds_sql
 
 SHOWN = 20
 """Violations of one kind that are listed at most."""
@@ -57,8 +57,7 @@ _NEWEST = """newest AS (
 
 _USED = f"""used AS (
     SELECT run_id, step, {", ".join(f"sum({name}) AS {name}" for name in COUNTS)},
-           sum(CASE WHEN generated > 0 THEN 1 ELSE 0 END) AS groups,
-           sum(CASE WHEN informative > 0 THEN 1 ELSE 0 END) AS informative_groups
+           {", ".join(f"sum(CASE WHEN {count} > 0 THEN 1 ELSE 0 END) AS {name}" for name, (count, _) in GROUPS.items())}
     FROM dbb_usage GROUP BY run_id, step)"""
 
 # Of the totals of a step those that are not as they should be, as text.
@@ -249,8 +248,7 @@ _DBB = """
     SELECT run_id, step, prompt_id, prev_alpha, prev_beta, rollouts, successes, alpha, beta FROM dbb_history
     WHERE run_id = :run AND NOT (
         alpha = GREATER(:discount * coalesce(prev_alpha, :prior_alpha) + successes, :tiniest)
-        AND beta = GREATER(:discount * coalesce(prev_beta, :prior_beta) + (rollouts - successes), :tiniest))
-    {known}"""
+        AND beta = GREATER(:discount * coalesce(prev_beta, :prior_beta) + (rollouts - successes), :tiniest))"""
 
 _PACKED = """
     SELECT run_id, prompt_id, coalesce(length(state), 0) FROM {table}
@@ -359,15 +357,11 @@ def _state_sizes(connection: Connection, run: Any) -> _Found:
 
 def _dbb_updates(connection: Connection, run: Any) -> _Found:
     parameters = json.loads(run.parameters)
-    if run.estimator != "dbb" or parameters.get("forgetting", "visits") != "visits" or "discount" not in parameters:
+    names = ("discount", "prior_alpha", "prior_beta")
+    if run.estimator != "dbb" or parameters.get("forgetting", "visits") != "visits" or not {*names} <= {*parameters}:
         return
-    known = "" if "prior_alpha" in parameters and "prior_beta" in parameters else "AND prev_alpha IS NOT NULL"
-    values = {
-        "discount": float(parameters["discount"]),
-        "prior_alpha": float(parameters.get("prior_alpha", 1)),
-        "prior_beta": float(parameters.get("prior_beta", 1)),
-    }
-    for row in _rows(connection, _DBB.format(known=known), run=run.run_id, tiniest=_TINIEST, **values):
+    values = {name: float(parameters[name]) for name in names}
+    for row in _rows(connection, _DBB, run=run.run_id, tiniest=_TINIEST, **values):
         run_id, step, prompt_id, *numbers = row
         where = "step {}, prompt {}: ({}, {}), {} rollouts with {} successes, gave ({}, {})"
         yield (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, text
@@ -16,6 +17,9 @@ from storage.events import record_event
 from storage.records import RunRecord
 from storage.retry import retried
 from storage.store import PosteriorStore
+
+_Note = tuple[int | None, dict[str, int]]
+"""Id and detail of the event that records a prune."""
 
 _COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "checkpoints")
 
@@ -78,28 +82,21 @@ def prune(
             raise StoreError(f"a prune's {name} is {value}; it must be at least {lowest}")
     database = store.database
     first_kept, parts = _plan(database, run, keep_last, before)
-    free, total, event_id = _free_bytes(database), dict.fromkeys(_COUNTED, 0), None
+    free = _free_bytes(database)
 
-    tried: tuple[int, dict[str, int]] | None = None
+    def delete(start: int, end: int, note: _Note, connection: Connection) -> _Note:
+        event_id, total = note
+        stored = _stored(connection, database, run, lock=True)
+        given_up = _given_up(connection, stored, first_kept, drop_checkpoints)
+        counted = _delete(connection, run.run_id, start, end, given_up)
+        total = {"before": end} | {name: total[name] + counted[name] for name in _COUNTED}
+        return _write_note(connection, stored, event_id, total), total
 
-    @retried
-    def delete(start: int, end: int) -> None:
-        nonlocal event_id, total, tried
-        with database.transaction(write=True) as connection:
-            stored = _stored(connection, database, run, lock=True)
-            if tried and _is_noted(connection, tried[0], {"before": end, **tried[1]}):
-                event_id, total = tried
-                return  # done by a try whose answer was lost
-            given_up = _given_up(connection, stored, first_kept, drop_checkpoints)
-            counted = _delete(connection, run.run_id, start, end, given_up)
-            detail = {name: total[name] + counted[name] for name in _COUNTED}
-            tried = _note(connection, stored, event_id, {"before": end, **detail}), detail
-        event_id, total = tried
-
+    note: _Note = None, dict.fromkeys(_COUNTED, 0)
     for start, end in parts:
-        delete(start, end)
-    del total["samples"]
-    return PruneResult(**total, bytes_freed=None if free is None else (_free_bytes(database) or 0) - free)
+        note = database.write_once(partial(delete, start, end, note), _is_noted)
+    freed = None if free is None else (_free_bytes(database) or 0) - free
+    return PruneResult(**{name: note[1][name] for name in _COUNTED if name != "samples"}, bytes_freed=freed)
 
 
 @retried
@@ -187,8 +184,8 @@ def _delete(connection: Connection, run_id: int, start: int, end: int, given_up:
     }
 
 
-def _note(connection: Connection, run: Row[Any], event_id: int | None, detail: dict[str, int]) -> int:
-    """Record the prune as one event, brought up to date with each part; its number."""
+def _write_note(connection: Connection, run: Row[Any], event_id: int | None, detail: dict[str, int]) -> int:
+    """Record the prune as one event, brought up to date with each part; its id."""
     if event_id is None:
         return record_event(connection, run.run_id, "prune", run.last_step, run.last_step, detail)
     update = schema.event.update().where(schema.event.c.event_id == event_id)
@@ -196,8 +193,8 @@ def _note(connection: Connection, run: Row[Any], event_id: int | None, detail: d
     return event_id
 
 
-def _is_noted(connection: Connection, event_id: int, detail: dict[str, int]) -> bool:
-    event = schema.event.c
+def _is_noted(connection: Connection, note: _Note) -> bool:
+    event, (event_id, detail) = schema.event.c, note
     stored = connection.scalar(select(event.detail).where(event.event_id == event_id, event.kind == "prune"))
     return stored == json.dumps(detail)
 

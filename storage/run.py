@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, select, text
+from sqlalchemy import Connection, Row, text
 
 from storage import evaluations, schema, shared, steps
 from storage.checks import whole_numbers
@@ -23,9 +23,6 @@ from storage.retry import retried
 from storage.roll_back import check_kept, undo
 from storage.warm_start import begin, check_source
 
-if TYPE_CHECKING:
-    from storage.store import PosteriorStore
-
 # Fence, order check, row lock and heartbeat in one: it changes a row only for the owner, at the right step.
 _ADVANCE = """
     UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
@@ -35,6 +32,15 @@ _HOLD = text(
     """UPDATE dbb_run SET heartbeat_at = :now
        WHERE run_id = :run AND writer_token = :token AND status = 'running'"""
 )
+
+_Result = TypeVar("_Result")
+
+
+class HasDatabase(Protocol):
+    """What a warm start needs of the :class:`storage.PosteriorStore` it reads."""
+
+    @property
+    def database(self) -> Database: ...
 
 
 class Run:
@@ -199,29 +205,24 @@ class Run:
         Raises:
             StoreError: the run has not got that far, or is no longer this owner's.
         """
-        undone = 0
 
-        @retried
-        def go_back() -> None:
-            nonlocal undone
-            with self._database.transaction(write=True) as connection:
-                last_step = self._hold(connection)
-                if not 0 <= step <= last_step:
-                    raise StoreError(
-                        f"run {self.record.name!r} is at step {last_step}, it cannot go back to step {step}; "
-                        f"choose a model checkpoint of step 0 to {last_step}"
-                    )
-                check_kept(connection, self.record, step)
-                if step < last_step:  # else nothing, or done by a try whose answer was lost
-                    undone = undo(connection, self.record.run_id, last_step, step)
+        def go_back(connection: Connection) -> int:
+            last_step = self._hold(connection)
+            if not 0 <= step <= last_step:
+                raise StoreError(
+                    f"run {self.record.name!r} is at step {last_step}, it cannot go back to step {step}; "
+                    f"choose a model checkpoint of step 0 to {last_step}"
+                )
+            check_kept(connection, self.record, step)
+            return undo(connection, self.record.run_id, last_step, step) if step < last_step else 0
 
-        go_back()
+        undone = self._write_once(go_back, "writer_token = :token AND last_step = :step", step=step)
         self.record = replace(self.record, last_step=step)
         return undone
 
     def warm_start(
         self,
-        source_store: PosteriorStore,
+        source_store: HasDatabase,
         source: RunRecord,
         prompt_ids: NDArray[np.int64],
         *,
@@ -241,21 +242,13 @@ class Run:
         """
         check_source(self.record, source, weight)
         ids = np.unique(whole_numbers("prompt_ids", prompt_ids))
-        outcome: tuple[dict[str, Any], WarmStart] | None = None
 
-        @retried
-        def copy() -> None:
-            nonlocal outcome
-            with self._database.transaction(write=True) as connection:
-                last_step = self._hold(connection)
-                parent_uuid = text("SELECT parent_uuid FROM dbb_run WHERE run_id = :run")
-                if outcome and connection.scalar(parent_uuid, {"run": self.record.run_id}):
-                    return  # done by a try whose answer was lost
-                outcome = begin(connection, self._database, self.record, last_step, source_store, source, ids, weight)
+        def copy(connection: Connection) -> tuple[dict[str, Any], WarmStart]:
+            last_step = self._hold(connection)
+            source_database = source_store.database
+            return begin(connection, self._database, self.record, last_step, source_database, source, ids, weight)
 
-        copy()
-        assert outcome is not None
-        parent, warm_start = outcome
+        parent, warm_start = self._write_once(copy, "writer_token = :token AND parent_uuid IS NOT NULL")
         self.record = replace(self.record, parent=parent)
         return warm_start
 
@@ -265,18 +258,14 @@ class Run:
         Raises:
             StoreError: the run is no longer this owner's.
         """
-        token = secrets.token_hex(16)
+        released = secrets.token_hex(16)
 
-        @retried
-        def let_go() -> None:
-            with self._database.transaction(write=True) as connection:
-                mine = schema.run.c.run_id == self.record.run_id
-                if connection.scalar(select(schema.run.c.writer_token).where(mine)) == token:
-                    return  # done by a try whose answer was lost
-                self._hold(connection)
-                connection.execute(schema.run.update().where(mine).values(ownership(token, NOBODY)))
+        def let_go(connection: Connection) -> None:
+            self._hold(connection)
+            mine = schema.run.update().where(schema.run.c.run_id == self.record.run_id)
+            connection.execute(mine.values(ownership(released, NOBODY)))
 
-        let_go()
+        self._write_once(let_go, "writer_token = :released", released=released)
 
     def discard(self) -> None:
         """Delete the run, which must have recorded no step, so that its name is free again.
@@ -284,26 +273,20 @@ class Run:
         Raises:
             StoreError: it has steps, or is no longer this owner's.
         """
-        tried = False
 
-        @retried
-        def delete() -> None:
-            nonlocal tried
-            key = {"run": self.record.run_id}
-            with self._database.transaction(write=True) as connection:
-                if tried and not connection.scalar(text("SELECT count(*) FROM dbb_run WHERE run_id = :run"), key):
-                    return  # done by a try whose answer was lost
-                last_step = self._hold(connection)
-                if last_step:
-                    raise StoreError(
-                        f"run {self.record.name!r} is at step {last_step}; only a run without steps is deleted"
-                    )
-                evaluations.delete(connection, self.record.run_id)
-                for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
-                    connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), key)
-                tried = True
+        def delete(connection: Connection) -> None:
+            last_step = self._hold(connection)
+            if last_step:
+                raise StoreError(
+                    f"run {self.record.name!r} is at step {last_step}; only a run without steps can be deleted"
+                )
+            evaluations.delete(connection, self.record.run_id)
+            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
+                connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
 
-        delete()
+        gone = text("SELECT count(*) = 0 FROM dbb_run WHERE run_id = :run")
+        key = {"run": self.record.run_id}
+        self._database.write_once(delete, lambda connection, _: bool(connection.scalar(gone, key)))
 
     @retried
     def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
@@ -334,6 +317,12 @@ class Run:
                     connection, self.record.run_id, "finish", last_step, last_step, detail if unused_rollouts else {}
                 )
         self.record = replace(self.record, status="finished")
+
+    def _write_once(self, work: Callable[[Connection], _Result], committed: str, **values: Any) -> _Result:
+        """As :meth:`Database.write_once`; ``committed`` is SQL that is true of the run's row after the commit."""
+        query = text(f"SELECT count(*) FROM dbb_run WHERE run_id = :run AND {committed}")
+        values |= {"run": self.record.run_id, "token": self._token}
+        return self._database.write_once(work, lambda connection, _: bool(connection.scalar(query, values)))
 
     def _hold(self, connection: Connection) -> int:
         """Lock the run for the rest of the transaction; its last step."""

@@ -28,9 +28,10 @@ from storage.engine import Database
 from storage.errors import StoreError
 from storage.retry import retried
 from storage.url import URL_VARIABLE
+from storage.usage import COUNTS, GROUPS
 from storage.views import VIEWS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 1
 
 metadata = MetaData()
 
@@ -42,12 +43,15 @@ def _run_id() -> Column[int]:
     return Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run")
 
 
-schema = Table(
-    "dbb_schema",
+schema_version = Table(
+    "dbb_version",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
-    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
+    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made or last migrated them"),
 )
+
+# Where development versions before 0.1.0 kept their version, 1 to 3; the present version 1 is none of them.
+_DEVELOPMENT_TABLE = "dbb_schema"
 
 run = Table(
     "dbb_run",
@@ -66,6 +70,7 @@ run = Table(
     Column("dataset_digest", Text, nullable=False, comment="digest of its prompts and labels"),
     Column("reward", Text, nullable=False, comment="reward function"),
     Column("config", Text, nullable=False, comment="training configuration, JSON"),
+    Column("method", Text, comment="training method (grpo, dapo, ...); NULL if not given"),
     Column("created_at", Text, nullable=False, comment="start of the run, UTC, ISO 8601"),
     Column("heartbeat_at", Text, nullable=False, comment="last write of the owner, UTC, ISO 8601"),
     Column("writer_token", Text, nullable=False, comment="secret of the process that may write"),
@@ -78,7 +83,6 @@ run = Table(
     Column("parent_weight", Double, comment="factor in (0, 1] on its alpha and beta"),
     Column("parent_database", Text, comment="where it is stored"),
     Column("shared_start", Text, comment="run-wide state from the warm start, JSON; NULL if none"),
-    Column("method", Text, comment="training method (grpo, dapo, ...); NULL if not told"),
     comment="Training runs",
     sqlite_autoincrement=True,
 )
@@ -150,16 +154,7 @@ usage = Table(
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    Column("generated", BigInteger, nullable=False, comment="rollouts generated"),
-    Column("generated_tokens", BigInteger, nullable=False, comment="their response tokens"),
-    Column("trained", BigInteger, nullable=False, comment="of these, rollouts trained on; the others: filtered out"),
-    Column("trained_tokens", BigInteger, nullable=False, comment="their response tokens"),
-    Column("zero_variance", BigInteger, nullable=False, comment="generated rollouts in groups whose rewards all agree"),
-    Column("informative", BigInteger, nullable=False, comment="trained rollouts of groups with an advantage not 0"),
-    Column("rescued", BigInteger, nullable=False, comment="of these, rollouts in zero-variance groups"),
-    Column("replayed", BigInteger, nullable=False, comment="rollouts of earlier steps trained on again"),
-    Column("replayed_tokens", BigInteger, nullable=False, comment="their response tokens"),
-    Column("skipped", BigInteger, nullable=False, comment="times drawn and skipped before generation"),
+    *(Column(name, BigInteger, nullable=False, comment=comment) for name, comment in COUNTS.items()),
     comment="Where the rollouts of every step went, prompt by prompt",
     sqlite_with_rowid=False,
 )
@@ -175,18 +170,9 @@ step = Table(
     Column("digest", LargeBinary, nullable=False, comment="16 bytes, tells a repeat from other content"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none, or as it was"),
-    Column("generated", BigInteger, comment="sum over dbb_usage; NULL here and below: rollouts were not counted"),
-    Column("generated_tokens", BigInteger, comment="sum over dbb_usage"),
-    Column("trained", BigInteger, comment="sum over dbb_usage"),
-    Column("trained_tokens", BigInteger, comment="sum over dbb_usage"),
-    Column("zero_variance", BigInteger, comment="sum over dbb_usage"),
-    Column("informative", BigInteger, comment="sum over dbb_usage"),
-    Column("rescued", BigInteger, comment="sum over dbb_usage"),
-    Column("replayed", BigInteger, comment="sum over dbb_usage"),
-    Column("replayed_tokens", BigInteger, comment="sum over dbb_usage"),
-    Column("skipped", BigInteger, comment="sum over dbb_usage"),
-    Column("groups", BigInteger, comment="prompts with generated rollouts"),
-    Column("informative_groups", BigInteger, comment="prompts with informative rollouts"),
+    # NULL: the step's rollouts were not counted.
+    *(Column(name, BigInteger, comment="sum over dbb_usage; NULL if not counted") for name in COUNTS),
+    *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, (_, comment) in GROUPS.items()),
     comment="Ledger of steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
 )
@@ -282,7 +268,7 @@ def prepare(database: Database, *, create: bool) -> None:
             connection.execute(
                 text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
             )
-        connection.execute(schema.insert().values(version=SCHEMA_VERSION, library_version=library_version()))
+        connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=library_version()))
 
 
 def lock(connection: Connection, database: Database) -> None:
@@ -293,13 +279,20 @@ def lock(connection: Connection, database: Database) -> None:
 
 def _check(connection: Connection, database: Database, create: bool) -> bool:
     """Whether the tables have to be created."""
-    inspector = inspect(connection)
-    names = {*inspector.get_table_names(), *inspector.get_view_names()}
-    if schema.name in names:
-        _check_version(connection, database)
+    stored = stored_version(connection, database)
+    if stored is not None:
+        found, library = stored
+        if found < SCHEMA_VERSION:
+            raise StoreError(
+                f"{database.location} has schema version {found} (openrlhf-dbb {library}), this openrlhf-dbb "
+                f"({library_version()}) needs version {SCHEMA_VERSION}; back it up, then run: "
+                f"{_migrate_command(database)}"
+            )
         return False
     if not create:
         raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
+    inspector = inspect(connection)
+    names = {*inspector.get_table_names(), *inspector.get_view_names()}
     refuse_taken(names & {*metadata.tables, *VIEWS}, database)
     return True
 
@@ -313,22 +306,22 @@ def refuse_taken(names: set[str], database: Database) -> None:
         )
 
 
-def _check_version(connection: Connection, database: Database) -> None:
-    found, library = stored_version(connection, database)
-    if found < SCHEMA_VERSION:
-        raise StoreError(
-            f"{database.location} has schema version {found} (openrlhf-dbb {library}), this openrlhf-dbb "
-            f"({library_version()}) needs version {SCHEMA_VERSION}; back it up, then run: {_migrate_command(database)}"
-        )
-
-
-def stored_version(connection: Connection, database: Database) -> tuple[int, str]:
-    """The tables' version, and the release that made or last migrated them.
+def stored_version(connection: Connection, database: Database) -> tuple[int, str] | None:
+    """The tables' version, and the release that made or last migrated them; None if there are no tables.
 
     Raises:
-        StoreError: it is newer than this library's.
+        StoreError: it is newer than this library's, or from before the first release.
     """
-    found, library = connection.execute(select(schema.c.version, schema.c.library_version)).one()
+    inspector = inspect(connection)
+    if inspector.has_table(_DEVELOPMENT_TABLE):
+        move = "move the file away, or " if database.is_sqlite else ""
+        raise StoreError(
+            f"{database.location} was made by a development version of openrlhf-dbb before 0.1.0, which this release "
+            f"({library_version()}) can neither read nor migrate; {move}name a new database with --store.url"
+        )
+    if not inspector.has_table(schema_version.name):
+        return None
+    found, library = connection.execute(select(schema_version.c.version, schema_version.c.library_version)).one()
     if found > SCHEMA_VERSION:
         raise StoreError(
             f"{database.location} has schema version {found}, this openrlhf-dbb ({library_version()}) "

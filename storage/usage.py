@@ -1,11 +1,13 @@
-"""The rollout ledger: where the rollouts of a step went, prompt by prompt, and their sums.
+"""Rollout usage: where the rollouts of a step went, prompt by prompt, and the sums of it.
+
+:class:`UsageCounts` is the one list of what is counted; columns, views, sums and checks follow from it.
 
 Axis in comments: U prompts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +16,36 @@ from storage.bulk import Columns
 from storage.checks import counts, sorted_ids
 from storage.errors import StoreError
 
-COUNTS = (
-    "generated", "generated_tokens", "trained", "trained_tokens", "zero_variance", "informative", "rescued",
-    "replayed", "replayed_tokens", "skipped",
-)  # fmt: skip
-"""What is counted of each prompt: fields of :class:`UsageRows`, columns of ``dbb_usage``."""
 
-TOTALS = (*COUNTS, "groups", "informative_groups")
-"""What ``dbb_step`` holds of a step: the sums of ``COUNTS``, and of how many prompts there are such rollouts."""
+@dataclass(frozen=True)
+class UsageCounts:
+    """What is counted, each as int64, >= 0; the comments are those of the columns of ``dbb_usage``."""
+
+    generated: NDArray[np.int64] = field(metadata={"comment": "rollouts generated"})
+    generated_tokens: NDArray[np.int64] = field(metadata={"comment": "their response tokens"})
+    trained: NDArray[np.int64] = field(metadata={"comment": "of these, rollouts trained on; the rest: filtered out"})
+    trained_tokens: NDArray[np.int64] = field(metadata={"comment": "their response tokens"})
+    zero_variance: NDArray[np.int64] = field(metadata={"comment": "generated rollouts in zero-variance groups"})
+    informative: NDArray[np.int64] = field(
+        metadata={"comment": "trained rollouts of groups in which some advantage is not 0"}
+    )
+    rescued: NDArray[np.int64] = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
+    replayed: NDArray[np.int64] = field(metadata={"comment": "rollouts of earlier steps trained on again"})
+    replayed_tokens: NDArray[np.int64] = field(metadata={"comment": "their response tokens"})
+    skipped: NDArray[np.int64] = field(metadata={"comment": "times drawn and skipped before generation"})
+
+
+COUNTS = {each.name: str(each.metadata["comment"]) for each in fields(UsageCounts)}
+"""What is counted of each prompt, with the comment of its column in ``dbb_usage``."""
+
+GROUPS = {
+    "groups": ("generated", "prompts with generated rollouts"),
+    "informative_groups": ("informative", "prompts with informative rollouts"),
+}
+"""How many prompts of a step have such rollouts: the count that is not 0, and the comment of the column."""
+
+TOTALS = (*COUNTS, *GROUPS)
+"""What ``dbb_step`` holds of a step: the sums of ``COUNTS``, and ``GROUPS``."""
 
 # Of each pair the first is at most the second.
 _AT_MOST = (
@@ -34,32 +58,15 @@ _AT_MOST = (
 _TOKENS_OF = ("generated", "trained", "replayed")
 
 
-@dataclass
-class UsageRows:
+@dataclass(frozen=True)
+class UsageRows(UsageCounts):
     """Where the rollouts of one training step went, prompt by prompt.
 
-    Attributes, each (U,) int, >= 0:
-        prompt_ids: unique. A prompt need not be in the step's posterior rows (one that was only skipped has none).
-        generated: rollouts generated; generated_tokens: their response tokens.
-        trained: of these, rollouts trained on (the others were filtered out); trained_tokens.
-        zero_variance: generated rollouts in groups all of whose rewards agree.
-        informative: trained rollouts of groups in which some advantage is not 0.
-        rescued: of the informative ones, those in zero-variance groups.
-        replayed: rollouts of earlier steps that were trained on again; replayed_tokens.
-        skipped: times the prompt was drawn and skipped before generation.
+    Attributes, besides those of :class:`UsageCounts`, each (U,):
+        prompt_ids: int, unique. A prompt need not be in the step's posterior rows (one that was only skipped is not).
     """
 
     prompt_ids: NDArray[np.int64]
-    generated: NDArray[np.int64]
-    generated_tokens: NDArray[np.int64]
-    trained: NDArray[np.int64]
-    trained_tokens: NDArray[np.int64]
-    zero_variance: NDArray[np.int64]
-    informative: NDArray[np.int64]
-    rescued: NDArray[np.int64]
-    replayed: NDArray[np.int64]
-    replayed_tokens: NDArray[np.int64]
-    skipped: NDArray[np.int64]
 
     def checked(self, step: int) -> UsageRows:
         """A copy as int64, sorted by prompt id.
@@ -75,7 +82,7 @@ class UsageRows:
         for name in _TOKENS_OF:
             none = (columns[name] == 0) & (columns[f"{name}_tokens"] > 0)
             _refuse(step, ids, columns, f"{name}_tokens", name, none, "0 without rollouts")
-        return UsageRows(ids, **columns)
+        return UsageRows(prompt_ids=ids, **columns)
 
     def check_covers(self, step: int, ids: NDArray[np.int64], rollouts: NDArray[np.int64]) -> None:
         """Raise StoreError if a prompt of the step has more rollouts than were generated; of checked rows only."""
@@ -90,11 +97,10 @@ class UsageRows:
             )
 
     def totals(self) -> dict[str, int]:
-        """``TOTALS`` of the step."""
+        """The ``TOTALS`` of the step."""
         return {
             **{name: int(getattr(self, name).sum()) for name in COUNTS},
-            "groups": int(np.count_nonzero(self.generated)),
-            "informative_groups": int(np.count_nonzero(self.informative)),
+            **{name: int(np.count_nonzero(getattr(self, count))) for name, (count, _) in GROUPS.items()},
         }
 
 

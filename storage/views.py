@@ -1,10 +1,11 @@
 """The views, the same on both databases: what to build on, as tables may change with the schema version."""
 
+from storage.usage import COUNTS, TOTALS
+
 VIEWS = {
     "runs": """
         SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
-               dataset, reward, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight,
-               method
+               dataset, reward, method, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
         FROM dbb_run""",
     "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
     "posterior_history": """
@@ -13,15 +14,13 @@ VIEWS = {
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
         FROM dbb_probe""",
-    "usage": """
-        SELECT run_id, step, prompt_id, generated, generated_tokens, trained, trained_tokens,
-               generated - trained AS filtered, zero_variance, informative, rescued, replayed, replayed_tokens, skipped
+    "usage": f"""
+        SELECT run_id, step, prompt_id, {", ".join(COUNTS)}, generated - trained AS filtered
         FROM dbb_usage""",
     # The sum of big integers is a decimal on PostgreSQL.
-    "steps": """
+    "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,
-               generated, generated_tokens, trained, trained_tokens, generated - trained AS filtered,
-               zero_variance, informative, rescued, replayed, replayed_tokens, skipped, groups, informative_groups,
+               {", ".join(TOTALS)}, generated - trained AS filtered,
                CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total
         FROM dbb_step""",
     "evaluation_results": """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from storage.errors import StoreError
 from storage.events import record_event
 from storage.prompts import HASH_BYTES
 from storage.records import RunRecord, StateLayout, WarmStart
-
-if TYPE_CHECKING:
-    from storage.store import PosteriorStore
 
 _HASH = f"V{HASH_BYTES}"
 
@@ -52,7 +49,7 @@ def begin(
     database: Database,
     own: RunRecord,
     last_step: int,
-    source_store: PosteriorStore,
+    source_database: Database,
     source: RunRecord,
     ids: NDArray[np.int64],
     weight: float,
@@ -74,7 +71,7 @@ def begin(
         )
     layout = StateLayout(own.state_fields)
     matched, source_step, source_shared = copy_posteriors(
-        connection, database, own.run_id, source_store.database, source.run_id, layout, ids, weight
+        connection, database, own.run_id, source_database, source.run_id, layout, ids, weight
     )
     if not matched:
         raise StoreError(
@@ -87,7 +84,7 @@ def begin(
         "uuid": source.uuid,
         "step": source_step,
         "weight": float(weight),
-        "database": source_store.location,
+        "database": source_database.location,
     }
     connection.execute(
         schema.run.update()

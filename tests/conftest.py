@@ -134,7 +134,7 @@ class Filler:
         arguments = {
             "estimator": "dbb" if fields == ("alpha", "beta") else "other",
             "estimator_version": 1,
-            "parameters": {"discount": 0.5},
+            "parameters": {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0},
             "state_fields": fields,
             "model": "tiny",
             "dataset": dataset,
@@ -171,19 +171,19 @@ class Filler:
 
     @staticmethod
     def usage(ids, successes, rollouts=4):
-        """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes
-        trained on once more, and each prompt skipped once."""
+        """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
+        once more, and each prompt skipped once."""
         generated, replayed = np.full(len(ids), rollouts), np.asarray(successes).astype(int)
-        agreeing = np.where((replayed == 0) | (replayed == rollouts), rollouts, 0)
+        zero_variance = np.where((replayed == 0) | (replayed == rollouts), rollouts, 0)
         return UsageRows(
             prompt_ids=np.asarray(ids),
             generated=generated,
             generated_tokens=10 * generated,
             trained=generated,
             trained_tokens=10 * generated,
-            zero_variance=agreeing,
+            zero_variance=zero_variance,
             informative=generated,
-            rescued=agreeing,
+            rescued=zero_variance,
             replayed=replayed,
             replayed_tokens=10 * replayed,
             skipped=np.ones(len(ids), dtype=int),
@@ -250,6 +250,63 @@ class Filler:
 @pytest.fixture
 def fill():
     return Filler
+
+
+@pytest.fixture
+def next_schema(monkeypatch):
+    """Function: make the imported ``storage`` one of a made-up schema version 2, with its migration from version 1.
+
+    Version 2 adds a column to dbb_run, which view ``runs`` shows, and table ``dbb_note`` with view ``notes``.
+    """
+    import sys
+    from types import ModuleType
+
+    from alembic import op
+    from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+
+    from storage import schema
+    from storage.views import VIEWS
+
+    runs = VIEWS["runs"].replace("FROM dbb_run", ", remark FROM dbb_run")
+    notes = "SELECT run_id, note FROM dbb_note"
+
+    def upgrade():
+        op.add_column("dbb_run", Column("remark", Text))
+        op.create_table(
+            "dbb_note",
+            Column("run_id", BigInteger, primary_key=True, autoincrement=False),
+            Column("note", Text, nullable=False),
+            sqlite_with_rowid=False,
+        )
+        op.execute(f"CREATE VIEW notes AS {notes}")
+        if op.get_bind().dialect.name == "sqlite":
+            op.execute("DROP VIEW runs")
+            op.execute(f"CREATE VIEW runs AS {runs}")
+        else:  # in place: grants, and views of others over it, stay
+            op.execute(f"CREATE OR REPLACE VIEW runs AS {runs}")
+
+    def install():
+        metadata = MetaData()
+        for table in schema.metadata.sorted_tables:
+            table.to_metadata(metadata)
+        metadata.tables["dbb_run"].append_column(Column("remark", Text, comment="a remark"))
+        Table(
+            "dbb_note",
+            metadata,
+            Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
+            Column("note", Text, nullable=False, comment="a note"),
+            comment="Notes",
+            sqlite_with_rowid=False,
+        )
+        module = ModuleType("storage.migrations.version_2")
+        module.ADDS, module.upgrade = ("dbb_note", "notes"), upgrade
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(schema, "metadata", metadata)
+        monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
+        monkeypatch.setitem(VIEWS, "runs", runs)
+        monkeypatch.setitem(VIEWS, "notes", notes)
+
+    return install
 
 
 def dump(store):

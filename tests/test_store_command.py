@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ import pytest
 
 from openrlhf_dbb.cli.posteriors import main
 from openrlhf_dbb.terminal import shown
-from storage import ProbeRows
-from storage.schema import SCHEMA_VERSION
+from storage import ProbeRows, open_store
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,7 +62,7 @@ def test_show(filled, capsys):
     assert f"run:            new (number 2, {store.find_run('new').uuid})\n" in out
     assert "status:         running, step 2\n" in out
     assert "checkpoint:     step 1\n" in out
-    assert "estimator:      dbb version 1, discount = 0.5\n" in out
+    assert "estimator:      dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0\n" in out
     old = store.find_run("old")
     assert f"began from:     run old at step 1, weight 0.5 ({old.uuid} in {store.location})\n" in out
     assert "rollouts:       8 in 2 visits, 25.0% of the full reward\n" in out
@@ -286,16 +284,16 @@ def test_prune(exported, capsys):
     assert main(["check", "--store.url", store.url]) == 0
 
 
-def test_migrate(tmp_path, capsys):
-    path = tmp_path / "old.db"
-    shutil.copy(ROOT / "tests" / "data" / "store_v1.db", path)
-    url = f"sqlite:///{path}"
+def test_migrate(new_url, next_schema, capsys):
+    url = new_url("sqlite")
+    open_store(url).close()
+    assert main(["migrate", "--store.url", url]) == 0
+    assert capsys.readouterr().out == "schema version 1 is up to date\n"
+    next_schema()
     assert main(["runs", "--store.url", url]) == 2
     assert f"then run: openrlhf-dbb migrate --store.url {url}\n" in capsys.readouterr().err
     assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out == f"upgraded from schema version 1 to {SCHEMA_VERSION}\n"
-    assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out == f"schema version {SCHEMA_VERSION} is up to date\n"
+    assert capsys.readouterr().out == "upgraded from schema version 1 to 2\n"
     assert main(["runs", "--store.url", url]) == 0
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from storage import ProbeRows, open_store
+from storage import ProbeRows
 from storage.invariants import SHOWN, check
 
 
@@ -13,12 +13,11 @@ def sound(store, fill):
     """Run "old" of 2 steps, run "new" warm-started from it with 3, a checkpoint, a probe, run-wide state, an evaluation
     of step 2 (number 1), and one of no run (number 2)."""
     ids = np.sort(fill.prompts(store, 3))  # 1, 2, 3
-    prior = {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0}
-    old = fill.run(store, "old", parameters=prior)
+    old = fill.run(store, "old")
     fill.step(old, 1, ids, [4, 1, 0])
     fill.step(old, 2, ids[:2], [4, 1])
     old.finish()
-    new = fill.run(store, "new", parameters=prior)
+    new = fill.run(store, "new")
     new.warm_start(store, old.record, ids)
     fill.step(new, 1, ids[:2], [1, 2])
     new.record_checkpoint(1, "one")
@@ -289,15 +288,3 @@ def test_a_list_of_one_kind_ends(store, fill):
     fill.step(run, 1, fill.prompts(store, SHOWN + 5), np.ones(SHOWN + 5))
     _damage(store, "UPDATE dbb_posterior SET visits = 2")
     assert len(check(store)) == SHOWN
-
-
-def test_a_frozen_database_is_sound(tmp_path):
-    import shutil
-    from pathlib import Path
-
-    from storage import migrate
-
-    shutil.copy(Path(__file__).parent / "data" / "store_v1.db", tmp_path)
-    migrate(f"sqlite:///{tmp_path}/store_v1.db")
-    with open_store(f"sqlite:///{tmp_path}/store_v1.db") as store:
-        assert check(store) == []

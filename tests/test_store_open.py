@@ -47,7 +47,7 @@ def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
     assert outcomes == [("50\n", "", 0)] * 8
     with open_store(url, create=False) as store:
         assert store.query("SELECT count(*) FROM prompts") == [(50,)]
-        assert store.query("SELECT count(*) FROM dbb_schema") == [(1,)]
+        assert store.query("SELECT count(*) FROM dbb_version") == [(1,)]
 
 
 def test_opening_again_keeps_everything(url, fill):

@@ -18,7 +18,7 @@ def _usage(ids, **counts):
     columns = {name: np.array(counts.get(name, [0] * len(ids)), dtype=int) for name in COUNTS}
     for name in ("generated", "trained", "replayed"):
         columns[f"{name}_tokens"] = 10 * columns[name]
-    return UsageRows(np.array(ids, dtype=int), **columns)
+    return UsageRows(prompt_ids=np.array(ids, dtype=int), **columns)
 
 
 def _columns(log):

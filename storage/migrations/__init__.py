@@ -1,9 +1,9 @@
-"""Older databases to the present schema: one module per version, with Alembic's operations.
+"""Bring an older database to the present schema: one module per version, with Alembic's operations.
 
-The version is the one row of ``dbb_schema``, so that a store needs no second version table and every release can
-read what it refuses. To change the schema: change ``storage/schema.py``, raise ``SCHEMA_VERSION`` to N, add
-``version_N.py`` here, and freeze a database of version N (``tests/data/freeze.py``). A module is not changed once
-released, so it says in full what it adds and imports nothing from ``schema``:
+The version is the one row of ``dbb_version``, so a store needs no second version table and every release can read
+the version of a database that it refuses. To change the schema: change ``storage/schema.py``, raise
+``SCHEMA_VERSION`` to N and add ``version_N.py`` here, tested as in ``tests/test_store_migrations.py``. A module is not
+changed once released, so it spells out what it adds and imports nothing from ``schema``:
 
     ADDS           names of its new tables and views
     upgrade()      from version N - 1 to N, by ``alembic.op``; inside the one transaction of all steps
@@ -25,19 +25,20 @@ from storage.url import choose_url, parse_url
 
 
 def migrate(url: str | None = None, *, take_over: bool = False) -> tuple[int, int]:
-    """Bring a database to this library's schema, in one transaction: wholly, or not at all.
+    """Bring a database to this library's schema in one transaction: all of it or nothing.
 
     Any number of processes may do so at once; a database that is up to date is left as it is.
 
     Args:
         url: as for ``open_store``.
-        take_over: migrate even if an unfinished run is owned by a process on another host, which cannot be seen.
+        take_over: migrate even if an unfinished run is owned by a process on another host, which cannot be checked.
 
     Returns:
         The version before, and now.
 
     Raises:
-        StoreError: no store there, a newer schema, a run that is being written, or a name that is taken.
+        StoreError: no store there, a schema that is newer or from before the first release, a run that is being
+            written, or a name that is taken.
     """
     address = parse_url(choose_url(url))
     if address.kind == "sqlite":
@@ -57,7 +58,7 @@ def _migrate(database: Database, take_over: bool) -> tuple[int, int]:
         return found, found
     with database.transaction(write=True) as connection:
         schema.lock(connection, database)
-        # Again, now that nobody else can change it.
+        # Check again, now that nobody else can change it.
         found = _found(connection, database)
         if found < schema.SCHEMA_VERSION:
             _refuse_owned(connection, database, take_over)
@@ -66,16 +67,17 @@ def _migrate(database: Database, take_over: bool) -> tuple[int, int]:
 
 
 def _found(connection: Connection, database: Database) -> int:
-    if not inspect(connection).has_table(schema.schema.name):
+    stored = schema.stored_version(connection, database)
+    if stored is None:
         raise StoreError(f"{database.location} holds no posteriors; check the URL")
-    return schema.stored_version(connection, database)[0]
+    return stored[0]
 
 
 def _refuse_owned(connection: Connection, database: Database, take_over: bool) -> None:
-    """Raise StoreError if a process that may live writes one of the runs."""
+    """Raise StoreError if a process that may still be alive owns one of the runs."""
     if not database.is_sqlite:
         connection.execute(text("SET LOCAL lock_timeout = '30s'"))
-        # No run is claimed between this look and the commit.
+        # No run can be claimed between this check and the commit.
         connection.execute(text("LOCK TABLE dbb_run IN SHARE ROW EXCLUSIVE MODE"))
     runs = text(
         """SELECT name, owner_host, owner_pid, owner_started, last_step, heartbeat_at FROM dbb_run
@@ -88,7 +90,7 @@ def _refuse_owned(connection: Connection, database: Database, take_over: bool) -
         advice = (
             "end that process first"
             if owner.is_local
-            else "which cannot be seen from here; if it has ended, migrate with take_over=True (--store.take_over)"
+            else "which cannot be checked from here; if it has ended, migrate with take_over=True (--store.take_over)"
         )
         raise StoreError(
             f"{database.location}: run {name!r} is owned by {owner} (step {last_step}, last heard of at "
@@ -97,7 +99,7 @@ def _refuse_owned(connection: Connection, database: Database, take_over: bool) -
 
 
 def _upgrade(connection: Connection, database: Database, found: int) -> None:
-    # Here, since only a migration needs Alembic.
+    # Imported here: only a migration needs Alembic.
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
 
@@ -114,5 +116,5 @@ def _upgrade(connection: Connection, database: Database, found: int) -> None:
             for column in table.columns:
                 connection.execute(SetColumnComment(column))
     connection.execute(
-        schema.schema.update().values(version=schema.SCHEMA_VERSION, library_version=schema.library_version())
+        schema.schema_version.update().values(version=schema.SCHEMA_VERSION, library_version=schema.library_version())
     )
