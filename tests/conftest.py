@@ -170,24 +170,25 @@ class Filler:
         )
 
     @staticmethod
-    def usage(ids, successes, rollouts=4):
+    def usage(ids, successes, rollouts=4, **counts):
         """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
-        once more, and each prompt skipped once."""
+        once more, and each prompt skipped once; or as given in ``counts``."""
         generated, replayed = np.full(len(ids), rollouts), np.asarray(successes).astype(int)
         zero_variance = np.where((replayed == 0) | (replayed == rollouts), rollouts, 0)
-        return UsageRows(
-            prompt_ids=np.asarray(ids),
-            generated=generated,
-            generated_tokens=10 * generated,
-            trained=generated,
-            trained_tokens=10 * generated,
-            zero_variance=zero_variance,
-            informative=generated,
-            rescued=zero_variance,
-            replayed=replayed,
-            replayed_tokens=10 * replayed,
-            skipped=np.ones(len(ids), dtype=int),
-        )
+        columns = {
+            "generated": generated,
+            "generated_tokens": 10 * generated,
+            "trained": generated,
+            "trained_tokens": 10 * generated,
+            "zero_variance": zero_variance,
+            "informative": generated,
+            "rescued": zero_variance,
+            "replayed": replayed,
+            "replayed_tokens": 10 * replayed,
+            "skipped": np.ones(len(ids), dtype=int),
+        }
+        columns |= {name: np.array(values) for name, values in counts.items()}
+        return UsageRows(prompt_ids=np.asarray(ids), **columns)
 
     @classmethod
     def step(cls, run, step, ids, successes, rollouts=4, **more):

@@ -208,14 +208,12 @@ def _texts(browser, selector):
 
 @pytest.fixture
 def filtered_page(open_new, fill, tmp_path):
-    """A report of 4 prompts and 2 steps of 16 and 8 rollouts; step 2 filters out the group that agrees wholly."""
+    """A report of 4 prompts and 2 steps of 16 and 8 rollouts; step 2 filters out the zero-variance group."""
     store = open_new("sqlite")
     run = fill.run(store, method="dapo")
     ids = np.sort(fill.prompts(store, 4))
     fill.step(run, 1, ids, [4, 0, 2, 1])
-    usage = fill.usage(ids[:2], [4, 2])
-    usage.trained, usage.trained_tokens = np.array([0, 4]), np.array([0, 40])
-    usage.informative, usage.rescued = np.array([0, 4]), np.array([0, 0])
+    usage = fill.usage(ids[:2], [4, 2], trained=[0, 4], trained_tokens=[0, 40], informative=[0, 4], rescued=[0, 0])
     fill.step(run, 2, ids[:2], [4, 2], usage=usage, shared={"discount": np.array([0.5])})
     run.finish(unused_rollouts=7)
     path = tmp_path / "report.html"

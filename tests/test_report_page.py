@@ -169,9 +169,8 @@ def test_where_the_rollouts_went(trained):
 def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     run = fill.run(store, method="dapo")
     ids = np.sort(fill.prompts(store, 3))
-    usage = fill.usage(ids, [4, 0, 2])
-    usage.trained, usage.trained_tokens = np.array([0, 4, 4]), np.array([0, 40, 40])
-    usage.informative, usage.rescued = np.array([0, 0, 4]), np.array([0, 0, 0])
+    trained = {"trained": [0, 4, 4], "trained_tokens": [0, 40, 40]}
+    usage = fill.usage(ids, [4, 0, 2], informative=[0, 0, 4], rescued=[0, 0, 0], **trained)
     fill.step(run, 1, ids, [4, 0, 2], usage=usage)
     data = gather(store, run.record)
     parts = ("informative", "rescued", "no_advantage", "filtered")

@@ -56,7 +56,9 @@ def test_compare(two, capsys):
     store, (_, y, _) = two
     assert main(["compare", "a", "b", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("first:   a (number 1), running at step 2; dbb (discount = 0.5)\nsecond:  b (number 2)")
+    assert out.startswith(
+        "first:   a (number 1), running at step 2; dbb (discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0)\nsecond:  b (number 2)"
+    )
     assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "120"], ["b", "-", "dbb", "8", "80"]]
@@ -133,8 +135,7 @@ def test_costs_without_runs_or_without_an_informative_group(store, fill, capsys)
     assert main(["costs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out == f"no runs in {store.location}\n"
     ids = fill.prompts(store, 1)
-    nothing = fill.usage(ids, [0])
-    nothing.informative, nothing.rescued = nothing.skipped * 0, nothing.skipped * 0
+    nothing = fill.usage(ids, [0], informative=[0], rescued=[0])
     fill.step(fill.run(store), 1, ids, [0], usage=nothing)
     assert main(["costs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[9:] == ["1", "0", "0", "-", "-"]

@@ -41,9 +41,9 @@ def _fill(store, fill):
         second, 1, [p0, p3], [0, 4], shared={"discount": np.array([0.5])}, probes=_probes([p0, p3], [5, 1], [2, 1])
     )
     # p0 (5.5625, 2.0625); p3 (4.25, 2.25); of p0, generated twice, a group is filtered out and the other worth nothing
-    usage = fill.usage([p0, p3], [4, 2])
-    usage.generated, usage.generated_tokens = np.array([8, 4]), np.array([80, 40])
-    usage.informative, usage.rescued = np.array([0, 4]), np.array([0, 0])
+    usage = fill.usage(
+        [p0, p3], [4, 2], generated=[8, 4], generated_tokens=[80, 40], informative=[0, 4], rescued=[0, 0]
+    )
     fill.step(second, 2, [p0, p3], [4, 2], probes=_probes([p0, p3], [5, 5], [3, 5]), usage=usage)
     return ids
 
@@ -131,13 +131,13 @@ def test_the_views_hold_only_what_is_documented(store):
     ]
     assert columns["probes"] == ["run_id", "step", "prompt_id", "samples", "successes", "mean"]
     counts = [
-        "generated", "generated_tokens", "trained", "trained_tokens", "filtered", "zero_variance", "informative",
-        "rescued", "replayed", "replayed_tokens", "skipped",
+        "generated", "generated_tokens", "trained", "trained_tokens", "zero_variance", "informative", "rescued",
+        "replayed", "replayed_tokens", "skipped",
     ]  # fmt: skip
-    assert columns["usage"] == ["run_id", "step", "prompt_id", *counts]
+    assert columns["usage"] == ["run_id", "step", "prompt_id", *counts, "filtered"]
     assert columns["steps"] == [
         *("run_id", "step", "prompts", "rollouts", "successes", "shared", "created_at"),
-        *(*counts, "groups", "informative_groups", "generated_total"),
+        *(*counts, "groups", "informative_groups", "filtered", "generated_total"),
     ]
     assert columns["evaluations"] == [
         "evaluation_id", "run_id", "step", "name", "model", "benchmark", "repeats", "prompts", "samples",

@@ -69,11 +69,11 @@ def test_the_views_hold_it_with_what_was_filtered_out(store, counted):
     rows = store.query("SELECT * FROM usage ORDER BY step, prompt_id")
     run_id = run.record.run_id
     assert [tuple(row) for row in rows] == [
-        (run_id, 1, a, 8, 80, 4, 40, 4, 4, 4, 0, 0, 0, 0),
-        (run_id, 1, b, 4, 40, 4, 40, 0, 4, 4, 4, 0, 0, 0),
-        (run_id, 1, c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2),
-        (run_id, 3, a, 4, 40, 0, 0, 4, 4, 0, 0, 0, 0, 0),
-        (run_id, 3, b, 0, 0, 0, 0, 0, 0, 0, 0, 2, 20, 0),
+        (run_id, 1, a, 8, 80, 4, 40, 4, 4, 0, 0, 0, 0, 4),
+        (run_id, 1, b, 4, 40, 4, 40, 4, 4, 4, 0, 0, 0, 0),
+        (run_id, 1, c, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0),
+        (run_id, 3, a, 4, 40, 0, 0, 4, 0, 0, 0, 0, 0, 4),
+        (run_id, 3, b, 0, 0, 0, 0, 0, 0, 0, 2, 20, 0, 0),
     ]
     steps = store.query(
         """SELECT step, generated, trained, filtered, zero_variance, informative, rescued, replayed, skipped,
