@@ -56,9 +56,8 @@ def test_compare(two, capsys):
     store, (_, y, _) = two
     assert main(["compare", "a", "b", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(
-        "first:   a (number 1), running at step 2; dbb (discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0)\nsecond:  b (number 2)"
-    )
+    parameters = "discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0"
+    assert out.startswith(f"first:   a (number 1), running at step 2; dbb ({parameters})\nsecond:  b (number 2)")
     assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "120"], ["b", "-", "dbb", "8", "80"]]
