@@ -1,28 +1,30 @@
 """Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy, Alembic.
 
-    store       open_store, PosteriorStore: prompts, runs, who may write
-    run         Run: the owner's side; steps, checkpoints, roll back, warm start
-    steps       a step into the tables
-    roll_back   steps undone, every posterior as it was
-    events      notes of what happened to a run
+    store       open_store, PosteriorStore: prompts, runs, who may write them
+    run         Run: what its owner may do; steps, checkpoints, roll back, warm start
+    steps       writing a step
+    roll_back   undoing steps: every posterior as it was
+    warm_start  posteriors carried over from another run, in this or another database
+    evaluations results of benchmarks: EvaluationRows, and writing them
     records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
-    usage       UsageRows: where the rollouts of a step went; their sums
-    checks      columns that do not fit are refused
+    usage       UsageCounts: what is counted of rollouts; UsageRows of a step, and their sums
+    checks      refusing columns that do not fit
     shared      the estimator's run-wide state, as text in the database
     prompts     identity of a prompt: prompt_hash, registration
-    warm_start  posteriors carried over from another run, of this or another database
-    evaluations what models answered to benchmarks: EvaluationRows, their writing, read_evaluations
-    log         reading for analysis: read_log, read_posteriors, read_probes, read_usage; a run as numpy columns
-    inspection  reading for people: progress, rollouts by step, run-wide state, prompts, steps, one prompt's history
-    owner       which process writes a run, and does it live
+    events      what happened to a run besides steps
+    log         reading for analysis, as numpy columns: read_log, read_posteriors, read_probes, read_usage,
+                read_evaluations
+    inspection  reading for people: progress, usage by step, run-wide state, prompts, one prompt's history
+    owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once; creation and version check
     views       the views
-    migrations  migrate: older databases to this schema, by explicit command
-    retention   prune: the history of old steps is deleted
-    engine      transactions on either database; large results in parts; errors in one line
-    bulk        numpy columns into a table, many rows at once
-    retry       transactions that an outage cut short are repeated
+    migrations  migrate: an older database to this schema, by explicit command
+    retention   prune: deleting the history of old steps
     invariants  check: everything that must hold between the tables, and where it does not
+    engine      transactions on either database; large results in parts; one-line errors
+    bulk        inserting numpy columns, many rows at once
+    retry       repeating transactions that an outage cut short
+    errors      StoreError
     url         addresses: default, parsing, masking
 
 Example:

@@ -1,4 +1,4 @@
-"""Many rows at once: numpy columns into a table."""
+"""Insert numpy columns into a table, many rows at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ float64, a row of NaN for NULL. A column left out is NULL.
 """
 
 _GROUP = 32
-"""Rows of one SQLite statement: starting one costs more than a row, and older releases allow 999 values."""
+"""Rows per SQLite statement: a statement costs more than a row, and older releases of SQLite allow 999 values."""
 
 
 def insert_columns(connection: Connection, table: str, columns: Columns) -> None:
-    """Insert rows in bulk: many with each statement on SQLite, by a binary COPY on PostgreSQL."""
+    """Insert rows in bulk: many per statement on SQLite, by binary COPY on PostgreSQL."""
     size = next(len(values) for values in columns.values() if isinstance(values, np.ndarray))
     if not size:
         return
@@ -53,7 +53,7 @@ def _insert_values(connection: Connection, table: str, names: list[str], rows: l
 
 
 def _values(column: int | str | NDArray[Any], size: int) -> list[Any]:
-    """The column as ``size`` values of Python, None for NULL."""
+    """The column as ``size`` Python values, None for NULL."""
     if not isinstance(column, np.ndarray):
         return [column] * size
     if column.dtype.kind != "f":

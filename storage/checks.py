@@ -1,4 +1,4 @@
-"""Refuse columns that do not fit, naming step, column, prompt and value."""
+"""Check columns; errors name step, column, prompt and value."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from numpy.typing import NDArray
 from storage.errors import StoreError
 
 
-def whole_numbers(name: str, values: Any) -> NDArray[np.int64]:
+def check_name(what: str, name: str) -> None:
+    """Raise StoreError if the name of a ``what`` is empty, not printable, or has spaces around it."""
+    if not name or not name.isprintable() or name != name.strip():
+        raise StoreError(f"the {what}'s name {name!r} is empty, not printable or has spaces around it; choose another")
+
+
+def integers(name: str, values: Any) -> NDArray[np.int64]:
     """The values as a vector of int64.
 
     Raises:
-        StoreError: they are not one-dimensional, or not whole numbers.
+        StoreError: they are not one-dimensional, or not integers.
     """
     array = np.asarray(values)
     if array.ndim != 1:
-        raise StoreError(f"{name} has shape {array.shape}; one number per prompt is needed")
+        raise StoreError(f"{name} has shape {array.shape}; it must be (P,), one value per prompt")
     if array.size and not np.issubdtype(array.dtype, np.integer):
-        raise StoreError(f"{name} has type {array.dtype}; whole numbers (int64) are needed")
+        raise StoreError(f"{name} has type {array.dtype}; integers (int64) are needed")
     return array.astype(np.int64)
 
 
@@ -28,29 +34,29 @@ def sorted_ids(step: int, name: str, values: Any) -> tuple[NDArray[np.int64], ND
     """Prompt ids in ascending order, and the positions they came from; both (P,).
 
     Raises:
-        StoreError: not a vector of whole numbers, or a prompt that comes twice.
+        StoreError: not a vector of integers, or a duplicate prompt.
     """
-    ids = whole_numbers(name, values)
+    ids = integers(name, values)
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     twice = ids[1:][ids[1:] == ids[:-1]]
     if twice.size:
-        raise StoreError(f"step {step}: {name} holds prompt {twice[0]} more than once; merge its rollouts into one row")
+        raise StoreError(f"step {step}: {name} holds prompt {twice[0]} more than once; merge its rows")
     return ids, order
 
 
 def counts(step: int, name: str, values: Any, size: int, lowest: int) -> NDArray[np.int64]:
-    """The values as ``size`` whole numbers, none below ``lowest``; raises StoreError otherwise."""
-    array = whole_numbers(name, values)
+    """The values as ``size`` integers; raises StoreError if they are not, or one is below ``lowest``."""
+    array = integers(name, values)
     _check_shape(step, name, array, (size,))
     if size and array.min() < lowest:
         at = int(array.argmin())
-        raise StoreError(f"step {step}: {name}[{at}] = {array[at]} is below {lowest}")
+        raise StoreError(f"step {step}: {name}[{at}] = {array[at]} must be at least {lowest}")
     return array
 
 
 def reals(step: int, name: str, values: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """The values as float64; raises StoreError if they have another shape."""
+    """The values as float64; raises StoreError if the shape differs."""
     array = np.asarray(values, dtype=np.float64)
     _check_shape(step, name, array, shape)
     return array
@@ -63,16 +69,16 @@ def check_finite(
     values: NDArray[np.float64],
     rows: NDArray[np.bool_] | None = None,
 ) -> None:
-    """Raise StoreError if a row of ``values`` (of those marked in ``rows``) holds a number that is not finite."""
+    """Raise StoreError if a row of ``values`` (of those marked in ``rows``) holds a value that is not finite."""
     finite = np.isfinite(values)
     bad = ~(finite.all(axis=1) if values.ndim > 1 else finite)
     if rows is not None:
         bad &= rows
     if bad.any():
         at = int(bad.argmax())
-        raise StoreError(f"step {step}: {name} of prompt {ids[at]} is {values[at].tolist()}; finite numbers are needed")
+        raise StoreError(f"step {step}: {name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
 
 
 def _check_shape(step: int, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
     if values.shape != shape:
-        raise StoreError(f"step {step}: {name} has shape {values.shape}; {shape} is needed, a row per prompt id")
+        raise StoreError(f"step {step}: {name} has shape {values.shape}; it must be {shape}, one row per prompt id")

@@ -2,7 +2,7 @@
 
 
 class StoreError(Exception):
-    """A store cannot do what was asked; the one-line text says what, why and what to do next.
+    """A store cannot do what was asked; the message, one line, says what, why and what to do next.
 
-    The text never holds a password, and neither does anything chained to it that is printed.
+    Neither the message nor anything chained to it contains a password.
     """

@@ -1,4 +1,4 @@
-"""Evaluations of a model, benchmark by benchmark and prompt by prompt: checked and written.
+"""Check and write evaluations of a model: results by benchmark, evaluation run and prompt.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark.
 """
@@ -15,30 +15,30 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from storage.bulk import insert_columns
-from storage.checks import whole_numbers
+from storage.checks import check_name, integers
 from storage.errors import StoreError
 from storage.events import utc_now
 from storage.prompts import storable
 
-WHOLE = ("samples", "verified", "tokens", "truncated")
+INTEGER = ("samples", "verified", "tokens", "truncated")
 REAL = ("successes", "best", "majority")
 """What is stored of each prompt in each evaluation run: fields of :class:`EvaluationRows`, int64 and float64."""
 
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """What a model answered on one benchmark, summed over the responses to each prompt.
+    """Results of a model on one benchmark, summed over the responses to each prompt.
 
-    Attributes, each (R, P) but for the first two:
+    Attributes, each (R, P) except the first two:
         benchmark: its name.
-        prompt_ids: (P,) int, in the benchmark's order; a prompt may come twice.
+        prompt_ids: (P,) int, in the benchmark's order; a prompt may occur twice.
         samples: int, >= 1, responses (N).
         verified: int, of these, responses with a score; the others are missing.
         successes: float, sum of the scores.
-        best: float, the highest score; NaN if none is verified.
-        majority: float, score of the most frequent answer; NaN if none is verified, or there are no answers.
-        tokens: int, >= 0, response tokens, of all responses.
-        truncated: int, responses cut at the limit.
+        best: float, the highest score; NaN if no response is verified.
+        majority: float, score of the most frequent answer; NaN if no response is verified or no answer was extracted.
+        tokens: int, >= 0, tokens of all responses.
+        truncated: int, responses cut at the length limit.
     """
 
     benchmark: str
@@ -55,42 +55,44 @@ class EvaluationRows:
         """A copy with exact types.
 
         Raises:
-            StoreError: a name that is empty or not printable, no prompts, a shape, a type, or a number that cannot be.
+            StoreError: a name that is empty or not printable, no results, or a wrong shape, type or value.
         """
-        _check_name("benchmark", self.benchmark)
-        ids = whole_numbers(f"benchmark {self.benchmark!r}: prompt_ids", self.prompt_ids)
+        check_name("benchmark", self.benchmark)
+        ids = integers(f"benchmark {self.benchmark!r}: prompt_ids", self.prompt_ids)
         runs = len(np.atleast_1d(self.samples))
         if not ids.size or not runs:
             raise StoreError(f"benchmark {self.benchmark!r} has no results; leave it out of the evaluation")
-        whole = {name: self._column(name, np.int64, (runs, len(ids))) for name in WHOLE}
+        integer = {name: self._column(name, np.int64, (runs, len(ids))) for name in INTEGER}
         real = {name: self._column(name, np.float64, (runs, len(ids))) for name in REAL}
-        rows = EvaluationRows(self.benchmark, ids, **whole, **real)
-        rows._check_numbers()
+        rows = EvaluationRows(self.benchmark, ids, **integer, **real)
+        rows._check_values()
         return rows
 
     def _column(self, name: str, kind: type, shape: tuple[int, int]) -> NDArray[Any]:
         array = np.asarray(getattr(self, name))
         where = f"benchmark {self.benchmark!r}: {name}"
         if array.shape != shape:
-            raise StoreError(f"{where} has shape {array.shape}; {shape} is needed, evaluation runs x prompts")
+            raise StoreError(f"{where} has shape {array.shape}; it must be {shape}, evaluation runs x prompts")
         if kind is np.int64 and not np.issubdtype(array.dtype, np.integer):
-            raise StoreError(f"{where} has type {array.dtype}; whole numbers (int64) are needed")
+            raise StoreError(f"{where} has type {array.dtype}; integers (int64) are needed")
         return array.astype(kind)
 
-    def _check_numbers(self) -> None:
+    def _check_values(self) -> None:
         none = self.verified == 0
         self._refuse("samples", self.samples < 1, "at least 1")
         for name in ("verified", "truncated"):
             self._refuse(name, (getattr(self, name) < 0) | (getattr(self, name) > self.samples), "0 to samples")
         self._refuse("tokens", self.tokens < 0, "at least 0")
-        self._refuse("successes", ~np.isfinite(self.successes) | (none & (self.successes != 0)), "finite, 0 of none")
-        self._refuse("best", np.where(none, ~np.isnan(self.best), ~np.isfinite(self.best)), "finite, NaN of none")
+        bad = ~np.isfinite(self.successes) | (none & (self.successes != 0))
+        self._refuse("successes", bad, "finite, and 0 if none is verified")
+        bad = np.where(none, ~np.isnan(self.best), ~np.isfinite(self.best))
+        self._refuse("best", bad, "finite, or NaN if none is verified")
         bad = np.isinf(self.majority) | (none & ~np.isnan(self.majority))
-        self._refuse("majority", bad, "finite or NaN, NaN of none")
+        self._refuse("majority", bad, "finite or NaN, and NaN if none is verified")
 
     @staticmethod
     def bounds_sql() -> str:
-        """SQL that is true of a row of ``dbb_evaluation_result`` that :meth:`checked` would accept."""
+        """SQL that is true of the rows of ``dbb_evaluation_result`` that :meth:`checked` accepts."""
         finite = " AND ".join(f"({name} IS NULL OR abs({name}) <= 1.7976931348623157e308)" for name in REAL)
         return f"""samples >= 1 AND verified BETWEEN 0 AND samples AND truncated BETWEEN 0 AND samples AND tokens >= 0
                    AND (best IS NULL) = (verified = 0)
@@ -108,7 +110,7 @@ class EvaluationRows:
 
 @dataclass(frozen=True)
 class Description:
-    """What was evaluated, as :meth:`storage.PosteriorStore.record_evaluation` is told; checked when it is made."""
+    """What was evaluated, as given to :meth:`storage.PosteriorStore.record_evaluation`; checked on creation."""
 
     run_id: int | None
     step: int | None
@@ -118,13 +120,13 @@ class Description:
     generated_total: int | None
 
     def __post_init__(self) -> None:
-        _check_name("evaluation", self.name)
+        check_name("evaluation", self.name)
         for name in ("step", "generated_total"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise StoreError(f"evaluation {self.name!r}: {name} is {value}; it must be at least 0, or None")
+                raise StoreError(f"evaluation {self.name!r}: {name} is {value}; it must be None or at least 0")
         if self.step is not None and self.run_id is None:
-            raise StoreError(f"evaluation {self.name!r} is of step {self.step}, but of no run; name its run")
+            raise StoreError(f"evaluation {self.name!r} has step {self.step} but no run; give the run too")
 
     def values(self) -> dict[str, Any]:
         """Columns of ``dbb_evaluation``."""
@@ -132,18 +134,15 @@ class Description:
             config = json.dumps(dict(self.config), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise StoreError(
-                f"the config of evaluation {self.name!r} cannot be kept as JSON: {error}; pass plain numbers and text"
+                f"the config of evaluation {self.name!r} cannot be stored as JSON: {error}; pass plain numbers and text"
             ) from None
-        numbers = {name: self._whole(name) for name in ("run_id", "step", "generated_total")}
+        numbers = {name: getattr(self, name) for name in ("run_id", "step", "generated_total")}
+        numbers = {name: None if value is None else int(value) for name, value in numbers.items()}
         return numbers | {"name": self.name, "model": storable(self.model), "config": config}
-
-    def _whole(self, name: str) -> int | None:
-        value = getattr(self, name)
-        return None if value is None else int(value)
 
 
 def checked(rows: Sequence[EvaluationRows], name: str) -> list[EvaluationRows]:
-    """The rows of all benchmarks of an evaluation with exact types; raises StoreError."""
+    """The rows of an evaluation, one for each benchmark, with exact types; raises StoreError if they do not fit."""
     benchmarks = [each.benchmark for each in rows]
     twice = sorted({benchmark for benchmark in benchmarks if benchmarks.count(benchmark) > 1})
     if twice or not rows:
@@ -153,9 +152,11 @@ def checked(rows: Sequence[EvaluationRows], name: str) -> list[EvaluationRows]:
 
 
 def check_step(step: int | None, last_step: int, run: str) -> None:
-    """Raise StoreError if a run has not got to the step that is said to be evaluated."""
+    """Raise StoreError if a run has not reached the evaluated step."""
     if step is not None and step > last_step:
-        raise StoreError(f"an evaluation of step {step} of run {run!r}, which is at step {last_step}; record it first")
+        raise StoreError(
+            f"cannot store an evaluation of step {step}: run {run!r} is at step {last_step}; record the step first"
+        )
 
 
 _FIND = """
@@ -173,9 +174,9 @@ _UPDATE = """
 
 
 def write(connection: Connection, values: dict[str, Any], rows: Sequence[EvaluationRows]) -> int:
-    """Write checked rows in this transaction, in which nobody else writes this evaluation; its number.
+    """Write checked rows in this transaction, which nobody else writes this evaluation in; the evaluation's id.
 
-    One of the same run, step and name is replaced and keeps its number, so that a repeat changes nothing.
+    One of the same run, step and name is replaced and keeps its id, so writing it again changes nothing.
 
     Args:
         values: from :meth:`Description.values`.
@@ -189,22 +190,17 @@ def write(connection: Connection, values: dict[str, Any], rows: Sequence[Evaluat
         connection.execute(text(_UPDATE), values | {"id": found})
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": found})
     for each in rows:
-        repeat, place = (numbers.ravel() for numbers in np.indices(each.samples.shape))
-        columns = {name: getattr(each, name).ravel() for name in (*WHOLE, *REAL)}
+        repeat, place = (indices.ravel() for indices in np.indices(each.samples.shape))
+        columns = {name: getattr(each, name).ravel() for name in (*INTEGER, *REAL)}
         key = {"evaluation_id": int(found), "benchmark": each.benchmark, "repeat": repeat, "place": place}
         insert_columns(connection, "dbb_evaluation_result", key | {"prompt_id": each.prompt_ids[place]} | columns)
     return int(found)
 
 
 def delete(connection: Connection, run_id: int, after_step: int | None = None) -> int:
-    """Delete a run's evaluations in this transaction, all, or those of steps after ``after_step``; their number."""
+    """Delete a run's evaluations (all, or those after ``after_step``) in this transaction; how many there were."""
     of_run = "WHERE run_id = :run" + ("" if after_step is None else " AND step > :step")
     key = {"run": run_id, "step": after_step}
     ids = f"SELECT evaluation_id FROM dbb_evaluation {of_run}"
     connection.execute(text(f"DELETE FROM dbb_evaluation_result WHERE evaluation_id IN ({ids})"), key)
     return connection.execute(text(f"DELETE FROM dbb_evaluation {of_run}"), key).rowcount
-
-
-def _check_name(what: str, name: str) -> None:
-    if not name or not name.isprintable() or name != name.strip():
-        raise StoreError(f"the {what}'s name {name!r} is empty, not printable or framed by blanks; choose another")

@@ -1,4 +1,4 @@
-"""Notes of what happened to a run other than steps, and the time they carry."""
+"""Record what happened to a run besides steps, and when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage import schema
 def record_event(
     connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]
 ) -> int:
-    """Note what happened to a run, for the people who ask later; the number of the note."""
+    """Record what happened to a run, for whoever asks later; the id of the event."""
     result = connection.execute(
         schema.event.insert().values(
             run_id=run_id,
@@ -30,5 +30,5 @@ def record_event(
 
 
 def utc_now() -> str:
-    """Now, UTC, ISO 8601 with milliseconds: sorts as text and reads the same in every database."""
+    """Now in UTC, ISO 8601 with milliseconds: sorts as text, and is the same in every database."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

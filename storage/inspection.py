@@ -1,4 +1,4 @@
-"""Reading for people: how far a run is, its run-wide state, its prompts and steps, one prompt's history."""
+"""Reading for people: progress of a run, its usage, run-wide state, prompts and events, one prompt's history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST_ID = 2**63 - 1
 # The sum of big integers is a decimal on PostgreSQL.
 _SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
 
-# What an event says of the totals: deleted by a prune, or left over at the end.
+# What events add to the totals: what a prune deleted, and rollouts left over at the end.
 _NOTED = ("probes", "samples", "unused_rollouts", "unused_tokens")
 
 
@@ -35,12 +35,12 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Totals of a run.
 
     Returns:
-        steps; visits (prompts trained on, summed over steps), rollouts, successes (rewards summed),
+        steps; visits (prompts trained on, summed over steps), rollouts, successes (sum of rewards),
         last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
-        their posterior means, None if there is none); checkpoint (step of the last one, or None);
-        probes (probed groups, summed over steps), samples (of the probes; none of them are in rollouts); all of
-        ``storage.usage.TOTALS`` and filtered (generated, not trained on), each None if the run has no rollout ledger;
-        unused_rollouts, unused_tokens (as told to ``Run.finish``).
+        their posterior means, None if there are none); checkpoint (step of the last one, or None);
+        probes (probed groups, summed over steps), samples (of the probes; not counted in rollouts); all of
+        ``storage.usage.TOTALS`` and filtered (generated, not trained on), each None if usage was not counted;
+        unused_rollouts, unused_tokens (as given to ``Run.finish``).
     """
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
@@ -66,7 +66,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 class StepUsage(UsageCounts):
     """Where the rollouts of each step went, ordered by step.
 
-    Attributes, each (T,) int64, T steps whose rollouts were counted; beside the sums of :class:`UsageCounts`:
+    Attributes, besides the sums of :class:`UsageCounts`, each (T,) int64, T steps whose usage was counted:
         step: from 1.
         groups, informative_groups: prompts with generated, with informative rollouts.
         filtered: generated, not trained on.
@@ -87,23 +87,23 @@ def usage_by_step(store: PosteriorStore, run: RunRecord) -> StepUsage:
     names = [each.name for each in fields(StepUsage)]
     query = f"""SELECT {", ".join(names)} FROM (SELECT t.*, generated - trained AS filtered FROM dbb_step t) s
                 WHERE run_id = :run AND generated IS NOT NULL ORDER BY step"""
-    return StepUsage(*columns(store, run, query, whole=len(names)))
+    return StepUsage(*columns(store, run, query, integer=len(names)))
 
 
 @retried
 def shared_state(store: PosteriorStore, run: RunRecord) -> shared.SharedState | None:
-    """The estimator's run-wide vectors by name, as ``Run.load_shared``, of a run that anyone may own."""
+    """The estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
         return shared.from_text(shared.newest(connection, run.run_id))
 
 
 @dataclass(frozen=True)
 class Means:
-    """Current posteriors in short, ordered by prompt_id.
+    """Current posterior means, ordered by prompt_id.
 
     Attributes, each (P,):
         prompt_id: int64.
-        mean: float64, estimated mean of one reward; NaN if the run never estimated it.
+        mean: float64, estimated mean of one reward; NaN if the run has not estimated it.
         visits: int64, steps of this run that trained on the prompt; 0: warm start only.
         step: int64, the last of them.
     """
@@ -115,7 +115,7 @@ class Means:
 
 
 def current_means(store: PosteriorStore, run: RunRecord) -> Means:
-    """The posterior mean of every prompt that a run has a posterior of."""
+    """The posterior mean of every prompt of a run that has a posterior."""
     query = "SELECT prompt_id, mean, visits, step FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
     parts = [np.empty((0, 4))]
     with store.database.transaction() as connection:
@@ -125,7 +125,7 @@ def current_means(store: PosteriorStore, run: RunRecord) -> Means:
 
 
 def shared_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, list[tuple[int, float]]]:
-    """The run-wide state's vectors of one number, as (step, value) over the steps that stored them."""
+    """The run-wide state's vectors of one element, as (step, value) for every step that stored them."""
     found: dict[str, list[tuple[int, float]]] = {}
     query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared IS NOT NULL ORDER BY step"
     with store.database.transaction() as connection:
@@ -138,7 +138,7 @@ def shared_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, list[tupl
 
 
 def events(store: PosteriorStore, run: RunRecord) -> Rows:
-    """Claims, roll backs, warm starts and the end of a run.
+    """Events of a run: claims, take-overs, roll backs, warm starts, prunes, its end.
 
     Returns:
         created_at, kind, from_step, to_step of each, oldest first.
@@ -150,7 +150,7 @@ def events(store: PosteriorStore, run: RunRecord) -> Rows:
 def prompt_texts(
     store: PosteriorStore, prompt_ids: NDArray[np.int64], *, length: int
 ) -> Iterator[tuple[int, str, str, int]]:
-    """Texts of prompts, the longer ones cut by the database.
+    """Texts of prompts, longer ones cut by the database.
 
     Yields:
         prompt_id, prompt and label (at most ``length`` characters each), and the prompt's full length;
@@ -160,7 +160,7 @@ def prompt_texts(
                 FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
     with store.database.transaction() as connection:
         for rows in chunks(connection, query, {"ids": store.database.ids(prompt_ids), "length": length}):
-            yield from ((number, prompt, label, size) for number, prompt, label, size in rows)
+            yield from ((prompt_id, prompt, label, size) for prompt_id, prompt, label, size in rows)
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
@@ -179,13 +179,13 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int = 10) -> Rows:
-    """Prompts of a run with this number, else with this piece in their text (upper and lower case alike).
+    """Prompts of a run with this id, else with this text in their prompt (case-insensitive).
 
     Returns:
         prompt_id, prompt, label of each, lowest id first.
 
     Raises:
-        StoreError: there is none.
+        StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
     matches = prompt.prompt.icontains(ref, autoescape=True)
@@ -202,8 +202,8 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
         found = [dict(row) for row in connection.execute(query).mappings()]
     if not found:
         raise StoreError(
-            f"run {run.name!r} has no posterior of a prompt with number or text {ref!r}; "
-            "give a number from the table of prompts, or a piece of the text"
+            f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "
+            "give a prompt_id, or part of the prompt's text"
         )
     return [row for row in found if str(row["prompt_id"]) == ref] or found
 
@@ -214,7 +214,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     Returns:
         step, rollouts, successes, alpha, beta, mean, variance of each, oldest first.
     """
-    # Walks back from step to step: the history has no index by prompt, which would slow every step down.
+    # Walks back from step to step: an index of the history by prompt would slow every step down.
     query = """
         WITH RECURSIVE visit(step) AS (
             SELECT step FROM dbb_posterior WHERE run_id = :run AND prompt_id = :prompt

@@ -19,17 +19,17 @@ from storage.store import PosteriorStore
 from storage.usage import COUNTS, GROUPS, TOTALS, bounds_sql
 
 SHOWN = 20
-"""Violations of one kind that are listed at most."""
+"""At most so many violations of a kind are listed."""
 
 _TINIEST = 2.2250738585072014e-308  # the dbb estimator's floor of alpha and beta
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Something in a store that cannot be right.
+    """Something wrong in a store.
 
     Attributes:
-        run: name of the run; its number if there is no such run; "" if it is about no run.
+        run: name of the run; its id if there is no such run; "" if it is not about a run.
         what: the invariant that does not hold.
         where: the step, prompt or checkpoint.
     """
@@ -39,7 +39,7 @@ class Violation:
     where: str
 
 
-# A pruned run lacks the history before its oldest kept step: nothing is expected below `first`.
+# A pruned run has no history before its oldest kept step: nothing is expected below `first`.
 _KEPT = """kept AS (
     SELECT r.run_id, r.last_step, r.parent_uuid,
            CASE WHEN EXISTS (SELECT 1 FROM dbb_event e WHERE e.run_id = r.run_id AND e.kind = 'prune')
@@ -60,14 +60,14 @@ _USED = f"""used AS (
            {", ".join(f"sum(CASE WHEN {count} > 0 THEN 1 ELSE 0 END) AS {name}" for name, (count, _) in GROUPS.items())}
     FROM dbb_usage GROUP BY run_id, step)"""
 
-# Of the totals of a step those that are not as they should be, as text.
+# Those totals of a step that are wrong, as text.
 _WRONG_TOTALS = " || ".join(
     f"""CASE WHEN s.{name} IS SAME AS coalesce(u.{name}, 0) THEN ''
              ELSE ' {name} ' || coalesce(CAST(s.{name} AS TEXT), 'NULL') || ' for ' || coalesce(u.{name}, 0) END"""
     for name in TOTALS
 )
 
-# What must hold; where it does not, as text with the columns of the row; SQL for rows (run_id, ...) that break it.
+# What must hold; where it does not, as a format of the row's columns; SQL for the rows (run_id, ...) that violate it.
 # "IS SAME AS" stands for each database's comparison in which NULL equals NULL.
 _CHECKS = [
     (
@@ -76,15 +76,15 @@ _CHECKS = [
         "SELECT run_id, status FROM dbb_run WHERE status NOT IN ('running', 'finished')",
     ),
     (
-        "the ledger holds every step up to the last once",
-        "last step {}; {} steps in the ledger, {} to {}",
+        "every step up to the last one is recorded once",
+        "last step {}; {} steps recorded, {} to {}",
         """SELECT r.run_id, r.last_step, count(s.step), min(s.step), max(s.step)
            FROM dbb_run r LEFT JOIN dbb_step s ON s.run_id = r.run_id GROUP BY r.run_id, r.last_step
            HAVING count(s.step) <> r.last_step OR min(s.step) <> 1 OR max(s.step) <> r.last_step""",
     ),
     (
-        "a step has the prompts, rollouts and successes of its ledger row",
-        "step {}: {} prompts, {} rollouts, {} successes in the ledger; {}, {}, {} in the history",
+        "a step's prompts, rollouts and successes are those of its history",
+        "step {}: {} prompts, {} rollouts, {} successes; {}, {}, {} in the history",
         f"""WITH {_KEPT}
         SELECT s.run_id, s.step, s.prompts, s.rollouts, s.successes, h.prompts, h.rollouts, h.successes
         FROM dbb_step s JOIN kept k ON k.run_id = s.run_id AND s.step >= k.first
@@ -94,7 +94,7 @@ _CHECKS = [
            OR abs(s.successes - coalesce(h.successes, 0)) > 1e-9 * (1 + abs(s.successes))""",
     ),
     (
-        "a row of the history belongs to a step of the ledger",
+        "a row of the history belongs to a recorded step",
         "step {}, prompt {}",
         """SELECT h.run_id, h.step, h.prompt_id FROM dbb_history h WHERE NOT EXISTS
            (SELECT 1 FROM dbb_step s WHERE s.run_id = h.run_id AND s.step = h.step)""",
@@ -116,7 +116,7 @@ _CHECKS = [
               AND prev_beta IS SAME AS last_beta AND prev_state IS SAME AS last_state)""",
     ),
     (
-        "a prompt of the history has a posterior of its newest visit",
+        "a prompt of the history has the posterior of its newest visit",
         "prompt {}: newest visit at step {}, posterior of step {}",
         f"""WITH {_NEWEST}
         SELECT n.run_id, n.prompt_id, n.step, q.step FROM newest n
@@ -131,7 +131,7 @@ _CHECKS = [
            WHERE NOT (q.alpha IS SAME AS h.alpha AND q.beta IS SAME AS h.beta AND q.state IS SAME AS h.state)""",
     ),
     (
-        "a posterior comes from a visit in the history, or from the warm start",
+        "a posterior comes from a visit in the history or from the warm start",
         "prompt {}: step {}, {} visits",
         f"""WITH {_KEPT}
         SELECT q.run_id, q.prompt_id, q.step, q.visits FROM dbb_posterior q JOIN kept k ON k.run_id = q.run_id
@@ -155,14 +155,14 @@ _CHECKS = [
                  AND abs(successes) <= 1.7976931348623157e308 AND rollouts >= 1)""",
     ),
     (
-        "a probe is of a step of the ledger, with at least one sample",
+        "a probe belongs to a recorded step and has at least one sample",
         "step {}, prompt {}: {} samples, sum {}, of squares {}",
         """SELECT p.run_id, p.step, p.prompt_id, p.samples, p.successes, p.squares FROM dbb_probe p
            WHERE p.samples < 1 OR p.squares * p.samples < p.successes * p.successes * (1 - 1e-9)
               OR NOT EXISTS (SELECT 1 FROM dbb_step s WHERE s.run_id = p.run_id AND s.step = p.step)""",
     ),
     (
-        "a step has the totals of its usage",
+        "a step's totals are the sums of its usage",
         "step {}:{}",
         f"""WITH {_KEPT}, {_USED}, wrong AS (
             SELECT s.run_id, s.step, {_WRONG_TOTALS} AS totals
@@ -171,18 +171,18 @@ _CHECKS = [
         SELECT run_id, step, totals FROM wrong WHERE totals <> ''""",
     ),
     (
-        "a row of the usage belongs to a step of the ledger with totals of it",
+        "a row of the usage belongs to a recorded step with totals",
         "step {}, prompt {}",
         """SELECT u.run_id, u.step, u.prompt_id FROM dbb_usage u WHERE NOT EXISTS
            (SELECT 1 FROM dbb_step s WHERE s.run_id = u.run_id AND s.step = u.step AND s.generated IS NOT NULL)""",
     ),
     (
-        "no part of the usage is above its whole, or below 0",
+        "no count of the usage is negative or above the count it is a part of",
         "step {}, prompt {}:" + ",".join(f" {name} {{}}" for name in COUNTS),
         f"SELECT run_id, step, prompt_id, {', '.join(COUNTS)} FROM dbb_usage WHERE NOT ({bounds_sql()})",
     ),
     (
-        "the rollouts of a prompt were generated, where a step has usage",
+        "where a step has usage, it has generated the rollouts of every prompt",
         "step {}, prompt {}: {} rollouts, {} generated",
         """SELECT h.run_id, h.step, h.prompt_id, h.rollouts, coalesce(u.generated, 0) FROM dbb_history h
            JOIN dbb_step s ON s.run_id = h.run_id AND s.step = h.step AND s.generated IS NOT NULL
@@ -196,7 +196,7 @@ _CHECKS = [
            WHERE c.step NOT BETWEEN 0 AND r.last_step""",
     ),
     (
-        "an evaluation is of no step, or of a recorded one of its run",
+        "an evaluation has no step, or a recorded step of its run",
         "evaluation {} ({}) of step {}, last step {}",
         """SELECT e.run_id, e.evaluation_id, e.name, e.step, r.last_step
            FROM dbb_evaluation e LEFT JOIN dbb_run r ON r.run_id = e.run_id
@@ -209,13 +209,13 @@ _CHECKS = [
            (SELECT 1 FROM dbb_evaluation_result r WHERE r.evaluation_id = e.evaluation_id)""",
     ),
     (
-        "a run, a step and a name have one evaluation",
+        "a run, step and name have one evaluation",
         "evaluations {} to {} ({}) of step {}",
         """SELECT run_id, min(evaluation_id), max(evaluation_id), name, step FROM dbb_evaluation
            GROUP BY run_id, step, name HAVING count(*) > 1""",
     ),
     (
-        "every evaluation run of a benchmark answers the same prompts",
+        "every evaluation run of a benchmark has the same prompts",
         "evaluation {}, {}: {} results, for {} runs of {} prompts",
         """SELECT e.run_id, r.evaluation_id, r.benchmark, r.results, r.repeats, r.prompts
            FROM (SELECT evaluation_id, benchmark, count(*) AS results, max(repeat) + 1 AS repeats,
@@ -229,7 +229,7 @@ _CHECKS = [
            WHERE r.results <> r.repeats * r.prompts OR r.same = 0""",
     ),
     (
-        "the numbers of a result fit each other",
+        "the counts and scores of a result are consistent",
         "evaluation {}, {}, evaluation run {}, place {}: {} samples, {} verified of sum {}, best {}",
         f"""SELECT e.run_id, r.evaluation_id, benchmark, repeat, place, samples, verified, successes, best
             FROM dbb_evaluation_result r LEFT JOIN dbb_evaluation e ON e.evaluation_id = r.evaluation_id
@@ -243,7 +243,7 @@ _OWNED = (
 )  # fmt: skip
 _OF_PROMPTS = ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage")
 
-# The update of DBB itself, to the last bit; the first visit of a prompt starts from the prior.
+# The update of DBB, to the last bit; the first visit of a prompt starts from the prior.
 _DBB = """
     SELECT run_id, step, prompt_id, prev_alpha, prev_beta, rollouts, successes, alpha, beta FROM dbb_history
     WHERE run_id = :run AND NOT (
@@ -256,10 +256,10 @@ _PACKED = """
 
 
 def check(store: PosteriorStore) -> list[Violation]:
-    """Every violation of what must hold in a store, in one state of it; at most ``SHOWN`` of a kind.
+    """Every violation of what must hold in a store, in one snapshot of it; at most ``SHOWN`` of a kind.
 
-    It reads every table once or a few times and writes nothing; a run may be trained meanwhile. History that was
-    pruned on purpose (an event tells) is not missed.
+    Reads every table once or a few times and writes nothing; runs may be trained meanwhile. Pruned history is not
+    reported as missing.
 
     Returns:
         Empty if all is well.
@@ -271,7 +271,7 @@ def check(store: PosteriorStore) -> list[Violation]:
             found += [*_state_sizes(connection, run), *_dbb_updates(connection, run)]
         names = {run.run_id: run.name for run in runs}
     return [
-        Violation("" if run_id is None else names.get(run_id, f"number {run_id}"), what, where)
+        Violation("" if run_id is None else names.get(run_id, f"run_id {run_id}"), what, where)
         for run_id, what, where in found
     ]
 
@@ -320,7 +320,7 @@ def _prompts(connection: Connection) -> _Found:
     shown = 0
     for rows in chunks(connection, "SELECT prompt_id, hash, prompt, label FROM dbb_prompt ORDER BY prompt_id", {}):
         for prompt_id, digest, prompt, label in rows:
-            # U+FFFD stands for what could not be stored: the hash is of the text before.
+            # U+FFFD stands for what could not be stored: the hash is of the original text.
             if "\ufffd" in prompt + label or bytes(digest) == prompt_hash(prompt, label):
                 continue
             yield None, "a prompt's hash is that of its text and label", f"prompt {prompt_id}"
@@ -352,7 +352,8 @@ def _state_sizes(connection: Connection, run: Any) -> _Found:
     size = 8 * len(StateLayout(tuple(json.loads(run.state_fields))).packed)
     for table in ("dbb_posterior", "dbb_history"):
         for run_id, prompt_id, found in _rows(connection, _PACKED.format(table=table), run=run.run_id, bytes=size):
-            yield run_id, "packed state has 8 bytes a field", f"{table}, prompt {prompt_id}: {found} bytes, not {size}"
+            where = f"{table}, prompt {prompt_id}: {found} bytes, not {size}"
+            yield run_id, "packed state has 8 bytes per field", where
 
 
 def _dbb_updates(connection: Connection, run: Any) -> _Found:
@@ -360,12 +361,12 @@ def _dbb_updates(connection: Connection, run: Any) -> _Found:
     names = ("discount", "prior_alpha", "prior_beta")
     if run.estimator != "dbb" or parameters.get("forgetting", "visits") != "visits" or not {*names} <= {*parameters}:
         return
-    values = {name: float(parameters[name]) for name in names}
-    for row in _rows(connection, _DBB, run=run.run_id, tiniest=_TINIEST, **values):
-        run_id, step, prompt_id, *numbers = row
+    numbers = {name: float(parameters[name]) for name in names}
+    for row in _rows(connection, _DBB, run=run.run_id, tiniest=_TINIEST, **numbers):
+        run_id, step, prompt_id, *values = row
         where = "step {}, prompt {}: ({}, {}), {} rollouts with {} successes, gave ({}, {})"
         yield (
             run_id,
             "alpha = discount * alpha + successes, beta = discount * beta + failures",
-            where.format(step, prompt_id, *numbers),
+            where.format(step, prompt_id, *values),
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import text
 
 from storage.engine import chunks
-from storage.evaluations import REAL, WHOLE, EvaluationRows
+from storage.evaluations import INTEGER, REAL, EvaluationRows
 from storage.records import RunRecord
 from storage.retry import retried
 from storage.store import PosteriorStore
@@ -115,7 +115,7 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """
     query = """SELECT step, prompt_id, rollouts, successes, mean, variance FROM dbb_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*columns(store, run, query, whole=3, real=3))
+    return StepLog(*columns(store, run, query, integer=3, real=3))
 
 
 def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
@@ -126,7 +126,7 @@ def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
     """
     query = """SELECT step, prompt_id, rollouts, successes, mean, variance, alpha, beta FROM dbb_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return PosteriorLog(*columns(store, run, query, whole=3, real=5))
+    return PosteriorLog(*columns(store, run, query, integer=3, real=5))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
@@ -138,7 +138,7 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     query = """SELECT p.step, p.prompt_id, p.samples, p.successes, p.squares, h.mean, h.variance FROM dbb_probe p
                LEFT JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
                WHERE p.run_id = :run ORDER BY p.step, p.prompt_id"""
-    return ProbeLog(*columns(store, run, query, whole=3, real=4))
+    return ProbeLog(*columns(store, run, query, integer=3, real=4))
 
 
 def read_usage(store: PosteriorStore, run: RunRecord) -> UsageLog:
@@ -149,7 +149,7 @@ def read_usage(store: PosteriorStore, run: RunRecord) -> UsageLog:
     """
     query = f"""SELECT step, prompt_id, {", ".join(COUNTS)} FROM dbb_usage
                 WHERE run_id = :run ORDER BY step, prompt_id"""
-    return UsageLog(*columns(store, run, query, whole=2 + len(COUNTS)))
+    return UsageLog(*columns(store, run, query, integer=2 + len(COUNTS)))
 
 
 @retried
@@ -157,12 +157,12 @@ def read_evaluations(store: PosteriorStore, run: RunRecord | None = None) -> lis
     """Evaluations with their results prompt by prompt, oldest first.
 
     Args:
-        run: those of this run alone; None: all of the store.
+        run: only those of this run; None: all in the store.
     """
     of_run = "" if run is None else "WHERE run_id = :run"
     key = {} if run is None else {"run": run.run_id}
     query = f"""
-        SELECT evaluation_id, benchmark, repeat, place, prompt_id, {", ".join(WHOLE)}, {", ".join(REAL)}
+        SELECT evaluation_id, benchmark, repeat, place, prompt_id, {", ".join(INTEGER)}, {", ".join(REAL)}
         FROM dbb_evaluation_result
         WHERE evaluation_id IN (SELECT evaluation_id FROM dbb_evaluation {of_run})
         ORDER BY evaluation_id, benchmark, repeat, place"""
@@ -171,8 +171,8 @@ def read_evaluations(store: PosteriorStore, run: RunRecord | None = None) -> lis
         select = text(f"SELECT * FROM dbb_evaluation {of_run} ORDER BY evaluation_id")
         evaluations = connection.execute(select, key).mappings().all()
         for part in chunks(connection, query, key):
-            for evaluation_id, benchmark, *numbers in part:
-                found.setdefault((evaluation_id, benchmark), []).append(numbers)
+            for evaluation_id, benchmark, *row in part:
+                found.setdefault((evaluation_id, benchmark), []).append(row)
     results: dict[int, dict[str, EvaluationRows]] = {}
     for evaluation_id, benchmark in sorted(found):
         results.setdefault(evaluation_id, {})[benchmark] = _evaluation_rows(benchmark, found[evaluation_id, benchmark])
@@ -182,13 +182,13 @@ def read_evaluations(store: PosteriorStore, run: RunRecord | None = None) -> lis
     ]
 
 
-def _evaluation_rows(benchmark: str, numbers: list[Any]) -> EvaluationRows:
-    """The rows of a benchmark, ordered by evaluation run and place."""
-    repeat, place, prompt_ids, *columns = zip(*numbers, strict=True)
+def _evaluation_rows(benchmark: str, rows: list[Any]) -> EvaluationRows:
+    """The results of a benchmark from its rows, which are ordered by evaluation run and place."""
+    repeat, place, prompt_ids, *columns = zip(*rows, strict=True)
     shape = (repeat[-1] + 1, place[-1] + 1)
     arrays = {
-        name: np.array(values, dtype=np.int64 if name in WHOLE else np.float64).reshape(shape)
-        for name, values in zip((*WHOLE, *REAL), columns, strict=True)
+        name: np.array(values, dtype=np.int64 if name in INTEGER else np.float64).reshape(shape)
+        for name, values in zip((*INTEGER, *REAL), columns, strict=True)
     }
     return EvaluationRows(benchmark, np.array(prompt_ids[: shape[1]], dtype=np.int64), **arrays)
 
@@ -197,15 +197,15 @@ HISTORY_COLUMNS = (
     "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance", "prompt", "label",
 )  # fmt: skip
 
-# Each row comes with its prompt's text, which may be long.
+# Each row includes its prompt's text, which may be long.
 _ROWS_WITH_TEXT = 2_000
 
 
 def history_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
-    """All groups of rollouts of a run with prompt and label, in parts, never all of it in memory.
+    """All groups of rollouts of a run with prompt and label, in parts, never all in memory at once.
 
     Yields:
-        Rows of ``HISTORY_COLUMNS``, ordered by step, then prompt_id; all parts are of one state of the database.
+        Rows of ``HISTORY_COLUMNS``, ordered by step, then prompt_id; all parts come from one snapshot.
     """
     query = """SELECT h.step, h.prompt_id, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance,
                       p.prompt, p.label
@@ -217,9 +217,9 @@ def history_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Seque
 
 
 @retried
-def columns(store: PosteriorStore, run: RunRecord, query: str, *, whole: int, real: int = 0) -> list[NDArray[Any]]:
-    """The query's columns, ``whole`` of int64 and then ``real`` of float64; NULL is NaN."""
-    types = [np.int64] * whole + [np.float64] * real
+def columns(store: PosteriorStore, run: RunRecord, query: str, *, integer: int, real: int = 0) -> list[NDArray[Any]]:
+    """The query's columns: ``integer`` of int64, then ``real`` of float64, where NULL is NaN."""
+    types = [np.int64] * integer + [np.float64] * real
     parts: list[list[NDArray[Any]]] = [[np.empty(0, dtype=kind)] for kind in types]
     with store.database.transaction() as connection:
         for rows in chunks(connection, query, {"run": run.run_id}):

@@ -1,4 +1,4 @@
-"""Which process writes a run, and whether it still lives."""
+"""Which process owns a run, and whether it is still alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Owner:
     Attributes:
         host: its host name.
         pid: its process id on that host.
-        started: its start, so that a process id given out again is not taken for it; None if unknown.
+        started: when it started, to tell it from a later process with the same id; None if unknown.
     """
 
     host: str
@@ -31,13 +31,13 @@ class Owner:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether the process runs; only meaningful if ``is_local``."""
+        """Whether the process is alive; only meaningful if ``is_local``."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # it exists and belongs to another user
+            pass  # it exists, but belongs to another user
         started = _start_of(self.pid)
         return self.started is None or started is None or started == self.started
 
@@ -46,16 +46,16 @@ class Owner:
 
 
 NOBODY = Owner("", 0, None)
-"""Owner of a run that has been released: anyone may claim it at once."""
+"""Owner of a released run: anyone may claim it at once."""
 
 
 def _start_of(pid: int) -> str | None:
-    """Clock ticks from boot to the start of the process, with the boot's id; "ended" for a zombie.
+    """Start of the process as clock ticks since boot, with the boot's id; "ended" for a zombie.
 
     Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime). None where there is no /proc.
     """
     try:
-        # The second field, the command in brackets, may itself hold blanks and brackets.
+        # The second field, the command in parentheses, may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

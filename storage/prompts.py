@@ -1,4 +1,4 @@
-"""Identity of a prompt, and the table that gives each one a number."""
+"""Identity of a prompt, and the table that gives each prompt an id."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _REGISTER_CHUNK = 10_000
 def prompt_hash(prompt: str, label: str) -> bytes:
     """16 bytes that identify a prompt with its label, in every database and run.
 
-    BLAKE2b over a version tag and the two texts as UTF-8, each after its length in bytes (8 bytes,
-    little-endian), so that ("ab", "c") and ("a", "bc") differ. The texts are taken as they are,
-    nothing normalised; give the prompt as the model sees it. Another label is another reward, hence another prompt.
+    BLAKE2b over a version tag and the two texts as UTF-8, each preceded by its length in bytes (8 bytes,
+    little-endian), so that ("ab", "c") and ("a", "bc") differ. Nothing is normalised; pass the prompt as the model
+    sees it. Another label means another reward, hence another prompt.
 
     Example:
         >>> prompt_hash("1 + 1 = ?", "2").hex()
@@ -29,7 +29,7 @@ def prompt_hash(prompt: str, label: str) -> bytes:
     """
     digest = hashlib.blake2b(b"openrlhf-dbb prompt 1", digest_size=HASH_BYTES)
     for field in (prompt, label):
-        # JSON files may hold half a surrogate pair, which strict UTF-8 refuses.
+        # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
         encoded = field.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "little"))
         digest.update(encoded)
@@ -37,21 +37,21 @@ def prompt_hash(prompt: str, label: str) -> bytes:
 
 
 def storable(string: str) -> str:
-    """The text with U+FFFD for what PostgreSQL's text cannot hold: U+0000 and unpaired surrogates."""
+    """The text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-    """Ids of the prompts, in their order; new ones are stored.
+    """Ids of the prompts, in the order given; new prompts are stored.
 
     Returns:
-        (P,) int64; equal prompt and label, equal id.
+        (P,) int64; the same prompt and label have the same id.
 
     Raises:
-        StoreError: not as many labels as prompts, or one that is no text.
+        StoreError: not as many labels as prompts, or one of them is not text.
     """
     if len(prompts) != len(labels):
-        raise StoreError(f"{len(prompts)} prompts came with {len(labels)} labels; give one label (or '') per prompt")
+        raise StoreError(f"got {len(prompts)} prompts and {len(labels)} labels; give one label (or '') per prompt")
     hashes = []
     for position, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
         if not isinstance(prompt, str) or not isinstance(label, str):
@@ -63,7 +63,7 @@ def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) 
     first: dict[bytes, int] = {}
     for position, digest in enumerate(hashes):
         first.setdefault(digest, position)
-    # Sorted, so that two processes that register at once take their locks in one order.
+    # Sorted, so that two processes that register at once take their locks in the same order.
     ordered = sorted(first)
     ids: dict[bytes, int] = {}
     for start in range(0, len(ordered), _REGISTER_CHUNK):
@@ -84,7 +84,7 @@ def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) 
 
 def _insert(connection: Connection, database: Database, rows: list[tuple[bytes, str, str]]) -> None:
     insert = "INSERT INTO dbb_prompt (hash, prompt, label) "
-    # Another process may have stored some of them since they were looked up.
+    # Another process may have stored some of them since the lookup.
     ignore = " ON CONFLICT (hash) DO NOTHING"
     if database.is_sqlite:
         connection.exec_driver_sql(insert + "VALUES (?, ?, ?)" + ignore, rows)
@@ -101,7 +101,7 @@ def _insert(connection: Connection, database: Database, rows: list[tuple[bytes, 
 
 def _read_ids(connection: Connection, database: Database, digests: list[bytes]) -> dict[bytes, int]:
     if database.is_sqlite:
-        # One parameter of any length, cut up by the database: lists of parameters are limited.
+        # One parameter of any length, split by the database: the number of parameters is limited.
         query = f"""
             WITH RECURSIVE position(i) AS
                 (SELECT 0 UNION ALL SELECT i + 1 FROM position WHERE i + 1 < :count)

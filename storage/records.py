@@ -1,4 +1,4 @@
-"""What goes into a store and what comes out: plain records around numpy arrays.
+"""What goes into a store and what comes out: plain records of numpy arrays.
 
 Axes in comments: P prompts, Q probed prompts, F state fields of the run's estimator.
 """
@@ -26,14 +26,14 @@ class RunRecord:
     """One training run, as stored.
 
     Attributes:
-        run_id: number in its database; uuid: 32 hex digits, unique everywhere; name: unique in its database.
+        run_id: id in its database; uuid: 32 hex digits, unique everywhere; name: unique in its database.
         status: "running" or "finished".
         last_step: the last recorded step, 0 before the first.
         estimator, estimator_version, parameters, state_fields: what computes the posteriors.
-        model, dataset, dataset_digest, reward, config: what is trained, as told by the trainer.
-        method: training method (grpo, dapo, ...); "" if not told.
+        model, dataset, dataset_digest, reward, config: what is trained, as given by the trainer.
+        method: training method (grpo, dapo, ...); "" if not given.
         created_at: UTC, ISO 8601.
-        parent: None, or where the run was warm-started from: name, uuid, step, weight, database.
+        parent: what the run was warm-started from: name, uuid, step, weight, database; None if nothing.
     """
 
     run_id: int
@@ -57,7 +57,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Outcome of a warm start: prompts with and without a posterior in ``source``, as it was then."""
+    """Outcome of a warm start: how many prompts had a posterior in ``source``, as it was then, and how many had not."""
 
     matched: int
     unmatched: int
@@ -66,11 +66,11 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class PosteriorTable:
-    """Current posteriors, one row per prompt asked for.
+    """Current posteriors, one row per requested prompt.
 
     Attributes:
-        state: (P, F) float64; a NaN row where the run has no posterior of the prompt.
-        visits: (P,) int64, steps of this run in which the prompt was trained on.
+        state: (P, F) float64; a row of NaN where the run has no posterior of the prompt.
+        visits: (P,) int64, steps of this run that trained on the prompt.
         step: (P,) int64, the last such step; 0: warm start only; -1: no posterior.
     """
 
@@ -84,10 +84,10 @@ class ProbeRows:
     """Extra rollouts of some prompts under the policy of one training step, never trained on.
 
     Attributes:
-        prompt_ids: (Q,) int, unique; a probed prompt need not be among those the step trained on.
-        samples: (Q,) int, >= 1, scores of the probe.
-        successes: (Q,) float, their sum.
-        squares: (Q,) float, sum of their squares; for scores 0 and 1 the same as ``successes``.
+        prompt_ids: (Q,) int, unique; a probed prompt need not be one the step trained on.
+        samples: (Q,) int, >= 1, number of scores.
+        successes: (Q,) float, sum of the scores.
+        squares: (Q,) float, sum of the squared scores; for scores 0 and 1 the same as ``successes``.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -96,7 +96,7 @@ class ProbeRows:
     squares: NDArray[np.float64]
 
     def checked(self, step: int) -> ProbeRows:
-        """A copy with exact types, sorted by prompt id; raises StoreError as :meth:`StepRows.checked` does."""
+        """A copy with exact types, sorted by prompt id; raises StoreError as :meth:`StepRows.checked`."""
         ids, order = sorted_ids(step, "probes.prompt_ids", self.prompt_ids)
         size = len(ids)
         rows = ProbeRows(
@@ -120,11 +120,11 @@ class StepRows:
         successes: (P,) float, their sum.
         mean, variance: (P,) float, the estimate of one reward that the step was scored with.
         state: (P, F) float, the posterior after the step.
-        previous_state: (P, F) float, before it; NaN rows where there was none.
+        previous_state: (P, F) float, the posterior before it; rows of NaN where there was none.
         previous_step: (P,) int, as ``PosteriorTable.step``.
-        shared: the estimator's run-wide vectors after the step, finite; empty: none, or as they were.
+        shared: the estimator's run-wide vectors after the step, finite; empty: none, or unchanged.
         probes: None if no prompt was probed.
-        usage: where the step's rollouts went; None if that was not counted.
+        usage: where the step's rollouts went; None if not counted.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -143,8 +143,8 @@ class StepRows:
         """A copy with exact types, sorted by prompt id.
 
         Raises:
-            StoreError: a shape, a type, a value that is not finite, a prompt that comes twice, or a usage that
-                cannot be.
+            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt, or usage that is
+                inconsistent.
         """
         ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
         size = len(ids)
@@ -163,19 +163,21 @@ class StepRows:
         )
         for name in ("successes", "mean", "variance", "state"):
             check_finite(step, name, ids, getattr(rows, name))
-        # A new prompt may come with its prior or with NaN; one that was there before must say what it was.
+        # A new prompt may have its prior or NaN here; one with a posterior must have that posterior.
         known = (rows.previous_step >= 0) | ~np.isnan(rows.previous_state).all(axis=1)
         check_finite(step, "previous_state", ids, rows.previous_state, known)
         late = rows.previous_step >= step
         if late.any():
             prompt, previous = ids[late][0], rows.previous_step[late][0]
-            raise StoreError(f"step {step}: previous_step of prompt {prompt} is {previous}, not before {step}")
+            raise StoreError(
+                f"step {step}: previous_step of prompt {prompt} is {previous}; it must be less than {step}"
+            )
         if rows.usage is not None:
             rows.usage.check_covers(step, ids, rows.rollouts)
         return rows
 
     def digest(self, step: int) -> bytes:
-        """16 bytes that tell two contents of a step apart; of checked rows only (sorted, exact types)."""
+        """16 bytes that identify the content of a step; only of checked rows (sorted, exact types)."""
         contents = vars(self).copy()
         shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
         probed = 0 if probes is None else len(probes.prompt_ids)
@@ -183,7 +185,7 @@ class StepRows:
         arrays = [*contents.values()]
         for part in (probes, usage):
             arrays += [] if part is None else vars(part).values()
-        header = f"step rows 3:{step}:{self.state.shape}:{probed}:{used}:{shared}"
+        header = f"step rows 1:{step}:{self.state.shape}:{probed}:{used}:{shared}"
         digest = hashlib.blake2b(header.encode(), digest_size=16)
         for values in arrays:
             digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
@@ -192,45 +194,45 @@ class StepRows:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Where an estimator's state fields are kept: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
+    """Where an estimator's state fields are stored: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
 
-    The rest is little-endian float64, in the order of ``fields``.
+    Packed is little-endian float64, in the order of ``fields``.
     """
 
     fields: tuple[str, ...]
 
     @property
     def packed(self) -> list[int]:
-        """Positions of the packed fields."""
+        """Indices of the packed fields."""
         return [i for i, name in enumerate(self.fields) if name not in _COLUMN_FIELDS]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """The columns in use, each with its numpy type."""
+        """The columns that the estimator needs, each with its numpy type."""
         used = [(name, "<f8") for name in _COLUMN_FIELDS if name in self.fields]
         return used + ([("state", f"V{8 * len(self.packed)}")] if self.packed else [])
 
     def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[np.float64]]:
-        """(P, F) state -> the columns in use, as :mod:`storage.bulk` takes them; a row of NaN is NULL."""
+        """(P, F) state -> its columns, for :mod:`storage.bulk`; a row of NaN becomes NULL."""
         return {
             prefix + name: state[:, self.packed if name == "state" else self.fields.index(name)]
             for name, _ in self.columns
         }
 
     def from_columns(self, rows: NDArray[np.void]) -> NDArray[np.float64]:
-        """Records with the columns in use, none NULL -> (P, F) state."""
+        """Records with its columns, none of them NULL -> (P, F) state."""
         state = np.empty((len(rows), len(self.fields)))
         for name, _ in self.columns:
             if name == "state":
-                numbers = np.ascontiguousarray(rows[name]).view("<f8")
-                state[:, self.packed] = numbers.reshape(len(rows), len(self.packed))
+                packed = np.ascontiguousarray(rows[name]).view("<f8")
+                state[:, self.packed] = packed.reshape(len(rows), len(self.packed))
             else:
                 state[:, self.fields.index(name)] = rows[name]
         return state
 
 
 def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Columns:
-    """The rows of ``dbb_history``."""
+    """The columns of ``dbb_history``."""
     return {
         "run_id": run_id,
         "step": step,
@@ -246,7 +248,7 @@ def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout)
 
 
 def probe_columns(run_id: int, step: int, probes: ProbeRows) -> Columns:
-    """The rows of ``dbb_probe``."""
+    """The columns of ``dbb_probe``."""
     return {
         "run_id": run_id,
         "step": step,

@@ -1,4 +1,4 @@
-"""Delete the history of old steps, without breaking the resume of a kept model checkpoint."""
+"""Prune a run: delete the history of old steps, without breaking the resume from a kept model checkpoint."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PruneResult:
     """What a prune deleted.
 
     Attributes:
-        steps: steps whose history is gone.
+        steps: steps whose history was deleted.
         history_rows, probes, usage_rows, checkpoints: rows deleted.
-        bytes_freed: room for new rows in the file (SQLite); None where it is not known (PostgreSQL).
+        bytes_freed: room for new rows in the file (SQLite); None if unknown (PostgreSQL).
     """
 
     steps: int
@@ -50,33 +50,33 @@ def prune(
     before: int | None = None,
     drop_checkpoints: bool = False,
 ) -> PruneResult:
-    """Delete the history, probes and usage of a run's old steps; exactly one of ``keep_last`` and ``before`` is given.
+    """Delete the history, probes and usage of a run's old steps; give exactly one of ``keep_last`` and ``before``.
 
-    Posteriors, the ledger of steps with the run-wide state, evaluations and all totals stay. A model checkpoint needs
-    the history of every step after it to be resumed: a prune that would take it is refused, unless the checkpoint is
-    given up by ``drop_checkpoints``; the newest one of an unfinished run (its start, if it has none) is never given
-    up. A finished run is never resumed, so its checkpoints need nothing. Roll back to a step before the
-    oldest kept one but one is refused from then on.
+    Posteriors, recorded steps with their totals and run-wide state, and evaluations stay. To resume from a model
+    checkpoint, the history of every later step is needed: a prune that would delete it is refused, unless
+    ``drop_checkpoints`` gives the checkpoint up; the newest one of an unfinished run (its start, if it has none) is
+    never given up. A finished run is never resumed, so its checkpoints need no history. Afterwards a roll back needs
+    every step it undoes to be kept.
 
-    The run may be trained meanwhile: rows go in short transactions of whole steps, oldest first, each of which
-    leaves a valid run. Killed half-way, the rest is deleted by the same call again.
+    The run may be trained meanwhile: rows are deleted in short transactions of whole steps, oldest first, each of
+    which leaves a valid run. If killed half-way, the same call deletes the rest.
 
     The mean and variance in view ``posteriors`` of a prompt whose last visit was deleted come from alpha and
-    beta, and are NULL for an estimator that keeps neither.
+    beta; they are NULL for an estimator without these.
 
-    The space is used for new rows. To give it back to the system: ``VACUUM`` on SQLite, ``VACUUM FULL dbb_history,
-    dbb_usage`` on PostgreSQL, while no run is trained.
+    The space is reused for new rows. To return it to the system: ``VACUUM`` on SQLite, ``VACUUM FULL dbb_history,
+    dbb_usage`` on PostgreSQL, while no run is being trained.
 
     Args:
-        keep_last: steps to keep, >= 0.
+        keep_last: number of steps to keep, >= 0.
         before: the first step to keep, >= 1.
-        drop_checkpoints: give up resuming from the checkpoints in the way; their rows are deleted too.
+        drop_checkpoints: give up the checkpoints that need deleted history; their rows are deleted too.
 
     Raises:
-        StoreError: a checkpoint is in the way, an argument does not fit, or there is no such run.
+        StoreError: a checkpoint needs the history, an argument does not fit, or there is no such run.
     """
     if (keep_last is None) == (before is None):
-        raise StoreError("a prune needs either keep_last or before; give one of them")
+        raise StoreError("a prune needs exactly one of keep_last and before")
     for name, value, lowest in (("keep_last", keep_last, 0), ("before", before, 1)):
         if value is not None and value < lowest:
             raise StoreError(f"a prune's {name} is {value}; it must be at least {lowest}")
@@ -103,7 +103,7 @@ def prune(
 def _plan(
     database: Database, run: RunRecord, keep_last: int | None, before: int | None
 ) -> tuple[int, list[tuple[int, int]]]:
-    """The first step to keep, and the parts to be deleted."""
+    """The first step to keep, and the parts to delete."""
     with database.transaction() as connection:
         last_step = _stored(connection, database, run).last_step
         first_kept = min(last_step + 1, last_step + 1 - (keep_last or 0) if before is None else before)
@@ -111,7 +111,7 @@ def _plan(
 
 
 def _stored(connection: Connection, database: Database, run: RunRecord, *, lock: bool = False) -> Row[Any]:
-    """The run as it is now; with ``lock``, no step and no roll back until the transaction ends."""
+    """The run as it is now; ``lock`` keeps out steps and roll backs until the transaction ends."""
     query = select(schema.run).where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     if row is None:
@@ -120,8 +120,8 @@ def _stored(connection: Connection, database: Database, run: RunRecord, *, lock:
 
 
 def _parts(connection: Connection, run: RunRecord, first_kept: int) -> list[tuple[int, int]]:
-    """Ranges [start, end) of the steps to be deleted, each of about ``CHUNK`` rows."""
-    ledger = connection.execute(
+    """Ranges [start, end) of the steps to delete, each of about ``CHUNK`` rows."""
+    steps = connection.execute(
         text(
             """SELECT step, prompts + coalesce(groups + skipped, 0) FROM dbb_step
                WHERE run_id = :run AND step < :first_kept AND step >=
@@ -132,11 +132,11 @@ def _parts(connection: Connection, run: RunRecord, first_kept: int) -> list[tupl
         {"run": run.run_id, "first_kept": first_kept},
     )
     starts, rows = [], CHUNK
-    for step, of_step in ledger:
+    for step, rows_of_step in steps:
         if rows >= CHUNK:
             starts.append(step)
             rows = 0
-        rows += of_step
+        rows += rows_of_step
     return list(itertools.pairwise([*starts, first_kept])) if starts else []
 
 
@@ -144,7 +144,7 @@ def _given_up(connection: Connection, run: Row[Any], first_kept: int, drop: bool
     """The step before which checkpoints are given up.
 
     Raises:
-        StoreError: one that needs the history to be deleted must be kept.
+        StoreError: a checkpoint that must be kept needs the history.
     """
     if run.status != "running":
         return 0
@@ -152,24 +152,24 @@ def _given_up(connection: Connection, run: Row[Any], first_kept: int, drop: bool
     query = select(checkpoint.step, checkpoint.tag).where(checkpoint.run_id == run.run_id)
     known = [(row.step, f"checkpoint {row.tag!r} of step {row.step}") for row in connection.execute(query)]
     known = sorted(known) or [(0, "no checkpoint, so it resumes from its start")]
-    # The newest tells most; all that are older go the same way as the oldest.
+    # If even the newest is in the way, say so; otherwise the oldest stands for all that are.
     step, which = known[-1] if known[-1][0] < first_kept - 1 else known[0]
     if step >= first_kept - 1:
         return 0
     if step == known[-1][0]:
-        advice = "it is its newest, so keep more"
+        advice = "it is the newest one, so keep more"
     elif drop:
         return first_kept - 1
     else:
-        advice = "keep more, or give such checkpoints up (drop_checkpoints=True, or --drop-checkpoints)"
+        advice = "keep more, or give up such checkpoints (drop_checkpoints=True, or --drop-checkpoints)"
     raise StoreError(
-        f"run {run.name!r} has {which}, which needs the history from step {step + 1}, but the prune would keep it "
-        f"from step {first_kept}; {advice}"
+        f"run {run.name!r} has {which}, which needs the history from step {step + 1} on, but the prune would keep it "
+        f"from step {first_kept} on; {advice}"
     )
 
 
 def _delete(connection: Connection, run_id: int, start: int, end: int, given_up: int) -> dict[str, int]:
-    """Delete history, probes and usage before step ``end``, and checkpoints before step ``given_up``; what was."""
+    """Delete history, probes and usage before step ``end``, and checkpoints before ``given_up``; how many of each."""
     key = {"run": run_id, "start": start, "end": end, "given_up": given_up}
     old = "WHERE run_id = :run AND step < :end"
     samples = connection.scalar(text(f"SELECT coalesce(sum(samples), 0) FROM dbb_probe {old}"), key)
@@ -185,7 +185,7 @@ def _delete(connection: Connection, run_id: int, start: int, end: int, given_up:
 
 
 def _write_note(connection: Connection, run: Row[Any], event_id: int | None, detail: dict[str, int]) -> int:
-    """Record the prune as one event, brought up to date with each part; its id."""
+    """Record the prune as one event, updated with each part; its id."""
     if event_id is None:
         return record_event(connection, run.run_id, "prune", run.last_step, run.last_step, detail)
     update = schema.event.update().where(schema.event.c.event_id == event_id)

@@ -1,4 +1,4 @@
-"""Repeat a transaction that an outage cut short: a server that restarts, a lost connection, a lock."""
+"""Repeat transactions that an outage cut short: a server that restarts, a lost connection, a lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from storage.errors import StoreError
 
 LIMIT_S = 120.0
-"""How long after the first failure a transaction is still repeated, in seconds."""
+"""How long a transaction is repeated after its first failure, in seconds."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -23,18 +23,18 @@ _Result = TypeVar("_Result")
 
 
 class Interrupted(StoreError):
-    """A transaction was ended by something that passes; whether it was committed may be unknown."""
+    """A transaction was cut short by an outage that may pass; it may or may not have been committed."""
 
 
 def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorator: repeat a call that ends as :class:`Interrupted`, with growing, random pauses.
+    """Decorator: repeat a call that raises :class:`Interrupted`, with growing, random pauses.
 
-    Only for calls of one transaction that may be made twice: a commit whose answer was lost has happened.
-    One outage is logged once, and once more when it is over. What does not pass by itself (a full disk,
-    a refused value) is not repeated.
+    Only for calls of one transaction that may be made twice: an attempt may have been committed although its
+    acknowledgement was lost. An outage is logged once, and once more when it is over. Errors that do not pass by
+    themselves (a full disk, a refused value) are not repeated.
 
     Raises:
-        StoreError: it did not pass within ``LIMIT_S``.
+        StoreError: the outage lasted longer than ``LIMIT_S``.
     """
 
     @wraps(work)
@@ -43,11 +43,11 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
             return work(*args, **kwargs)
         except Interrupted as error:
             began = time.monotonic()
-            _log.warning("%s; trying again for %g s", error, LIMIT_S)
+            _log.warning("%s; retrying for up to %g s", error, LIMIT_S)
         pause = _FIRST_PAUSE_S
         while True:
             left = began + LIMIT_S - time.monotonic()
-            # Random, so that processes that failed together do not come back together.
+            # Random, so that processes that failed together do not retry together.
             time.sleep(min(pause * random.uniform(0.5, 1.5), max(left, 0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
@@ -55,9 +55,9 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
             except Interrupted as error:
                 waited = time.monotonic() - began
                 if waited >= LIMIT_S:
-                    raise StoreError(f"{error}; gave up after {waited:.0f} s, resume when it has passed") from None
+                    raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
             else:
-                _log.info("the store is back after %.1f s, nothing was lost", time.monotonic() - began)
+                _log.info("the store is back after %.1f s; nothing was lost", time.monotonic() - began)
                 return result
 
     return call

@@ -1,4 +1,4 @@
-"""Undo steps: every posterior as it was, bit for bit, at a cost that follows the steps undone."""
+"""Undo steps: every posterior becomes what it was, bit for bit; the cost grows with the steps undone."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from storage.errors import StoreError
 from storage.events import record_event
 from storage.records import RunRecord
 
-# A prune deletes the oldest steps, so the first step after :step tells whether all of them are there.
+# A prune deletes the oldest history, so the first step after :step tells whether all of it is there.
 _PRUNED = text(
     """SELECT s.step
        FROM (SELECT step FROM dbb_step WHERE run_id = :run AND step > :step AND prompts > 0 ORDER BY step LIMIT 1) s
        WHERE NOT EXISTS (SELECT 1 FROM dbb_history h WHERE h.run_id = :run AND h.step = s.step)"""
 )
 
-# Of each prompt touched after :step, the first such row knows the posterior to go back to: its prev_step is not
-# after :step.
+# For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
 _UNDO_CHANGED = text(
     """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
        SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
@@ -37,23 +36,23 @@ _UNDO_NEW = text(
 
 
 def check_kept(connection: Connection, run: RunRecord, step: int) -> None:
-    """Raise StoreError if steps after ``step`` have lost their history to a prune."""
+    """Raise StoreError if the history of a step after ``step`` was pruned."""
     key = {"run": run.run_id, "step": step}
     pruned = connection.scalar(_PRUNED, key)
     if pruned is not None:
         oldest = connection.scalar(text("SELECT min(step) FROM dbb_history WHERE run_id = :run"), key)
         raise StoreError(
-            f"run {run.name!r} cannot go back to step {step}, the history of step {pruned} was pruned; "
+            f"run {run.name!r} cannot go back to step {step}: the history of step {pruned} was pruned; "
             f"choose a model checkpoint of step {run.last_step if oldest is None else oldest - 1} or later"
         )
 
 
 def undo(connection: Connection, run_id: int, last_step: int, step: int) -> int:
-    """Undo the steps after ``step`` in this transaction; the number of posterior changes undone."""
+    """Undo the steps after ``step`` in this transaction; how many posterior changes were undone."""
     key = {"run": run_id, "step": step}
     connection.execute(_UNDO_NEW, key)
     connection.execute(_UNDO_CHANGED, key)
-    # The run-wide state goes back with its steps.
+    # The run-wide state is restored by deleting the rows of its steps.
     undone, steps, checkpoints, probes, usage = (
         connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
         for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_usage")

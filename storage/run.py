@@ -1,4 +1,4 @@
-"""A run as its owner sees it: the one process that may write its posteriors."""
+"""A run as its owner sees it, the one process that may write its posteriors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
 from storage import evaluations, schema, shared, steps
-from storage.checks import whole_numbers
+from storage.checks import integers
 from storage.engine import Database, chunks, execute
 from storage.errors import StoreError
 from storage.evaluations import EvaluationRows
@@ -23,7 +23,7 @@ from storage.retry import retried
 from storage.roll_back import check_kept, undo
 from storage.warm_start import begin, check_source
 
-# Fence, order check, row lock and heartbeat in one: it changes a row only for the owner, at the right step.
+# Fence, order check, row lock and heartbeat in one: it changes the row only for the owner and the next step.
 _ADVANCE = """
     UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
     WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1"""
@@ -46,11 +46,11 @@ class HasDatabase(Protocol):
 class Run:
     """The owner's side of a run, from ``PosteriorStore.create_run`` or ``claim_run``.
 
-    Every method is one transaction: it happens wholly or not at all. Every method raises StoreError when
-    another process has claimed the run since, every writing one also when it is finished.
+    Every method is one transaction: all of it happens or nothing. Every method raises StoreError if another process
+    has claimed the run since; every writing method also if the run is finished.
 
     Attributes:
-        record: the run as this owner last knew it.
+        record: the run as of this owner's last call.
     """
 
     def __init__(self, database: Database, record: RunRecord, token: str) -> None:
@@ -64,13 +64,13 @@ class Run:
 
     @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
-        """The current posteriors of (P,) prompts, a row for each in the order given.
+        """The current posteriors of (P,) prompts, one row each, in the order given.
 
         Raises:
-            StoreError: the run is no longer this owner's, so that the posteriors are another's.
+            StoreError: the run is no longer this owner's.
         """
-        # "at": where a prompt's row is in the table, which has one for each different prompt.
-        ids, at = np.unique(whole_numbers("prompt_ids", prompt_ids), return_inverse=True)
+        # "at": the row of each prompt in arrays with one row per distinct prompt.
+        ids, at = np.unique(integers("prompt_ids", prompt_ids), return_inverse=True)
         columns = [("prompt_id", "<i8"), ("visits", "<i8"), ("step", "<i8"), *self._layout.columns]
         among, parameters = self._database.among("prompt_id", ids, or_more=True)
         query = f"""SELECT {", ".join(name for name, _ in columns)} FROM dbb_posterior
@@ -85,12 +85,12 @@ class Run:
                 found, part = found[asked], part[asked]
                 state[found] = self._layout.from_columns(part)
                 visits[found], steps[found] = part["visits"], part["step"]
-            self._check_not_taken(connection)  # after reading: no one else can have written what was read
+            self._check_not_taken(connection)  # after reading: nobody else can have written what was read
         return PosteriorTable(state[at], visits[at], steps[at])
 
     @retried
     def load_shared(self) -> shared.SharedState | None:
-        """The estimator's run-wide vectors by name, as of the last step or the warm start; None if there are none.
+        """The estimator's run-wide vectors by name, as of the last step or warm start; None if there are none.
 
         Raises:
             StoreError: the run is no longer this owner's.
@@ -102,17 +102,17 @@ class Run:
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
-        """Store the posteriors and the run-wide state that a training step changed, its probes and its rollout ledger.
+        """Store the posteriors and the run-wide state that a training step changed, its probes and its usage.
 
-        The same step with the same content again changes nothing, so a caller that does not know
-        whether its last call succeeded may repeat it.
+        Recording a step again with the same content changes nothing, so a caller that does not know whether its
+        last call succeeded may repeat it.
 
         Args:
             step: one more than the last recorded step.
             rows: what changed; may be empty.
 
         Raises:
-            StoreError: a gap, the same step with other content, rows that do not fit the stored
+            StoreError: a gap, the same step with different content, rows that do not fit the stored
                 posteriors, values that are not finite, or a run that is no longer this owner's.
         """
         rows = rows.checked(step, len(self.record.state_fields))
@@ -128,7 +128,7 @@ class Run:
         self.record = replace(self.record, last_step=step)
 
     def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
-        """The run's last step, if ``step`` is stored with this very content."""
+        """The run's last step; raises StoreError unless ``step`` is recorded with this content."""
         last_step = self._check_owner(connection)
         name = self.record.name
         if not 1 <= step <= last_step:
@@ -138,16 +138,16 @@ class Run:
         ).one()
         if bytes(stored.digest) != digest:
             raise StoreError(
-                f"step {step} of run {name!r} is recorded with other content "
-                f"(the run is at step {last_step}); to do it again, roll back to step {step - 1} first"
+                f"step {step} of run {name!r} is already recorded with different content "
+                f"(the run is at step {last_step}); to record it again, roll back to step {step - 1} first"
             )
         return last_step
 
     @retried
     def record_checkpoint(self, step: int, tag: str) -> None:
-        """Make every step up to ``step`` durable, to be called before a model checkpoint counts as saved.
+        """Make every step up to ``step`` durable; to be called before a model checkpoint counts as saved.
 
-        After it, not even a power loss leaves the posteriors behind the model. Repeating it is harmless.
+        After that, not even a power loss leaves the posteriors behind the model. Repeating the call is harmless.
 
         Raises:
             StoreError: the step is not recorded, or the run is no longer this owner's.
@@ -180,7 +180,7 @@ class Run:
         config: Mapping[str, Any],
         generated_total: int | None = None,
     ) -> int:
-        """Store an evaluation of the model as it is after ``step``; one of the same step and name is replaced.
+        """Store an evaluation of the model after ``step``; one of the same step and name is replaced.
 
         Args and errors as in :meth:`storage.PosteriorStore.record_evaluation`, and:
 
@@ -203,14 +203,14 @@ class Run:
             Number of posterior changes undone (rows of history deleted).
 
         Raises:
-            StoreError: the run has not got that far, or is no longer this owner's.
+            StoreError: the run has not reached the step, its history was pruned, or it is no longer this owner's.
         """
 
         def go_back(connection: Connection) -> int:
             last_step = self._hold(connection)
             if not 0 <= step <= last_step:
                 raise StoreError(
-                    f"run {self.record.name!r} is at step {last_step}, it cannot go back to step {step}; "
+                    f"run {self.record.name!r} is at step {last_step} and cannot go back to step {step}; "
                     f"choose a model checkpoint of step 0 to {last_step}"
                 )
             check_kept(connection, self.record, step)
@@ -228,20 +228,20 @@ class Run:
         *,
         weight: float = 1.0,
     ) -> WarmStart:
-        """Begin with the posteriors and the run-wide state that another run, here or elsewhere, ended with.
+        """Begin with the current posteriors and run-wide state of another run, in this or another store.
 
         Args:
-            source_store: where the source is; may be this run's own store.
+            source_store: the store of the source; may be this run's own.
             source: the run to copy from; it is not changed.
             prompt_ids: (P,) prompts of this run.
-            weight: factor in (0, 1] on alpha and beta: how many of the source's rollouts still count.
+            weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
 
         Raises:
-            StoreError: this run has posteriors or steps already, the estimators' states differ, the
+            StoreError: this run already has posteriors or steps, the estimators' states differ, the
                 weight does not apply, or no prompt has a posterior in the source.
         """
         check_source(self.record, source, weight)
-        ids = np.unique(whole_numbers("prompt_ids", prompt_ids))
+        ids = np.unique(integers("prompt_ids", prompt_ids))
 
         def copy(connection: Connection) -> tuple[dict[str, Any], WarmStart]:
             last_step = self._hold(connection)
@@ -253,7 +253,7 @@ class Run:
         return warm_start
 
     def release(self) -> None:
-        """Give the run up unfinished, so that any process may claim it at once; this one can no longer write.
+        """Give up the run unfinished: any process may claim it at once; this one can no longer write it.
 
         Raises:
             StoreError: the run is no longer this owner's.
@@ -268,7 +268,7 @@ class Run:
         self._write_once(let_go, "writer_token = :released", released=released)
 
     def discard(self) -> None:
-        """Delete the run, which must have recorded no step, so that its name is free again.
+        """Delete the run, which must have no steps; its name is free again.
 
         Raises:
             StoreError: it has steps, or is no longer this owner's.
@@ -290,19 +290,19 @@ class Run:
 
     @retried
     def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
-        """Mark the run as complete; nothing can be written to it any more. Repeating it is harmless.
+        """Mark the run as finished: nothing can be written to it any more. Repeating the call is harmless.
 
         Args:
-            unused_rollouts, unused_tokens: >= 0, rollouts generated after the last step that no step holds (an
+            unused_rollouts, unused_tokens: >= 0, rollouts generated after the last step that belong to no step (an
                 incomplete last batch), and their response tokens.
 
         Raises:
-            StoreError: counts that cannot be, or the run is no longer this owner's.
+            StoreError: a negative count, tokens without rollouts, or the run is no longer this owner's.
         """
         if min(unused_rollouts, unused_tokens) < 0 or (unused_tokens and not unused_rollouts):
             raise StoreError(
-                f"run {self.record.name!r} is to finish with unused_rollouts {unused_rollouts} and unused_tokens "
-                f"{unused_tokens}; both must be at least 0, and tokens be of rollouts"
+                f"run {self.record.name!r} cannot finish with unused_rollouts {unused_rollouts} and unused_tokens "
+                f"{unused_tokens}; both must be at least 0, and unused_tokens 0 without unused_rollouts"
             )
         if self.record.status == "finished":
             return
@@ -310,7 +310,7 @@ class Run:
         with self._database.transaction(write=True) as connection:
             mine = {"run": self.record.run_id, "token": self._token}
             finished = "SELECT 1 FROM dbb_run WHERE run_id = :run AND writer_token = :token AND status = 'finished'"
-            if not connection.scalar(text(finished), mine):  # else done by a try whose answer was lost
+            if not connection.scalar(text(finished), mine):  # else already committed; the acknowledgement was lost
                 last_step = self._hold(connection)
                 connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), mine)
                 record_event(
@@ -319,25 +319,25 @@ class Run:
         self.record = replace(self.record, status="finished")
 
     def _write_once(self, work: Callable[[Connection], _Result], committed: str, **values: Any) -> _Result:
-        """As :meth:`Database.write_once`; ``committed`` is SQL that is true of the run's row after the commit."""
+        """As :meth:`Database.write_once`, where ``committed`` is SQL that is true of the run's row after the commit."""
         query = text(f"SELECT count(*) FROM dbb_run WHERE run_id = :run AND {committed}")
         values |= {"run": self.record.run_id, "token": self._token}
         return self._database.write_once(work, lambda connection, _: bool(connection.scalar(query, values)))
 
     def _hold(self, connection: Connection) -> int:
-        """Lock the run for the rest of the transaction; its last step."""
+        """Lock the run for the rest of the transaction and renew its heartbeat; its last step."""
         connection.execute(_HOLD, {"run": self.record.run_id, "token": self._token, "now": utc_now()})
         return self._check_owner(connection)
 
     def _check_owner(self, connection: Connection) -> int:
-        """The run's last step; raises if it is not this owner's to write."""
+        """The run's last step; raises StoreError if this owner may not write it."""
         stored = self._check_not_taken(connection)
         if stored.status != "running":
             raise StoreError(finished_text(self.record.name, stored.last_step))
         return int(stored.last_step)
 
     def _check_not_taken(self, connection: Connection) -> Row[Any]:
-        """The run's row; raises if the run is another owner's, or nobody's. It may be finished."""
+        """The run's row, finished or not; raises StoreError if the run is no longer this owner's."""
         stored = connection.execute(schema.run.select().where(schema.run.c.run_id == self.record.run_id)).one_or_none()
         name = self.record.name
         if stored is None:
@@ -345,7 +345,7 @@ class Run:
         if stored.writer_token != self._token:
             owner = Owner(stored.owner_host, stored.owner_pid, stored.owner_started)
             if owner == NOBODY:
-                raise StoreError(f"run {name!r} has been released; claim it again to write to it")
+                raise StoreError(f"run {name!r} was released; claim it again to write to it")
             raise StoreError(
                 f"run {name!r} was taken over by {owner} (at step {stored.last_step}); nothing was written, "
                 "end this process"
@@ -354,7 +354,7 @@ class Run:
 
 
 def ownership(token: str, owner: Owner) -> dict[str, Any]:
-    """Columns of ``dbb_run`` that say who may write."""
+    """The columns of ``dbb_run`` that say who may write."""
     return {
         "writer_token": token,
         "owner_host": owner.host,
@@ -366,6 +366,6 @@ def ownership(token: str, owner: Owner) -> dict[str, Any]:
 def finished_text(name: str, last_step: int) -> str:
     """Why a finished run cannot be written."""
     return (
-        f"run {name!r} finished at step {last_step}; start a new run, "
+        f"run {name!r} is finished (at step {last_step}); start a new run, "
         f"with --warm_start {name} to begin from its posteriors"
     )

@@ -1,6 +1,6 @@
-"""The tables, every column once; their creation, that of the views, and the version check.
+"""The tables, every column once; the creation of tables and views, and the version check.
 
-A change here, or of a view, is a new ``SCHEMA_VERSION`` with a migration; see :mod:`storage.migrations`.
+A change here or in a view needs a new ``SCHEMA_VERSION`` and a migration; see :mod:`storage.migrations`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 metadata = MetaData()
 
-# SQLite numbers rows by itself only in a column of exactly this type.
+# SQLite generates ids only in a column of exactly this type.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -56,7 +56,7 @@ _DEVELOPMENT_TABLE = "dbb_schema"
 run = Table(
     "dbb_run",
     metadata,
-    Column("run_id", _Id, primary_key=True, comment="number of the run in this database"),
+    Column("run_id", _Id, primary_key=True, comment="id of the run in this database"),
     Column("uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"),
     Column("name", Text, nullable=False, unique=True, comment="name given by the user"),
     Column("status", Text, nullable=False, comment="running or finished"),
@@ -64,7 +64,7 @@ run = Table(
     Column("estimator", Text, nullable=False, comment="name of the reward estimator"),
     Column("estimator_version", Integer, nullable=False, comment="version of the meaning of its state"),
     Column("parameters", Text, nullable=False, comment="parameters of the estimator, JSON"),
-    Column("state_fields", Text, nullable=False, comment="names of the state's numbers, JSON list"),
+    Column("state_fields", Text, nullable=False, comment="names of the state's fields, JSON list"),
     Column("model", Text, nullable=False, comment="model that is trained"),
     Column("dataset", Text, nullable=False, comment="data set of the prompts"),
     Column("dataset_digest", Text, nullable=False, comment="digest of its prompts and labels"),
@@ -72,9 +72,9 @@ run = Table(
     Column("config", Text, nullable=False, comment="training configuration, JSON"),
     Column("method", Text, comment="training method (grpo, dapo, ...); NULL if not given"),
     Column("created_at", Text, nullable=False, comment="start of the run, UTC, ISO 8601"),
-    Column("heartbeat_at", Text, nullable=False, comment="last write of the owner, UTC, ISO 8601"),
-    Column("writer_token", Text, nullable=False, comment="secret of the process that may write"),
-    Column("owner_host", Text, nullable=False, comment="host of that process"),
+    Column("heartbeat_at", Text, nullable=False, comment="last write of its owner, UTC, ISO 8601"),
+    Column("writer_token", Text, nullable=False, comment="secret of the process that may write, its owner"),
+    Column("owner_host", Text, nullable=False, comment="host of the owner"),
     Column("owner_pid", BigInteger, nullable=False, comment="its process id"),
     Column("owner_started", Text, comment="its start, ticks since boot and boot id; NULL if unknown"),
     Column("parent_name", Text, comment="run this one was warm-started from; NULL if none"),
@@ -90,15 +90,16 @@ run = Table(
 prompt = Table(
     "dbb_prompt",
     metadata,
-    Column("prompt_id", _Id, primary_key=True, comment="number of the prompt in this database"),
+    Column("prompt_id", _Id, primary_key=True, comment="id of the prompt in this database"),
     Column("hash", LargeBinary, nullable=False, unique=True, comment="16 bytes, BLAKE2b of prompt and label"),
-    Column("prompt", Text, nullable=False, comment="what the model saw; U+0000 is kept as U+FFFD"),
-    Column("label", Text, nullable=False, comment="reference answer; U+0000 is kept as U+FFFD"),
+    Column("prompt", Text, nullable=False, comment="what the model saw; U+0000 is stored as U+FFFD"),
+    Column("label", Text, nullable=False, comment="reference answer; U+0000 is stored as U+FFFD"),
     comment="Prompts of all runs; the same text with another label is another prompt",
     sqlite_autoincrement=True,
 )
 
-# No foreign keys in the next four, nor in results of evaluations: they are large, and written beside a checked ledger.
+# No foreign keys in the next four tables, nor in dbb_evaluation_result: they are large, and always written together
+# with a row of dbb_step or dbb_evaluation, which have them.
 posterior = Table(
     "dbb_posterior",
     metadata,
@@ -139,7 +140,7 @@ probe = Table(
     "dbb_probe",
     metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step whose policy is probed"),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step whose policy was probed"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("samples", BigInteger, nullable=False, comment="extra rollouts"),
     Column("successes", Double, nullable=False, comment="sum of their scores"),
@@ -167,13 +168,13 @@ step = Table(
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
     Column("successes", Double, nullable=False, comment="their sum"),
-    Column("digest", LargeBinary, nullable=False, comment="16 bytes, tells a repeat from other content"),
+    Column("digest", LargeBinary, nullable=False, comment="16 bytes, identifies the content of the step"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none, or as it was"),
+    Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged"),
     # NULL: the step's rollouts were not counted.
     *(Column(name, BigInteger, comment="sum over dbb_usage; NULL if not counted") for name in COUNTS),
     *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, (_, comment) in GROUPS.items()),
-    comment="Ledger of steps: a step is here if and only if all of it was written",
+    comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
 )
 
@@ -191,30 +192,30 @@ checkpoint = Table(
 event = Table(
     "dbb_event",
     metadata,
-    Column("event_id", _Id, primary_key=True, comment="number of the event in this database"),
+    Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, prune or finish"),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),
-    comment="What happened to a run other than steps and checkpoints",
+    comment="What happened to a run besides steps and checkpoints",
     sqlite_autoincrement=True,
 )
 
-# The runs that may be named here are those of dbb_run, or none: a model is evaluated with or without its training.
+# A model may be evaluated without its training run.
 evaluation = Table(
     "dbb_evaluation",
     metadata,
-    Column("evaluation_id", _Id, primary_key=True, comment="number of the evaluation in this database"),
-    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained it; NULL: not told"),
-    Column("step", BigInteger, comment="training step after which it was evaluated; NULL: not told"),
+    Column("evaluation_id", _Id, primary_key=True, comment="id of the evaluation in this database"),
+    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained it; NULL if not given"),
+    Column("step", BigInteger, comment="training step after which it was evaluated; NULL if not given"),
     Column("name", Text, nullable=False, comment="name of the evaluation; training: made during training"),
     Column("model", Text, nullable=False, comment="model that was evaluated"),
-    Column("config", Text, nullable=False, comment="sampling parameters and all else that was told, JSON"),
-    Column("generated_total", BigInteger, comment="training rollouts generated by then; NULL: not told"),
+    Column("config", Text, nullable=False, comment="sampling parameters and whatever else was given, JSON"),
+    Column("generated_total", BigInteger, comment="training rollouts generated by then; NULL if not given"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    comment="Evaluations of a model; one of the same run, step and name takes the place of the one before",
+    comment="Evaluations of a model; a new one replaces that of the same run, step and name",
     sqlite_autoincrement=True,
 )
 
@@ -231,13 +232,13 @@ evaluation_result = Table(
     Column("successes", Double, nullable=False, comment="sum of the scores"),
     Column("best", Double, comment="highest score; NULL if none is verified"),
     Column("majority", Double, comment="score of the most frequent answer; NULL if there are no answers"),
-    Column("tokens", BigInteger, nullable=False, comment="response tokens, of all responses"),
-    Column("truncated", BigInteger, nullable=False, comment="responses cut at the limit"),
-    comment="What a model answered to each prompt of a benchmark in each evaluation run",
+    Column("tokens", BigInteger, nullable=False, comment="tokens of all responses"),
+    Column("truncated", BigInteger, nullable=False, comment="responses cut at the length limit"),
+    comment="Results of a model on each prompt of a benchmark in each evaluation run",
     sqlite_with_rowid=False,
 )
 
-# Any constant that no other program uses; PostgreSQL's advisory locks share one number space per database.
+# Any constant that no other program uses: all programs on a PostgreSQL database share its advisory locks.
 _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 
 
@@ -246,8 +247,8 @@ def prepare(database: Database, *, create: bool) -> None:
     """Check the tables, or create them; any number of processes may do so at once.
 
     Raises:
-        StoreError: another version, someone else's table under one of our names, or no tables and not
-            ``create``.
+        StoreError: another version, another program's table under one of our names, or no tables and ``create``
+            is False.
     """
     with database.transaction() as connection:
         missing = _check(connection, database, create)
@@ -257,14 +258,14 @@ def prepare(database: Database, *, create: bool) -> None:
         return
     with database.transaction(write=True) as connection:
         lock(connection, database)
-        # Again, now that nobody else can create them.
+        # Check again, now that nobody else can create them.
         if not _check(connection, database, create):
             return
         metadata.create_all(connection, checkfirst=False)
         for name, query in VIEWS.items():
             connection.execute(text(f"CREATE VIEW {name} AS {query}"))
         if not database.is_sqlite:
-            # Room for updates in place, and cleaning before dead rows double the table.
+            # Room for updates in place, and a vacuum before dead rows double the table.
             connection.execute(
                 text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
             )
@@ -272,13 +273,13 @@ def prepare(database: Database, *, create: bool) -> None:
 
 
 def lock(connection: Connection, database: Database) -> None:
-    """Keep every other process from making or migrating the tables until the transaction ends."""
-    if not database.is_sqlite:  # whose write transactions exclude each other
+    """Keep every other process from creating or migrating the tables until the transaction ends."""
+    if not database.is_sqlite:  # SQLite's write transactions exclude each other
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
 
 
 def _check(connection: Connection, database: Database, create: bool) -> bool:
-    """Whether the tables have to be created."""
+    """Whether the tables must be created; raises StoreError as :func:`prepare`."""
     stored = stored_version(connection, database)
     if stored is not None:
         found, library = stored
@@ -331,13 +332,13 @@ def stored_version(connection: Connection, database: Database) -> tuple[int, str
 
 
 def _migrate_command(database: Database) -> str:
-    # A password is never shown: it stays where the user has put it.
+    # A password is never shown: the command refers to where the user keeps it.
     url = f"sqlite:///{database.location}" if database.is_sqlite else f"${URL_VARIABLE}"
     return f"openrlhf-dbb migrate --store.url {shlex.quote(url) if database.is_sqlite else url}"
 
 
 def library_version() -> str:
-    """Release of openrlhf-dbb, as installed."""
+    """Version of the installed openrlhf-dbb."""
     try:
         return version("openrlhf-dbb")
     except PackageNotFoundError:

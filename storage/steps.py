@@ -1,4 +1,4 @@
-"""A step into the tables: its ledger row, its rows of history, probes and usage, and the posteriors it changed."""
+"""Write a step: its own row, its rows of history, probes and usage, and the posteriors it changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.records import RunRecord, StateLayout, StepRows, history_columns, p
 from storage.shared import to_text
 from storage.usage import TOTALS, usage_columns
 
-_NOTE = f"""
+_RECORD = f"""
     INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
     VALUES (:run, :step, :prompts, :rollouts, :successes, :shared, :digest, :now, :{", :".join(TOTALS)})"""
 
@@ -23,7 +23,7 @@ _STALE = """
     WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
     LIMIT 1"""
 
-# Values, never "alpha * discount" in SQL: a repeat must not count twice, nor differ in the last bit.
+# Values, never "alpha * discount" in SQL: a repeat must neither count twice nor differ in the last bit.
 _APPLY = """
     INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT run_id, prompt_id, alpha, beta, state, 1, step
@@ -35,13 +35,13 @@ _APPLY = """
 
 
 def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, digest: bytes, now: str) -> None:
-    """Write checked rows as the run's step in this transaction, which has advanced the run to it.
+    """Write checked rows as a step of the run, in this transaction, which has advanced the run to it.
 
     Raises:
-        StoreError: they do not follow on the stored posteriors.
+        StoreError: they do not start from the stored posteriors.
     """
     key = {"run": run.run_id, "step": step}
-    ledger: dict[str, Any] = {
+    totals: dict[str, Any] = {
         "prompts": len(rows.prompt_ids),
         "rollouts": int(rows.rollouts.sum()),
         "successes": float(rows.successes.sum()),
@@ -50,7 +50,7 @@ def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, dig
         "now": now,
         **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.totals()),
     }
-    execute(connection, _NOTE, key | ledger)
+    execute(connection, _RECORD, key | totals)
     layout = StateLayout(run.state_fields)
     insert_columns(connection, "dbb_history", history_columns(run.run_id, step, rows, layout))
     if rows.probes is not None:
@@ -64,4 +64,4 @@ def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, dig
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
     written = execute(connection, _APPLY, key).rowcount
-    assert written == ledger["prompts"], f"{written} of {ledger['prompts']} posteriors written"
+    assert written == totals["prompts"], f"{written} of {totals['prompts']} posteriors written"

@@ -16,11 +16,11 @@ URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
 """Environment variable read when no URL is given; the place for a URL with a password."""
 
 DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
-"""Used when neither an argument nor the variable names a store: a file in the working directory."""
+"""Used if neither an argument nor the variable gives a URL: a file in the working directory."""
 
 FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
 
-# A list of the harmless, not of the secret: libpq has several options that can carry a password.
+# A list of the harmless options, not of the secret ones: several options of libpq can carry a password.
 _PRINTABLE_OPTIONS = {
     "host",
     "port",
@@ -38,11 +38,11 @@ class Address:
     """A parsed store URL.
 
     Attributes:
-        kind: which database it is.
+        kind: kind of database.
         location: for people, without user and password: an absolute path, or postgresql://host:port/database.
         path: absolute file path (SQLite), else "".
-        url: what the engine gets (PostgreSQL), without anything secret; None for SQLite.
-        secrets: libpq options that are kept apart from ``url``, the password among them.
+        url: for the engine (PostgreSQL), without secrets; None for SQLite.
+        secrets: libpq options kept apart from ``url``, among them the password.
     """
 
     kind: Literal["sqlite", "postgresql"]
@@ -53,7 +53,7 @@ class Address:
 
 
 def choose_url(url: str | None) -> str:
-    """The URL given, else that of the environment variable, else the default."""
+    """The given URL, else that of the environment variable, else the default."""
     return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
@@ -61,12 +61,12 @@ def parse_url(text: str) -> Address:
     """Read a store URL.
 
     Raises:
-        StoreError: not a URL, another kind of database, SQLite in memory, or an unescaped password.
+        StoreError: not a URL, an unsupported database, SQLite in memory, or an unescaped password.
     """
     url = _make_url(text)
     if url is None:
         raise StoreError(
-            f"the store URL {mask_url(text)!r} cannot be read; write {FORMS}, "
+            f"the store URL {mask_url(text)!r} cannot be parsed; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
         )
     kind, _, driver = url.drivername.partition("+")
@@ -74,13 +74,13 @@ def parse_url(text: str) -> Address:
         return _sqlite_address(url)
     if kind in ("postgresql", "postgres") and driver in ("", "psycopg"):
         return _postgresql_address(url)
-    raise StoreError(f"a store cannot be on {url.drivername!r}; write {FORMS}")
+    raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
 
 
 def mask_url(text: str) -> str:
-    """The URL with every password, and every option that may hold one, replaced by ``***``.
+    """The URL with every password, and every option that may contain one, replaced by ``***``.
 
-    Any text is accepted; of one that cannot be read, only the part before ``://`` is returned.
+    Any text is accepted; if it cannot be parsed, only the part before ``://`` is kept.
 
     Example:
         >>> mask_url("postgresql://ann:p%40ss@db.example:5432/rl?sslmode=require&password=x")
@@ -104,7 +104,7 @@ def _make_url(text: str) -> URL | None:
         url = make_url(text)
     except (ArgumentError, ValueError):
         return None
-    # An unescaped "@" or "/" in the user part shifts a piece of the password into these two.
+    # An unescaped "@" or "/" in the user part moves part of the password into these two.
     if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
         return None
     return url
@@ -113,10 +113,10 @@ def _make_url(text: str) -> URL | None:
 def _sqlite_address(url: URL) -> Address:
     if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
         raise StoreError(
-            "a SQLite store is one file, named by its path alone (sqlite:///posteriors.db); a store in "
-            "memory, a file: name or ?options are not supported"
+            "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
+            "file: names and ?options are not supported"
         )
-    # Absolute at once: a later change of the working directory must not open a second, empty file.
+    # Absolute, so that a later change of the working directory does not open a second, empty file.
     path = os.path.abspath(str(url.database))
     return Address("sqlite", path, path=path)
 
@@ -127,7 +127,7 @@ def _postgresql_address(url: URL) -> Address:
     secrets |= {key: query.pop(key) for key in list(query) if key not in _PRINTABLE_OPTIONS}
     for key, value in query.items():
         if not isinstance(value, str):
-            raise StoreError(f"the store URL gives several values for {key!r}; give one")
+            raise StoreError(f"the store URL has several values for {key!r}; give one")
     host = url.host or query.get("host", "")
     port = url.port or query.get("port", 5432)
     database = url.database or query.get("dbname", "")

@@ -72,8 +72,8 @@ class UsageRows(UsageCounts):
         """A copy as int64, sorted by prompt id.
 
         Raises:
-            StoreError: a shape, a type, a negative count, a part above its whole, tokens of no rollouts, or a
-                prompt that comes twice.
+            StoreError: a wrong shape or type, a negative count, a part that is more than its whole, tokens without
+                rollouts, or a duplicate prompt.
         """
         ids, order = sorted_ids(step, "usage.prompt_ids", self.prompt_ids)
         columns = {name: counts(step, f"usage.{name}", getattr(self, name), len(ids), 0)[order] for name in COUNTS}
@@ -85,7 +85,7 @@ class UsageRows(UsageCounts):
         return UsageRows(prompt_ids=ids, **columns)
 
     def check_covers(self, step: int, ids: NDArray[np.int64], rollouts: NDArray[np.int64]) -> None:
-        """Raise StoreError if a prompt of the step has more rollouts than were generated; of checked rows only."""
+        """Raise StoreError if a prompt of the step has more rollouts than were generated; only for checked rows."""
         generated = np.zeros_like(rollouts)
         _, at, found = np.intersect1d(ids, self.prompt_ids, assume_unique=True, return_indices=True)
         generated[at] = self.generated[found]
@@ -105,7 +105,7 @@ class UsageRows(UsageCounts):
 
 
 def bounds_sql() -> str:
-    """SQL that is true of a row of ``dbb_usage`` that :meth:`UsageRows.checked` would accept."""
+    """SQL that is true of the rows of ``dbb_usage`` that :meth:`UsageRows.checked` accepts."""
     return " AND ".join(
         [f"{name} >= 0" for name in COUNTS]
         + [f"{part} <= {whole}" for part, whole in _AT_MOST]
@@ -114,7 +114,7 @@ def bounds_sql() -> str:
 
 
 def usage_columns(run_id: int, step: int, usage: UsageRows) -> Columns:
-    """The rows of ``dbb_usage``."""
+    """The columns of ``dbb_usage``."""
     columns: Columns = {name: getattr(usage, name) for name in COUNTS}
     return {"run_id": run_id, "step": step, "prompt_id": usage.prompt_ids, **columns}
 

@@ -1,4 +1,4 @@
-"""The views, the same on both databases: what to build on, as tables may change with the schema version."""
+"""The views, the same on both databases; build on them, as tables may change with the schema version."""
 
 from storage.usage import COUNTS, TOTALS
 
@@ -27,8 +27,8 @@ VIEWS = {
         SELECT r.evaluation_id, e.run_id, e.step, e.name, r.benchmark, r.repeat, r.place, r.prompt_id,
                r.samples, r.verified, r.successes, r.best, r.majority, r.tokens, r.truncated
         FROM dbb_evaluation_result r JOIN dbb_evaluation e ON e.evaluation_id = r.evaluation_id""",
-    # First over the prompts of each evaluation run, then over these. A prompt without a verified response counts in
-    # none of the means; shares and lengths are of all responses.
+    # Means over the prompts of each evaluation run, then over evaluation runs. A prompt without a verified response
+    # counts in none of the means; shares and lengths are of all responses.
     "evaluations": """
         SELECT evaluation_id, run_id, step, name, model, benchmark, count(*) AS repeats, max(prompts) AS prompts,
                max(samples) AS samples, avg(accuracy) AS accuracy, avg(best) AS best, avg(majority) AS majority,
@@ -45,7 +45,7 @@ VIEWS = {
               GROUP BY e.evaluation_id, e.run_id, e.step, e.name, e.model, e.generated_total, e.created_at,
                        r.benchmark, r.repeat) of_repeat
         GROUP BY evaluation_id, run_id, step, name, model, generated_total, created_at, benchmark""",
-    # The product of two ratios, not alpha * beta / (alpha + beta)^2: it cannot overflow or underflow to 0 early.
+    # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
     "posteriors": """
         SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
                coalesce(h.mean, q.alpha / nullif(q.alpha + q.beta, 0)) AS mean,

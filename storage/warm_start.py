@@ -1,4 +1,4 @@
-"""Copy a run's posteriors to a new run, in the same database or from another one, and read its run-wide state."""
+"""Warm start: copy a run's posteriors and run-wide state to a new run, in the same or from another database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HASH = f"V{HASH_BYTES}"
 
 
 def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
-    """Raise StoreError if run ``own`` cannot begin from ``source`` at this weight."""
+    """Raise StoreError if run ``own`` cannot begin from ``source`` with this weight."""
     if source.state_fields != own.state_fields:
         raise StoreError(
             f"run {source.name!r} keeps {list(source.state_fields)} per prompt (estimator "
@@ -54,20 +54,23 @@ def begin(
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[dict[str, Any], WarmStart]:
-    """The warm start of run ``own`` in this transaction, which holds it at ``last_step``.
+    """Warm-start run ``own``, which is at ``last_step``, in this transaction, which has locked it.
+
+    Args:
+        ids: (P,) prompts of the run, unique, ascending.
 
     Returns:
         The new parent, as ``RunRecord.parent``, and the outcome.
 
     Raises:
-        StoreError: the run has posteriors, or none of the prompts (P,) has one in the source.
+        StoreError: the run has posteriors, or no prompt has one in the source.
     """
     filled = connection.execute(
         text("SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"), {"run": own.run_id}
     ).first()
     if last_step or filled:
         raise StoreError(
-            f"run {own.name!r} has posteriors of its own (step {last_step}); only a new run can be warm-started"
+            f"run {own.name!r} already has posteriors (step {last_step}); only a new run can be warm-started"
         )
     layout = StateLayout(own.state_fields)
     matched, source_step, source_shared = copy_posteriors(
@@ -106,17 +109,16 @@ def copy_posteriors(
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[int, int, str | None]:
-    """Copy the posteriors of the prompts that both runs have, as step 0 with 0 visits.
+    """Copy the posteriors of the prompts that both runs have, with step 0 and 0 visits.
 
     Args:
         connection: open write transaction on ``target``.
-        layout: how both runs keep their state.
-        ids: (P,) prompts of the new run, unique, ascending, numbered as in ``target``.
+        layout: how both runs store their state.
+        ids: (P,) prompts of the new run, unique, ascending; ids in ``target``.
         weight: factor on alpha and beta.
 
     Returns:
-        The number of posteriors copied; the last step of the source they belong to, and the text of its
-        run-wide state then.
+        The number of posteriors copied, the source's last step then, and the text of its run-wide state then.
     """
     if source.identity == target.identity:
         step = _last_step(connection, target, source_run_id, lock=True)
@@ -153,7 +155,7 @@ def _insert(
     layout: StateLayout,
     weight: float,
 ) -> None:
-    # In the order of the table's key: rows in any other order take twice as long.
+    # In the order of the table's key: any other order takes twice as long.
     order = np.argsort(ids)
     for start in range(0, len(order), CHUNK):
         part = order[start : start + CHUNK]
@@ -166,7 +168,7 @@ def _insert(
 def _own_hashes(
     connection: Connection, database: Database, ids: NDArray[np.int64]
 ) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
-    """Hashes of the prompts in ascending order, with their ids; both (P,)."""
+    """Hashes of the prompts in ascending order, and their ids; both (P,)."""
     kind = [("hash", _HASH), ("prompt_id", "<i8")]
     parts = [np.empty(0, dtype=kind)]
     among, parameters = database.among("prompt_id", ids)
@@ -179,14 +181,14 @@ def _own_hashes(
 
 
 def _hashes(values: NDArray[np.void]) -> NDArray[np.bytes_]:
-    # Bytes of one length compare as a whole in numpy; its void type has no order.
+    # numpy can sort bytes of a fixed length, but not its void type.
     return np.ascontiguousarray(values).view(f"S{HASH_BYTES}")
 
 
 def _read_posteriors(
     source: Database, run_id: int, layout: StateLayout
 ) -> Generator[tuple[int, str | None, NDArray[np.void]], None, None]:
-    """The run's last step and run-wide state, with its posteriors by prompt hash in parts (first an empty one)."""
+    """The run's last step, run-wide state and posteriors by prompt hash, in parts (the first one empty)."""
     kind = [("hash", _HASH), *layout.columns]
     with source.transaction() as connection:
         step = _last_step(connection, source, run_id, lock=False)
@@ -200,9 +202,9 @@ def _read_posteriors(
 
 
 def _last_step(connection: Connection, database: Database, run_id: int, *, lock: bool) -> int:
-    # The lock keeps the source, which may be running, from a step between this and the copy.
+    # The lock keeps the source, which may be training, from recording a step before the copy.
     suffix = " FOR SHARE" if lock and not database.is_sqlite else ""
     step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run" + suffix), {"run": run_id})
     if step is None:
-        raise StoreError(f"there is no run number {run_id} in {database.location}; look it up again with find_run")
+        raise StoreError(f"no run with id {run_id} in {database.location}; look it up again with find_run")
     return int(step)
