@@ -51,7 +51,7 @@ def counts(step: int, name: str, values: Any, size: int, lowest: int) -> NDArray
     _check_shape(step, name, array, (size,))
     if size and array.min() < lowest:
         at = int(array.argmin())
-        raise StoreError(f"step {step}: {name}[{at}] = {array[at]} must be at least {lowest}")
+        raise StoreError(f"step {step}: {name}[{at}] must be at least {lowest}, got {array[at]}")
     return array
 
 

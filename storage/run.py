@@ -366,6 +366,6 @@ def ownership(token: str, owner: Owner) -> dict[str, Any]:
 def finished_text(name: str, last_step: int) -> str:
     """Why a finished run cannot be written."""
     return (
-        f"run {name!r} is finished (at step {last_step}); start a new run, "
+        f"run {name!r} finished at step {last_step}; start a new run, "
         f"with --warm_start {name} to begin from its posteriors"
     )

@@ -246,7 +246,7 @@ class PosteriorStore:
             several = ", ".join(f"{run.uuid} ({run.name})" for run in named[:_NEWEST_SHOWN])
             raise StoreError(f"{ref!r} matches several runs in {self.location}: {several}; give more digits")
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
-        raise StoreError(f"no run {ref!r} in {self.location}; the newest are: {newest}")
+        raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     @retried
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
@@ -300,7 +300,7 @@ class PosteriorStore:
         with self.database.transaction() as connection:
             row = connection.execute(schema.run.select().where(schema.run.c.run_id == run_id)).one_or_none()
         if row is None:
-            raise StoreError(f"no run with id {run_id} in {self.location}; look it up again with find_run")
+            raise StoreError(f"there is no run with id {run_id} in {self.location}; look it up again with find_run")
         if row.status != "running":
             raise StoreError(finished_text(row.name, row.last_step))
         return row

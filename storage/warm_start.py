@@ -206,5 +206,5 @@ def _last_step(connection: Connection, database: Database, run_id: int, *, lock:
     suffix = " FOR SHARE" if lock and not database.is_sqlite else ""
     step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run" + suffix), {"run": run_id})
     if step is None:
-        raise StoreError(f"no run with id {run_id} in {database.location}; look it up again with find_run")
+        raise StoreError(f"there is no run with id {run_id} in {database.location}; look it up again with find_run")
     return int(step)

@@ -157,7 +157,7 @@ def test_no_such_prompt(filled, capsys, ref):
     store, _ = filled
     assert main(["history", "--store.url", store.url, "--", ref]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"openrlhf-dbb: run 'new' has no posterior of a prompt with number or text {ref!r}")
+    assert error.startswith(f"openrlhf-dbb: run 'new' has no posterior of a prompt with id or text {ref!r}")
     assert error.count("\n") == 1
 
 

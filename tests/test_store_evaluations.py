@@ -196,7 +196,7 @@ def test_only_the_owner_evaluates_during_training(store, run, ids):
 
 @pytest.mark.parametrize("owner", [True, False])
 def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
-    with pytest.raises(StoreError, match="an evaluation of step 3 of run 'run', which is at step 2; record it first"):
+    with pytest.raises(StoreError, match="cannot store an evaluation of step 3: run 'run' is at step 2; record"):
         if owner:
             run.record_evaluation(3, "training", [_rows(ids)], model="tiny", config={})
         else:
@@ -207,7 +207,7 @@ def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner)
 def test_a_run_of_another_store_is_refused(store, run, ids, new_url, kind, fill):
     with open_store(new_url(kind)) as other:
         foreign = fill.run(other).record
-    with pytest.raises(StoreError, match=r"run 'run' is not in .* any more; look it up with find_run"):
+    with pytest.raises(StoreError, match=r"run 'run' is no longer in .*; look it up again with find_run"):
         _record(store, [_rows(ids)], run=foreign)
 
 
@@ -221,11 +221,11 @@ def _both(*values):
     [
         ({"benchmark": ""}, "the benchmark's name '' is empty"),
         ({"benchmark": "two\nlines"}, r"the benchmark's name 'two\\nlines' is empty, not printable"),
-        ({"prompt_ids": [1.0, 2.0, 3.0]}, "benchmark 'algebra': prompt_ids has type float64; whole numbers"),
+        ({"prompt_ids": [1.0, 2.0, 3.0]}, "benchmark 'algebra': prompt_ids has type float64; integers"),
         ({"prompt_ids": np.empty(0, dtype=int)}, "benchmark 'algebra' has no results; leave it out"),
-        ({"tokens": _both(9, 9, 9)[0]}, r"'algebra': tokens has shape \(3,\); \(2, 3\) is needed, evaluation runs x"),
-        ({"prompt_ids": [1, 2]}, r"'algebra': samples has shape \(2, 3\); \(2, 2\) is needed"),
-        ({"verified": np.full((2, 3), 4.0)}, "'algebra': verified has type float64; whole numbers"),
+        ({"tokens": _both(9, 9, 9)[0]}, r"'algebra': tokens has shape \(3,\); it must be \(2, 3\), evaluation runs x"),
+        ({"prompt_ids": [1, 2]}, r"'algebra': samples has shape \(2, 3\); it must be \(2, 2\)"),
+        ({"verified": np.full((2, 3), 4.0)}, "'algebra': verified has type float64; integers"),
         (
             {"samples": _both(0, 0, 0)},
             r"samples of prompt 1 \(place 0, evaluation run 0, 4 of 0 samples verified\) is 0; it must be at least 1$",
@@ -233,10 +233,10 @@ def _both(*values):
         ({"verified": _both(5, 5, 5)}, r"verified of prompt 1 \(.*\) is 5; it must be 0 to samples$"),
         ({"truncated": _both(0, 0, -1)}, r"truncated of prompt 3 \(place 2, .*\) is -1; it must be 0 to sam"),
         ({"tokens": np.array([[0, 0, 0], [0, -7, 0]])}, r"tokens of prompt 2 \(place 1, evaluation run 1, .* is -7"),
-        ({"successes": _both(NAN, 0, 0)}, r"successes of prompt 1 \(.*\) is nan; it must be finite, 0 of none"),
+        ({"successes": _both(NAN, 0, 0)}, r"successes of prompt 1 \(.*\) is nan; it must be finite, and 0 if none"),
         ({"successes": _both(0, 0, 1.0)}, r"successes of prompt 3 \(.*, 0 of 4 .*\) is 1.0; it must be finite"),
-        ({"best": _both(0, 0, 1.0)}, r"best of prompt 3 \(.*, 0 of 4 .*\) is 1.0; it must be finite, NaN of"),
-        ({"best": _both(NAN, 0, NAN)}, r"best of prompt 1 \(.*\) is nan; it must be finite, NaN of none"),
+        ({"best": _both(0, 0, 1.0)}, r"best of prompt 3 \(.*, 0 of 4 .*\) is 1.0; it must be finite, or NaN if"),
+        ({"best": _both(NAN, 0, NAN)}, r"best of prompt 1 \(.*\) is nan; it must be finite, or NaN if none"),
         ({"majority": _both(0, 0, 1.0)}, r"majority of prompt 3 \(.*\) is 1.0; it must be finite or NaN"),
         ({"majority": _both(np.inf, 0, NAN)}, r"majority of prompt 1 \(.*\) is inf; it must be finite or"),
     ],
@@ -251,14 +251,14 @@ def test_results_that_cannot_be_are_refused_and_leave_nothing(store, changes, me
 @pytest.mark.parametrize(
     ("name", "rows", "values", "message"),
     [
-        (" x", 1, {}, "the evaluation's name ' x' is empty, not printable or framed by blanks"),
+        (" x", 1, {}, "the evaluation's name ' x' is empty, not printable or has spaces around it"),
         ("x", 0, {}, "evaluation 'x' has no benchmark; give each benchmark once"),
         ("x", 2, {}, "evaluation 'x' has benchmark 'algebra' twice; give each benchmark once"),
-        ("x", 1, {"step": -1}, "evaluation 'x': step is -1; it must be at least 0, or None"),
-        ("x", 1, {"generated_total": -8}, "evaluation 'x': generated_total is -8; it must be at least 0"),
-        ("x", 1, {"config": {"n": NAN}}, "the config of evaluation 'x' cannot be kept as JSON"),
-        ("x", 1, {"config": {"n": object()}}, "the config of evaluation 'x' cannot be kept as JSON"),
-        ("x", 1, {"step": 1}, "evaluation 'x' is of step 1, but of no run; name its run"),
+        ("x", 1, {"step": -1}, "evaluation 'x': step is -1; it must be None or at least 0"),
+        ("x", 1, {"generated_total": -8}, "evaluation 'x': generated_total is -8; it must be None or at least 0"),
+        ("x", 1, {"config": {"n": NAN}}, "the config of evaluation 'x' cannot be stored as JSON"),
+        ("x", 1, {"config": {"n": object()}}, "the config of evaluation 'x' cannot be stored as JSON"),
+        ("x", 1, {"step": 1}, "evaluation 'x' has step 1 but no run; give the run too"),
     ],
 )
 def test_descriptions_that_cannot_be_are_refused(store, name, rows, values, message):

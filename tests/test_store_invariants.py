@@ -61,17 +61,17 @@ NEW = "WHERE run_id = 2"
         (f"UPDATE dbb_run SET status = 'odd' {NEW}", {"new: status is running or finished: status odd"}),
         (
             f"UPDATE dbb_run SET last_step = 4 {NEW}",
-            {"new: the ledger holds every step up to the last once: last step 4; 3 steps in the ledger, 1 to 3"},
+            {"new: every step up to the last one is recorded once: last step 4; 3 steps recorded, 1 to 3"},
         ),
         (
             f"DELETE FROM dbb_step {NEW} AND step = 3",
-            {"new: the ledger holds every step up to the last once: last step 3; 2 steps in the ledger, 1 to 2"},
+            {"new: every step up to the last one is recorded once: last step 3; 2 steps recorded, 1 to 2"},
         ),
         (
             f"UPDATE dbb_step SET rollouts = 9 {NEW} AND step = 1",
             {
-                "new: a step has the prompts, rollouts and successes of its ledger row: step 1: 2 prompts, 9 rollouts, "
-                "3.0 successes in the ledger; 2, 8, 3.0 in the history"
+                "new: a step's prompts, rollouts and successes are those of its history: step 1: 2 prompts, "
+                "9 rollouts, 3.0 successes; 2, 8, 3.0 in the history"
             },
         ),
         (
@@ -91,7 +91,7 @@ NEW = "WHERE run_id = 2"
         ),
         (
             f"DELETE FROM dbb_posterior {NEW} AND prompt_id = 2",
-            {"new: a prompt of the history has a posterior of its newest visit: prompt 2: newest visit at step 2, "},
+            {"new: a prompt of the history has the posterior of its newest visit: prompt 2: newest visit at step 2, "},
         ),
         (
             f"UPDATE dbb_posterior SET visits = 3 {NEW} AND prompt_id = 2",
@@ -100,7 +100,7 @@ NEW = "WHERE run_id = 2"
         (
             "INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, visits, step) VALUES (1, 99, 1, 1, 0, 0)",
             {
-                "old: a posterior comes from a visit in the history, or from the warm start: prompt 99: step 0, ",
+                "old: a posterior comes from a visit in the history or from the warm start: prompt 99: step 0, ",
                 "old: a row belongs to a prompt: prompt 99, 1 rows of dbb_posterior",
             },
         ),
@@ -110,7 +110,7 @@ NEW = "WHERE run_id = 2"
         ),
         (
             f"UPDATE dbb_probe SET squares = 0.1 {NEW}",
-            {"new: a probe is of a step of the ledger, with at least one sample: step 2, prompt 1: 8 samples, sum 2.0"},
+            {"new: a probe belongs to a recorded step and has at least one sample: step 2, prompt 1: 8 samples"},
         ),
         (
             f"UPDATE dbb_checkpoint SET step = 4 {NEW}",
@@ -119,65 +119,65 @@ NEW = "WHERE run_id = 2"
         (
             "INSERT INTO dbb_probe VALUES (7, 1, 1, 8, 2, 2)",
             {
-                "number 7: a row belongs to a run: 1 rows of dbb_probe",
-                "number 7: a probe is of a step of the ledger, with at least one sample: step 1, prompt 1: 8 samples",
+                "run_id 7: a row belongs to a run: 1 rows of dbb_probe",
+                "run_id 7: a probe belongs to a recorded step and has at least one sample: step 1, prompt 1: 8 samples",
             },
         ),
         (
             f"UPDATE dbb_step SET skipped = 7, groups = NULL {NEW} AND step = 2",
-            {"new: a step has the totals of its usage: step 2: skipped 7 for 3 groups NULL for 3"},
+            {"new: a step's totals are the sums of its usage: step 2: skipped 7 for 3 groups NULL for 3"},
         ),
         (
             f"UPDATE dbb_step SET generated = 1 {NEW} AND step = 3",
-            {"new: a step has the totals of its usage: step 3: generated 1 for 0"},
+            {"new: a step's totals are the sums of its usage: step 3: generated 1 for 0"},
         ),
         (
             f"UPDATE dbb_step SET generated = NULL {NEW} AND step = 1",
             {
-                f"new: a row of the usage belongs to a step of the ledger with totals of it: step 1, prompt {prompt}"
+                f"new: a row of the usage belongs to a recorded step with totals: step 1, prompt {prompt}"
                 for prompt in (1, 2)
             },
         ),
         (
             f"UPDATE dbb_usage SET rescued = 1 {NEW} AND step = 2 AND prompt_id = 3",  # 3 of 4: not of zero variance
             {
-                "new: a step has the totals of its usage: step 2: rescued 0 for 1",
-                "new: no part of the usage is above its whole, or below 0: step 2, prompt 3: generated 4, "
-                "generated_tokens 40, trained 4, trained_tokens 40, zero_variance 0, informative 4, rescued 1, ",
+                "new: a step's totals are the sums of its usage: step 2: rescued 0 for 1",
+                "new: no count of the usage is negative or above the count it is a part of: step 2, prompt 3: "
+                "generated 4, generated_tokens 40, trained 4, trained_tokens 40, zero_variance 0, informative 4, ",
             },
         ),
         (
             f"UPDATE dbb_usage SET replayed = 0 {NEW} AND step = 1 AND prompt_id = 1",
             {
-                "new: a step has the totals of its usage: step 1: replayed 3 for 2",
-                "new: no part of the usage is above its whole, or below 0: step 1, prompt 1: ",
+                "new: a step's totals are the sums of its usage: step 1: replayed 3 for 2",
+                "new: no count of the usage is negative or above the count it is a part of: step 1, prompt 1: ",
             },
         ),
         (
             f"DELETE FROM dbb_usage {NEW} AND step = 2 AND prompt_id = 3",
             {
-                "new: a step has the totals of its usage: step 2: generated 12 for 8 generated_tokens 120 for 80 ",
-                "new: the rollouts of a prompt were generated, where a step has usage: step 2, prompt 3: 4 rollouts, ",
+                "new: a step's totals are the sums of its usage: step 2: generated 12 for 8 generated_tokens ",
+                "new: where a step has usage, it has generated the rollouts of every prompt: step 2, prompt 3: ",
             },
         ),
         (
             "INSERT INTO dbb_usage VALUES (7, 1, 99, 4, 40, 0, 0, 0, 0, 0, 0, 0, 0)",
             {
-                "number 7: a row belongs to a run: 1 rows of dbb_usage",
-                "number 7: a row belongs to a prompt: prompt 99, 1 rows of dbb_usage",
-                "number 7: a row of the usage belongs to a step of the ledger with totals of it: step 1, prompt 99",
+                "run_id 7: a row belongs to a run: 1 rows of dbb_usage",
+                "run_id 7: a row belongs to a prompt: prompt 99, 1 rows of dbb_usage",
+                "run_id 7: a row of the usage belongs to a recorded step with totals: step 1, prompt 99",
             },
         ),
         (
             "UPDATE dbb_evaluation SET step = 4 WHERE evaluation_id = 1",
             {
-                "new: an evaluation is of no step, or of a recorded one of its run: evaluation 1 (training) of step 4, "
+                "new: an evaluation has no step, or a recorded step of its run: evaluation 1 (training) of step 4, "
                 "last step 3"
             },
         ),
         (
             "UPDATE dbb_evaluation SET step = 0 WHERE evaluation_id = 2",
-            {": an evaluation is of no step, or of a recorded one of its run: evaluation 2 (alone) of step 0, last"},
+            {": an evaluation has no step, or a recorded step of its run: evaluation 2 (alone) of step 0, last"},
         ),
         (
             "DELETE FROM dbb_evaluation_result WHERE evaluation_id = 2",
@@ -191,20 +191,20 @@ NEW = "WHERE run_id = 2"
             f"""INSERT INTO dbb_evaluation (evaluation_id, run_id, step, name, model, config, created_at)
                 SELECT 3, run_id, step, name, model, config, created_at FROM dbb_evaluation {NEW}""",
             {
-                "new: a run, a step and a name have one evaluation: evaluations 1 to 3 (training) of step 2",
+                "new: a run, step and name have one evaluation: evaluations 1 to 3 (training) of step 2",
                 "new: an evaluation has results: evaluation 3 (training)",
             },
         ),
         (
             "DELETE FROM dbb_evaluation_result WHERE evaluation_id = 1 AND repeat = 0 AND place = 1",
             {
-                "new: every evaluation run of a benchmark answers the same prompts: evaluation 1, sums: 5 results, "
+                "new: every evaluation run of a benchmark has the same prompts: evaluation 1, sums: 5 results, "
                 "for 2 runs of 3 prompts"
             },
         ),
         (
             "UPDATE dbb_evaluation_result SET prompt_id = 3 WHERE evaluation_id = 1 AND repeat = 1 AND place = 1",
-            {"new: every evaluation run of a benchmark answers the same prompts: evaluation 1, sums: 6 results, "},
+            {"new: every evaluation run of a benchmark has the same prompts: evaluation 1, sums: 6 results, "},
         ),
         (
             "UPDATE dbb_evaluation_result SET prompt_id = 99 WHERE evaluation_id = 1 AND place = 1",
@@ -213,13 +213,13 @@ NEW = "WHERE run_id = 2"
         (
             "UPDATE dbb_evaluation_result SET verified = 5 WHERE evaluation_id = 1 AND repeat = 1 AND place = 0",
             {
-                "new: the numbers of a result fit each other: evaluation 1, sums, evaluation run 1, place 0: 4 samples"
-                ", 5 verified of sum 3.0, best 1.0"
+                "new: the counts and scores of a result are consistent: evaluation 1, sums, evaluation run 1, place 0: "
+                "4 samples, 5 verified of sum 3.0, best 1.0"
             },
         ),
         (
             "UPDATE dbb_evaluation_result SET best = NULL WHERE evaluation_id = 2 AND repeat = 0 AND place = 0",
-            {": the numbers of a result fit each other: evaluation 2, sums, evaluation run 0, place 0: 4 "},
+            {": the counts and scores of a result are consistent: evaluation 2, sums, evaluation run 0, place 0: 4 "},
         ),
         (
             "UPDATE dbb_prompt SET prompt = 'prompt 9' WHERE prompt_id = 2",
@@ -236,7 +236,7 @@ NEW = "WHERE run_id = 2"
         (
             f'UPDATE dbb_run SET state_fields = \'["alpha", "beta", "level"]\' {NEW}',
             {
-                f"new: packed state has 8 bytes a field: {table}, prompt {prompt}: 0 bytes, not 8"
+                f"new: packed state has 8 bytes per field: {table}, prompt {prompt}: 0 bytes, not 8"
                 for table in ("dbb_posterior", "dbb_history")
                 for prompt in (1, 2, 3)
             },
@@ -271,7 +271,7 @@ def test_lost_history_is_found_unless_it_was_pruned(sound):
     lost = "DELETE FROM dbb_history WHERE run_id = 2 AND step = 1"
     _damage(sound, lost)
     assert {violation.what for violation in check(sound)} == {
-        "a step has the prompts, rollouts and successes of its ledger row",
+        "a step's prompts, rollouts and successes are those of its history",
         "prev_step is the prompt's step before",
         "visits count the prompt's rows of the history",
     }

@@ -128,7 +128,7 @@ def test_probes_are_part_of_what_a_repeat_must_repeat(store, fill, dump):
     run.record_step(1, dataclasses.replace(rows, probes=_probes([b, a], [4, 8], [2, 3])))
     others = [None, _probes([a], [8], [3]), _probes([a, b], [8, 4], [3, 1]), _probes([a, b], [8, 4], [3, 2], [3, 1.5])]
     for other in others:
-        with pytest.raises(StoreError, match="step 1 of run 'run' is recorded with other content"):
+        with pytest.raises(StoreError, match="step 1 of run 'run' is already recorded with different content"):
             run.record_step(1, dataclasses.replace(rows, probes=other))
     assert dump(store) == before
 
@@ -144,8 +144,8 @@ def test_no_probes_and_no_probed_prompts_are_the_same(store, fill):
     [
         ("prompt_ids", np.array([1, 1]), r"step 1: probes.prompt_ids holds prompt 1 more than once"),
         ("prompt_ids", np.array([1.0, 2.0]), r"probes.prompt_ids has type float64"),
-        ("samples", np.array([8, 0]), r"step 1: probes.samples\[1\] = 0 is below 1"),
-        ("samples", np.array([8]), r"step 1: probes.samples has shape \(1,\); \(2,\) is needed"),
+        ("samples", np.array([8, 0]), r"step 1: probes.samples\[1\] must be at least 1, got 0"),
+        ("samples", np.array([8]), r"step 1: probes.samples has shape \(1,\); it must be \(2,\)"),
         ("successes", np.array([np.nan, 1.0]), r"step 1: probes.successes of prompt 1 is nan"),
         ("squares", np.array([1.0, np.inf]), r"step 1: probes.squares of prompt 2 is inf"),
         ("squares", np.ones((2, 1)), r"step 1: probes.squares has shape \(2, 1\)"),

@@ -140,16 +140,16 @@ def test_a_working_directory_changed_later_does_not_move_the_store(tmp_path, mon
     ("url", "message"),
     [
         ("", None),
-        ("posteriors.db", "the store URL '[*]{3}' cannot be read; write sqlite:///relative.db"),
-        ("mysql://u:secret@h/db", "a store cannot be on 'mysql'"),
-        ("postgresql+psycopg2://u:secret@h/db", r"a store cannot be on 'postgresql\+psycopg2'"),
+        ("posteriors.db", "the store URL '[*]{3}' cannot be parsed; write sqlite:///relative.db"),
+        ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
+        ("postgresql+psycopg2://u:secret@h/db", r"'postgresql\+psycopg2' is not a supported database"),
         ("sqlite://", "a SQLite store is one file"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
         ("sqlite:///x.db?mode=ro", "a SQLite store is one file"),
         ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist; create it"),
         ("sqlite:////tmp", "/tmp is a folder; name a file in it"),
         ("sqlite:////proc/x.db", "/proc/x.db(: the file cannot be opened| cannot be written)"),
-        ("postgresql://u:secret@/db?host=h1&host=h2", "gives several values for 'host'; give one"),
+        ("postgresql://u:secret@/db?host=h1&host=h2", "has several values for 'host'; give one"),
     ],
 )  # fmt: skip
 def test_addresses_that_cannot_work_are_refused_in_one_line(url, message, tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_addresses_that_cannot_work_are_refused_in_one_line(url, message, tmp_pa
 
 def test_a_file_that_is_no_database(tmp_path):
     (tmp_path / "notes.db").write_text("not a database, but longer than the header of one " * 20)
-    with pytest.raises(StoreError, match=r"notes.db: this file is not a SQLite database; name another one"):
+    with pytest.raises(StoreError, match=r"notes.db: this file is not a SQLite database; name another file"):
         open_store(f"sqlite:///{tmp_path}/notes.db")
 
 

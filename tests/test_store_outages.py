@@ -75,7 +75,7 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, own_url, f
                 fill.train(run, ids, [step])
         fill.train(run, ids, range(step + 1, step + 4))
         assert len(warnings_of(told)) == 1
-        assert warnings_of(told)[0].endswith("; trying again for 120 s")
+        assert warnings_of(told)[0].endswith("; retrying for up to 120 s")
         assert [record.getMessage() for record in told.records][-1].startswith("the store is back after ")
         fill.check_trained(store, run, ids, step + 3)
 
@@ -89,7 +89,7 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postg
         own_postgres.stop()
         try:
             with pytest.raises(
-                StoreError, match=r"^postgresql://\S+: .*; gave up after \d+ s, resume when it has passed$"
+                StoreError, match=r"^postgresql://\S+: .*; gave up after \d+ s; resume when the outage is over$"
             ) as refusal:
                 run.record_step(4, rows)
         finally:
@@ -252,7 +252,8 @@ def test_a_sqlite_file_locked_for_too_long(open_new, fill, monkeypatch):
     other = sqlite3.connect(store.location, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(
-        StoreError, match=r"another process has held the write lock .*; gave up after \d+ s, resume when it has passed$"
+        StoreError,
+        match=r"another process has held the write lock .*; gave up after \d+ s; resume when the outage is over$",
     ) as refusal:
         fill.train(run, ids, [2])
     assert "\n" not in str(refusal.value)

@@ -126,7 +126,7 @@ def test_a_process_id_given_out_again_is_not_the_owner(store, fill):
 def test_a_released_run_is_free_for_every_host(store, fill):
     run = fill.run(store)
     run.release()
-    with pytest.raises(StoreError, match="'run' has been released; claim it again"):
+    with pytest.raises(StoreError, match="'run' was released; claim it again"):
         fill.step(run, 1, fill.prompts(store, 1), [1])
     again = store.claim_run(run.record.run_id, wait_s=0)
     fill.step(again, 1, fill.prompts(store, 1), [1])
@@ -149,7 +149,7 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
 
 
 def test_claiming_an_unknown_run(store):
-    with pytest.raises(StoreError, match="no run number 7 in"):
+    with pytest.raises(StoreError, match="there is no run with id 7 in"):
         store.claim_run(7)
 
 
@@ -167,22 +167,22 @@ def test_a_record_holds_what_was_given(store, fill):
 
 def test_a_name_is_given_once(store, fill):
     fill.run(store, "twin")
-    with pytest.raises(StoreError, match=r"there is a run named 'twin' in .*; continue it or choose another name"):
+    with pytest.raises(StoreError, match=r".* already has a run named 'twin'; resume it or choose another name"):
         fill.run(store, "twin")
     assert [run.name for run in store.runs()] == ["twin"]
 
 
 @pytest.mark.parametrize("name", ["", " run", "a\nb", "a\0b", "\x1b[31m"])
 def test_a_name_must_be_printable(store, fill, name):
-    with pytest.raises(StoreError, match="is empty, not printable or framed by blanks"):
+    with pytest.raises(StoreError, match="is empty, not printable or has spaces around it"):
         fill.run(store, name)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"config": {"f": print}}, "the run's config cannot be kept as JSON"),
-        ({"parameters": {"x": float("inf")}}, "the run's parameters cannot be kept as JSON"),
+        ({"config": {"f": print}}, "the run's config cannot be stored as JSON"),
+        ({"parameters": {"x": float("inf")}}, "the run's parameters cannot be stored as JSON"),
         ({"fields": ("alpha", "alpha")}, r"\['alpha', 'alpha'\] of estimator 'other' are not distinct"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_start_of_two_uuids_is_refused(store, fill):
         run_id = fill.run(store, name).record.run_id
         with store.database.transaction(write=True) as connection:
             connection.execute(text("UPDATE dbb_run SET uuid = :u WHERE run_id = :r"), {"u": uuid, "r": run_id})
-    with pytest.raises(StoreError, match=r"'abcd' is the start of several runs .*abcd1.* \(a\), abcd2.* \(b\)"):
+    with pytest.raises(StoreError, match=r"'abcd' matches several runs .*abcd1.* \(a\), abcd2.* \(b\)"):
         store.find_run("abcd")
     assert store.find_run("abcd2").name == "b"
 
@@ -245,7 +245,7 @@ def test_a_store_belongs_to_its_process(store):
     os.close(write)
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
-        assert f"was opened in process {os.getpid()}; open it again in this one" in pipe.read()
+        assert f"was opened in process {os.getpid()}; open it again in this process" in pipe.read()
 
 
 def test_a_run_without_steps_can_be_discarded_and_its_name_used_again(store, fill):

@@ -82,7 +82,7 @@ def test_texts_no_database_can_hold_are_replaced_but_keep_their_identity(store, 
 
 
 def test_prompts_and_labels_must_be_as_many_texts(store):
-    with pytest.raises(StoreError, match="2 prompts came with 1 labels; give one label"):
+    with pytest.raises(StoreError, match="got 2 prompts and 1 labels; give one label"):
         store.register_prompts(["a", "b"], ["1"])
     with pytest.raises(StoreError, match="prompt 1 is a str with a int as label; both must be text"):
         store.register_prompts(["a", "b"], ["1", 2])

@@ -161,7 +161,7 @@ def test_a_checkpoint_in_the_way_refuses_the_prune_until_it_is_given_up(store, t
         prune(store, run.record, before=5)
     assert str(refusal.value) == (
         "run 'run' has checkpoint 'global_step2' of step 2, which needs the history from step 3, but the prune would "
-        "keep it from step 5; keep more, or give such checkpoints up (drop_checkpoints=True, or --drop-checkpoints)"
+        "keep it from step 5 on; keep more, or give up such checkpoints (drop_checkpoints=True, or --drop-checkpoints)"
     )
     assert dump(store) == before
     assert prune(store, run.record, before=3).steps == 2  # what no checkpoint needs
@@ -174,7 +174,7 @@ def test_a_checkpoint_in_the_way_refuses_the_prune_until_it_is_given_up(store, t
     [
         (
             4,
-            r"has checkpoint 'c' of step 4, which needs the history from step 5, but .* from step 6; it is its newest,",
+            r"has checkpoint 'c' of step 4, which needs the history from step 5 on, but .* step 6 on; it is the newest",
         ),
         (
             None,

@@ -70,7 +70,7 @@ def test_it_is_part_of_what_a_repeat_must_repeat(store, fill, dump):
     before = dump(store)
     run.record_step(1, dataclasses.replace(rows, shared=dict(reversed(shared.items()))))
     for other in ({}, {"a": np.array([1.0])}, {**shared, "b": np.array([np.nextafter(2, 3)])}):
-        with pytest.raises(StoreError, match="step 1 of run 'run' is recorded with other content"):
+        with pytest.raises(StoreError, match="step 1 of run 'run' is already recorded with different content"):
             run.record_step(1, dataclasses.replace(rows, shared=other))
     assert dump(store) == before
 
@@ -78,10 +78,10 @@ def test_it_is_part_of_what_a_repeat_must_repeat(store, fill, dump):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.array([1.0, np.nan]), r"step 1: shared\['prior'\]\[1\] is nan; finite numbers are needed"),
-        (np.array([-np.inf]), r"step 1: shared\['prior'\]\[0\] is -inf; finite numbers are needed"),
-        (np.array(1.0), r"step 1: shared\['prior'\] has shape \(\); a vector is needed"),
-        (np.ones((2, 2)), r"step 1: shared\['prior'\] has shape \(2, 2\); a vector is needed"),
+        (np.array([1.0, np.nan]), r"step 1: shared\['prior'\]\[1\] is nan; it must be finite"),
+        (np.array([-np.inf]), r"step 1: shared\['prior'\]\[0\] is -inf; it must be finite"),
+        (np.array(1.0), r"step 1: shared\['prior'\] has shape \(\); it must be a vector"),
+        (np.ones((2, 2)), r"step 1: shared\['prior'\] has shape \(2, 2\); it must be a vector"),
     ],
 )
 def test_what_is_no_finite_vector_is_refused(store, fill, dump, value, message):

@@ -120,7 +120,9 @@ def test_the_same_step_with_other_content_is_refused(store, fill, dump):
     ids = fill.prompts(store, 1)
     rows = fill.step(run, 1, ids, [4])
     before = dump(store)
-    with pytest.raises(StoreError, match=r"step 1 of run 'run' is recorded with other content .*roll back to step 0"):
+    with pytest.raises(
+        StoreError, match=r"step 1 of run 'run' is already recorded with different content .* to step 0"
+    ):
         run.record_step(1, dataclasses.replace(rows, successes=np.array([3.0])))
     assert dump(store) == before
 
@@ -159,15 +161,15 @@ def test_a_step_without_prompts_is_a_step(store, fill):
         ("prompt_ids", np.array([1, 1]), "holds prompt 1 more than once"),
         ("prompt_ids", np.array([1.0, 2.0]), "prompt_ids has type float64"),
         ("prompt_ids", np.array([[1, 2]]), r"prompt_ids has shape \(1, 2\)"),
-        ("rollouts", np.array([4, 0]), r"rollouts\[1\] = 0 is below 1"),
-        ("successes", np.array([1.0]), r"successes has shape \(1,\); \(2,\) is needed"),
+        ("rollouts", np.array([4, 0]), r"rollouts\[1\] must be at least 1, got 0"),
+        ("successes", np.array([1.0]), r"successes has shape \(1,\); it must be \(2,\)"),
         ("successes", np.array([1.0, np.inf]), "successes of prompt 2 is inf"),
         ("mean", np.array([np.nan, 0.5]), "mean of prompt 1 is nan"),
         ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]"),
-        ("state", np.ones((2, 3)), r"state has shape \(2, 3\); \(2, 2\) is needed"),
+        ("state", np.ones((2, 3)), r"state has shape \(2, 3\); it must be \(2, 2\)"),
         ("previous_state", np.array([[1.0, np.nan], [1.0, 1.0]]), r"previous_state of prompt 1 is \[1"),
-        ("previous_step", np.array([-2, -1]), r"previous_step\[0\] = -2 is below -1"),
-        ("previous_step", np.array([1, -1]), "previous_step of prompt 1 is 1, not before 1"),
+        ("previous_step", np.array([-2, -1]), r"previous_step\[0\] must be at least -1, got -2"),
+        ("previous_step", np.array([1, -1]), "previous_step of prompt 1 is 1; it must be less than 1"),
         ("previous_step", np.array([0, -1]), "previous_step of prompt 1 is 0, its posterior is of step -1"),
     ],
 )  # fmt: skip
@@ -250,7 +252,7 @@ def test_roll_back_notes_what_was_undone(store, fill):
 def test_roll_back_beyond_the_run_is_refused(store, fill, step):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 1), [1])
-    with pytest.raises(StoreError, match=rf"is at step 1, it cannot go back to step {step};"):
+    with pytest.raises(StoreError, match=rf"is at step 1 and cannot go back to step {step};"):
         run.roll_back(step)
 
 

@@ -143,12 +143,12 @@ def test_a_repeat_must_repeat_the_ledger(store, fill, dump):
         dataclasses.replace(usage, **{name: np.array([1, 2])}) for name in ("skipped", "replayed")
     )
     for other in (skipped_more, less_replayed, None):
-        with pytest.raises(StoreError, match="step 1 of run 'run' is recorded with other content"):
+        with pytest.raises(StoreError, match="step 1 of run 'run' is already recorded with different content"):
             run.record_step(1, dataclasses.replace(rows, usage=other))
     assert dump(store) == before
     empty = fill.run(store, "empty")
     nothing = fill.step(empty, 1, [], [], usage=None)
-    with pytest.raises(StoreError, match="recorded with other content"):
+    with pytest.raises(StoreError, match="recorded with different content"):
         empty.record_step(1, dataclasses.replace(nothing, usage=_usage([])))
 
 
@@ -157,10 +157,10 @@ def test_a_repeat_must_repeat_the_ledger(store, fill, dump):
     [
         ({"prompt_ids": [1, 1]}, "step 1: usage.prompt_ids holds prompt 1 more than once"),
         ({"prompt_ids": [1.0, 2.0]}, "usage.prompt_ids has type float64"),
-        ({"trained": [4.0, 4.0]}, "usage.trained has type float64; whole numbers"),
-        ({"generated": [4]}, r"step 1: usage.generated has shape \(1,\); \(2,\) is needed"),
-        ({"skipped": [0, -1]}, r"step 1: usage.skipped\[1\] = -1 is below 0"),
-        ({"generated_tokens": [-1, 0]}, r"step 1: usage.generated_tokens\[0\] = -1 is below 0"),
+        ({"trained": [4.0, 4.0]}, "usage.trained has type float64; integers"),
+        ({"generated": [4]}, r"step 1: usage.generated has shape \(1,\); it must be \(2,\)"),
+        ({"skipped": [0, -1]}, r"step 1: usage.skipped\[1\] must be at least 0, got -1"),
+        ({"generated_tokens": [-1, 0]}, r"step 1: usage.generated_tokens\[0\] must be at least 0, got -1"),
         (
             {"trained": [4, 5]},
             r"step 1: usage.trained of prompt 2 is 5, its usage.generated is 4; it must be at most usage.generated$",

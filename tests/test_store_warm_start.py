@@ -153,11 +153,11 @@ def test_only_a_new_run_can_be_warm_started(store, fill):
     fill.step(source, 1, ids, [4, 4])
     run = fill.run(store, "new")
     run.warm_start(store, source.record, ids)
-    with pytest.raises(StoreError, match=r"'new' has posteriors of its own \(step 0\); only a new run"):
+    with pytest.raises(StoreError, match=r"'new' already has posteriors \(step 0\); only a new run"):
         run.warm_start(store, source.record, ids)
     trained = fill.run(store, "trained")
     fill.step(trained, 1, ids, [1, 1])
-    with pytest.raises(StoreError, match=r"'trained' has posteriors of its own \(step 1\)"):
+    with pytest.raises(StoreError, match=r"'trained' already has posteriors \(step 1\)"):
         trained.warm_start(store, source.record, ids)
 
 
@@ -183,7 +183,7 @@ def test_states_that_do_not_fit_are_refused(store, fill):
 def test_a_source_that_is_gone_is_named(store, fill):
     source, run = fill.run(store, "old"), fill.run(store, "new")
     gone = dataclasses.replace(source.record, run_id=99)
-    with pytest.raises(StoreError, match="there is no run number 99 in"):
+    with pytest.raises(StoreError, match="there is no run with id 99 in"):
         run.warm_start(store, gone, fill.prompts(store, 1))
 
 
