@@ -21,7 +21,7 @@ LOADED = np.dtype(
 )
 
 ADVANCE = "UPDATE dbb_run SET last_step = {0}, heartbeat_at = {0} WHERE run_id = {0} AND last_step = {0}"
-LEDGER = f"""
+RECORD = f"""
     INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at,
                           {", ".join(TOTALS)})
     VALUES ({", ".join(["{0}"] * (8 + len(TOTALS)))})"""
@@ -68,11 +68,11 @@ class RawSQLite:
     def prepared(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def step(self, ledger: Row, history: list[Row], usage: list[Row]) -> None:
-        run, step, now = ledger[0], ledger[1], ledger[7]
+    def step(self, totals: Row, history: list[Row], usage: list[Row]) -> None:
+        run, step, now = totals[0], totals[1], totals[7]
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
-        self.connection.execute(LEDGER.format("?"), ledger)
+        self.connection.execute(RECORD.format("?"), totals)
         self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 14)})", history)
         self.connection.executemany(f"INSERT INTO dbb_usage VALUES ({', '.join('?' * 13)})", usage)
         self.connection.execute(APPLY.format("?"), (run, step))
@@ -117,11 +117,11 @@ class RawPostgreSQL:
         """The rows as the text of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
         return b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"".join(map(_binary, rows)) + b"\xff\xff"
 
-    def step(self, ledger: Row, history: bytes, usage: bytes) -> None:
-        run, step, now = ledger[0], ledger[1], ledger[7]
+    def step(self, totals: Row, history: bytes, usage: bytes) -> None:
+        run, step, now = totals[0], totals[1], totals[7]
         with self.connection.cursor() as cursor:
             cursor.execute(ADVANCE.format("%s"), (step, now, run, step - 1))
-            cursor.execute(LEDGER.format("%s"), ledger)
+            cursor.execute(RECORD.format("%s"), totals)
             for table, rows in (("dbb_history", history), ("dbb_usage", usage)):
                 with cursor.copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
                     copy.write(rows)

@@ -1,7 +1,7 @@
-"""What the store costs in ratios to plain SQL through the databases' drivers, on SQLite and on PostgreSQL.
+"""The cost of the store relative to plain SQL through the databases' drivers, on SQLite and on PostgreSQL.
 
-Both sides of a ratio (the floor is in ``raw_sql.py``, what is stored in ``store_content.py``) are run in turn on
-databases of the same content; compared are the medians. PostgreSQL is a server of its own with its default settings: a
+Both sides of a ratio (the floor is in ``raw_sql.py``, what is stored in ``store_content.py``) run in turn on
+databases with the same content; their medians are compared. PostgreSQL is a separate server with default settings: a
 commit returns once it is on disk.
 
     python benchmarks/store.py            about 8 minutes, 2 GiB of memory and 6 GiB of a local disk
@@ -79,7 +79,7 @@ class Result:
 
 
 class Bench:
-    """One kind of database: new ones of it, and what is measured on them."""
+    """Measurements on one kind of database."""
 
     def __init__(self, kind: str, server: str, folder: Path, wide: int, repetitions: int) -> None:
         self.kind, self.server, self.folder = kind, server, folder
@@ -122,7 +122,7 @@ class Bench:
         return self.results
 
     def steps(self, long: PosteriorStore, empty: PosteriorStore) -> None:
-        """Steps on an empty database, as plain SQL on another one, and beside the history of a long run."""
+        """Steps on an empty database, as plain SQL on another one, and next to the history of a long run."""
         floor_url = self.new("floor")
         with open_store(floor_url) as floor:
             for name, fields, shared in (("dbb", DBB, {}), ("auto", AUTO, AUTO_SHARED)):
@@ -133,7 +133,7 @@ class Bench:
                 # First all prompts get a posterior, so that later steps change them.
                 for size in [SIZES[-1]] * (PROMPTS // SIZES[-1] + 1):
                     self.in_turn(sides, raw, size, 1)
-                # Size by size: in a mixture SQLite's clearing of its log would always fall on the same one.
+                # Size by size: mixed, SQLite's checkpoint of its log would always fall on the same one.
                 sizes = (TINY, *SIZES)
                 times = {size: self.in_turn(sides, raw, size, self.repetitions) for size in sizes}
                 for size in sizes:
@@ -146,7 +146,7 @@ class Bench:
     def in_turn(
         self, trainers: list[Trainer], raw: RawSQLite | RawPostgreSQL | None, size: int, steps: int
     ) -> list[list[float]]:
-        """Seconds of the trainers' next steps, all made up beforehand; with ``raw`` the last one's by plain SQL."""
+        """Seconds of the trainers' next steps, prepared beforehand; with ``raw`` the last trainer's by plain SQL."""
         turns: list[list[Callable[[], object]]] = []
         for _ in range(steps):
             turns.append([])
@@ -154,8 +154,8 @@ class Bench:
                 rows = trainer.rows(size)
                 action: Callable[[], object] = partial(trainer.run.record_step, trainer.step, rows)
                 if raw is not None and trainer is trainers[-1]:
-                    ledger, history, usage = trainer.raw(rows)
-                    action = partial(raw.step, ledger, raw.prepared(history), raw.prepared(usage))
+                    totals, history, usage = trainer.raw(rows)
+                    action = partial(raw.step, totals, raw.prepared(history), raw.prepared(usage))
                 turns[-1].append(action)
         times: list[list[float]] = [[] for _ in trainers]
         for number, turn in enumerate(turns):
@@ -169,10 +169,10 @@ class Bench:
         self.compare(f"resume {self.wide:,} prompts", lambda: raw.load(run), lambda: wide.load(ids))
 
     def warm_start(self, long: PosteriorStore, wide: Run, ids: np.ndarray[Any, Any]) -> None:
-        raw, numbers = self.raw(long.url), itertools.count()
+        raw, copies = self.raw(long.url), itertools.count()
 
         def target() -> Run:
-            return create(long, f"copy {next(numbers)}")
+            return create(long, f"copy {next(copies)}")
 
         self.compare(
             f"warm start of {self.wide:,} prompts",
@@ -184,20 +184,20 @@ class Bench:
 
     def warm_start_elsewhere(self, long: PosteriorStore, wide: Run) -> None:
         with open_store(self.new("other")) as other:
-            other.register_prompts(["one more"], [""])  # so that equal prompts have other numbers
+            other.register_prompts(["one more"], [""])  # so that the same prompts have other ids
             prompts, labels = texts(self.wide)
-            # In parts, so that the numbers are in another order too.
+            # In parts, so that the ids are in another order too.
             parts = [slice(start, start + PART) for start in range(0, self.wide, PART)]
             ids = np.concatenate([other.register_prompts(prompts[part], labels[part]) for part in parts])
-            raw, source, numbers = self.raw(other.url), self.raw(long.url), itertools.count()
+            raw, source, copies = self.raw(other.url), self.raw(long.url), itertools.count()
             self.compare(
                 f"warm start of {self.wide:,} from another database",
                 lambda run: raw.copy_from(source, wide.record.run_id, run.record.run_id),
                 lambda run: run.warm_start(long, wide.record, ids, weight=0.5),
-                lambda: create(other, f"copy {next(numbers)}"),
+                lambda: create(other, f"copy {next(copies)}"),
                 lambda run: forget(other, run),
             )
-            # Beside the long run's posteriors, the same ones with no history behind them.
+            # Besides the long run's posteriors, the same ones without history.
             young = create(other, "young")
             young.warm_start(long, wide.record, ids)
             self.wide_steps(Trainer(wide, self.wide), Trainer(young, self.wide))
@@ -205,7 +205,7 @@ class Bench:
     def wide_steps(self, old: Trainer, young: Trainer) -> None:
         for size in SIZES:
             on_old, on_young = self.in_turn([old, young], None, size, self.repetitions)
-            # Without a bound: on PostgreSQL most of it is the first writes of pages after a checkpoint.
+            # No bound: on PostgreSQL most of the time goes to first writes of pages after a checkpoint.
             self.add(f"step of {size:,} of {self.wide:,}, long / no history", on_young, on_old)
 
     def roll_back(self, long: PosteriorStore, wide: Run) -> None:
@@ -245,7 +245,7 @@ class Bench:
 
 
 def forget(store: PosteriorStore, run: Run) -> None:
-    """Undo a warm start, and leave no dead rows behind."""
+    """Undo a warm start without leaving dead rows behind."""
     run.discard()
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
@@ -263,10 +263,10 @@ def timed(action: Callable[[], object]) -> float:
 
 @contextmanager
 def peak_growth() -> Iterator[list[float]]:
-    """How far the memory of this process grew above what it was, in MiB."""
+    """By how much the peak memory of this process grew, in MiB."""
     grown: list[float] = []
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what earlier measurements left free would hide growth
+    ctypes.CDLL(None).malloc_trim(0)  # free memory of earlier measurements would hide growth
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM. Source: proc_pid_clear_refs(5)
     before = _status_mib("VmRSS")
     yield grown

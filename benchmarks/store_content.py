@@ -1,4 +1,4 @@
-"""What benchmarks/store.py stores: steps of scattered prompts, and a long history to store them beside.
+"""What benchmarks/store.py stores: steps of scattered prompts, and a long history next to which they are stored.
 
 Axes: P prompts, F state fields.
 """
@@ -70,11 +70,11 @@ class Trainer:
         )  # fmt: skip
 
     def raw(self, rows: StepRows) -> tuple[tuple[Any, ...], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """The step's row of the ledger, and its rows of history and of usage, in the order of the tables' columns."""
+        """The step's row of dbb_step, and its rows of history and of usage, in the order of the tables' columns."""
         assert rows.usage is not None
         run, size = self.run.record.run_id, len(rows.prompt_ids)
         shared = {name: values.tolist() for name, values in rows.shared.items()}
-        ledger = (
+        totals = (
             *(run, self.step, size, int(rows.rollouts.sum()), float(rows.successes.sum())),
             *(json.dumps(shared) if shared else None, bytes(16), "2026-01-01T00:00:00.000Z"),
             *rows.usage.totals().values(),
@@ -90,7 +90,7 @@ class Trainer:
         ]
         counts = (getattr(rows.usage, name)[order].tolist() for name in ("prompt_ids", *COUNTS))
         usage = [[run] * size, [self.step] * size, *counts]
-        return ledger, list(zip(*columns, strict=True)), list(zip(*usage, strict=True))
+        return totals, list(zip(*columns, strict=True)), list(zip(*usage, strict=True))
 
 
 def _columns(state_P_F: np.ndarray[Any, Any]) -> list[list[Any]]:
@@ -110,7 +110,7 @@ def create(store: PosteriorStore, name: str, fields: tuple[str, ...] = DBB) -> R
 
 def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
     """Give a run a long history: ``PASSES`` over its prompts; bytes per row of history and of usage."""
-    number, rows = run.record.run_id, prompts * PASSES
+    run_id, rows = run.record.run_id, prompts * PASSES
     series = f"generate_series(0, CAST({rows - 1} AS BIGINT)) AS k(i)"
     if store.database.is_sqlite:
         series = (
@@ -122,7 +122,7 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         connection.execute(
             text(
                 f"""INSERT INTO dbb_history
-                    SELECT {number}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
+                    SELECT {run_id}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
                            0.5 + i % 97, 0.5 + i % 89, NULL, 0.5 + (i % 7) / 64.0, 0.25, {before.format(prompts, 97)},
                            {before.format(prompts, 89)}, NULL,
                            CASE WHEN i >= {prompts} THEN (i - {prompts}) / {WIDE_STEP} + 1 ELSE -1 END
@@ -133,7 +133,7 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         connection.execute(
             text(
                 f"""INSERT INTO dbb_usage
-                    SELECT {number}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1,
+                    SELECT {run_id}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1,
                            8, 800 + i % 7200, 8, 800 + i % 7200, i % 2 * 8, 8, i % 2 * 8, 0, 0, 0
                     FROM {series}"""
             )
@@ -142,7 +142,7 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         connection.execute(
             text(
                 f"""INSERT INTO dbb_posterior SELECT run_id, prompt_id, alpha, beta, state, {PASSES}, step
-                    FROM dbb_history WHERE run_id = {number} AND step > {rows // WIDE_STEP - prompts // WIDE_STEP}
+                    FROM dbb_history WHERE run_id = {run_id} AND step > {rows // WIDE_STEP - prompts // WIDE_STEP}
                     ORDER BY prompt_id"""
             )
         )
@@ -150,11 +150,11 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
             text(
                 f"""INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, digest, created_at)
                     SELECT run_id, step, count(*), sum(rollouts), sum(successes), :digest, ''
-                    FROM dbb_history WHERE run_id = {number} GROUP BY run_id, step"""
+                    FROM dbb_history WHERE run_id = {run_id} GROUP BY run_id, step"""
             ),
             {"digest": bytes(16)},
         )
-        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // WIDE_STEP} WHERE run_id = {number}"))
+        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // WIDE_STEP} WHERE run_id = {run_id}"))
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")

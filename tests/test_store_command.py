@@ -45,7 +45,7 @@ def test_runs(filled, capsys):
     ]
 
 
-def test_runs_without_a_ledger(store, fill, capsys):
+def test_runs_without_usage(store, fill, capsys):
     fill.step(fill.run(store, method="grpo"), 1, fill.prompts(store, 1), [1], usage=None)
     assert main(["runs", "--store.url", store.url]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()

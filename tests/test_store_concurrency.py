@@ -113,7 +113,7 @@ with open_store(sys.argv[1]) as store:
 """
 
 
-def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_told(url, fill, tmp_path):
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_refused(url, fill, tmp_path):
     with open_store(url) as store:
         fill.run(store).release()
     command = [sys.executable, "-c", CLAIM, url, str(tmp_path / "go")]

@@ -60,10 +60,10 @@ def ids(store, fill):
 def test_what_was_recorded_comes_back(store, run, ids):
     config = {"temperature": 0.6, "seeds": [0, 1]}
     rows = [_rows(ids), _rows(ids[::-1], "g\u00e9om\u00e9trie")]
-    number = run.record_evaluation(2, "training", rows, model="tiny", config=config, generated_total=24)
+    evaluation_id = run.record_evaluation(2, "training", rows, model="tiny", config=config, generated_total=24)
     alone = _record(store, [_rows(ids)], "alone")
     of_run, by_itself = read_evaluations(store)
-    assert (of_run.evaluation_id, of_run.run_id, of_run.step) == (number, run.record.run_id, 2)
+    assert (of_run.evaluation_id, of_run.run_id, of_run.step) == (evaluation_id, run.record.run_id, 2)
     assert (of_run.name, of_run.model, of_run.config, of_run.generated_total) == ("training", "tiny", config, 24)
     assert (by_itself.evaluation_id, by_itself.run_id, by_itself.step) == (alone, None, None)
     assert (by_itself.name, by_itself.generated_total) == ("alone", None)
@@ -72,7 +72,7 @@ def test_what_was_recorded_comes_back(store, run, ids):
     for written, read in zip(rows, of_run.results.values(), strict=True):
         for name, values in vars(written).items():
             np.testing.assert_array_equal(getattr(read, name), values)
-    assert [evaluation.evaluation_id for evaluation in read_evaluations(store, run.record)] == [number]
+    assert [evaluation.evaluation_id for evaluation in read_evaluations(store, run.record)] == [evaluation_id]
     assert check(store) == []
 
 
@@ -123,14 +123,15 @@ def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids)
 def test_run_step_and_name_tell_evaluations_apart(store, run, ids, fill):
     rows = [_rows(ids)]
     second = fill.run(store, "second").record
-    numbers = [
+    evaluation_ids = [
         _record(store, rows, "math"), _record(store, rows, "logic"), _record(store, rows, "math", run=second),
         _record(store, rows, "math", run=run.record), _record(store, rows, "math", run=run.record, step=0),
         _record(store, rows, "math", run=run.record, step=1), _record(store, rows, "logic", run=run.record, step=1),
     ]  # fmt: skip
-    assert len(set(numbers)) == 7
-    assert _record(store, rows, "math") == numbers[0] and _record(store, rows, "math", run=second) == numbers[2]
-    assert run.record_evaluation(1, "math", rows, model="", config={}) == numbers[5]
+    assert len(set(evaluation_ids)) == 7
+    assert _record(store, rows, "math") == evaluation_ids[0]
+    assert _record(store, rows, "math", run=second) == evaluation_ids[2]
+    assert run.record_evaluation(1, "math", rows, model="", config={}) == evaluation_ids[5]
     assert _stored(store) == [7, 42]
 
 

@@ -11,7 +11,7 @@ from storage.invariants import SHOWN, check
 @pytest.fixture
 def sound(store, fill):
     """Run "old" of 2 steps, run "new" warm-started from it with 3, a checkpoint, a probe, run-wide state, an evaluation
-    of step 2 (number 1), and one of no run (number 2)."""
+    of step 2 (id 1), and one without a run (id 2)."""
     ids = np.sort(fill.prompts(store, 3))  # 1, 2, 3
     old = fill.run(store, "old")
     fill.step(old, 1, ids, [4, 1, 0])

@@ -14,7 +14,7 @@ from storage import StoreError, open_store
 
 
 @pytest.fixture(autouse=True)
-def told(caplog):
+def logged(caplog):
     """What the store logs."""
     caplog.set_level(logging.INFO, logger="storage")
     return caplog
@@ -45,8 +45,8 @@ def meanwhile(work):
     assert errors == []
 
 
-def warnings_of(told):
-    return [record.getMessage() for record in told.records if record.levelno >= logging.WARNING]
+def warnings_of(logged):
+    return [record.getMessage() for record in logged.records if record.levelno >= logging.WARNING]
 
 
 def outage(server, seconds):
@@ -60,7 +60,7 @@ def outage(server, seconds):
 
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.long])])
-def test_postgresql_stopped_and_started_in_mid_training(own_postgres, own_url, fill, told, seconds):
+def test_postgresql_stopped_and_started_in_mid_training(own_postgres, own_url, fill, logged, seconds):
     with open_store(own_url) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         step, back = 0, threading.Event()
@@ -74,9 +74,9 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, own_url, f
                 step += 1
                 fill.train(run, ids, [step])
         fill.train(run, ids, range(step + 1, step + 4))
-        assert len(warnings_of(told)) == 1
-        assert warnings_of(told)[0].endswith("; retrying for up to 120 s")
-        assert [record.getMessage() for record in told.records][-1].startswith("the store is back after ")
+        assert len(warnings_of(logged)) == 1
+        assert warnings_of(logged)[0].endswith("; retrying for up to 120 s")
+        assert [record.getMessage() for record in logged.records][-1].startswith("the store is back after ")
         fill.check_trained(store, run, ids, step + 3)
 
 
@@ -102,14 +102,14 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postg
         fill.check_trained(store, run, ids, 5)
 
 
-def test_a_server_never_reached_is_refused_at_once(own_postgres, own_url, told):
+def test_a_server_never_reached_is_refused_at_once(own_postgres, own_url, logged):
     own_postgres.stop()
     try:
         with pytest.raises(StoreError, match=r"^postgresql://"):
             open_store(own_url)
     finally:
         own_postgres.start()
-    assert told.records == []
+    assert logged.records == []
 
 
 def terminate_others(url):
@@ -122,7 +122,7 @@ def terminate_others(url):
         )
 
 
-def test_connections_killed_at_random_moments(open_new, fill, told):
+def test_connections_killed_at_random_moments(open_new, fill, logged):
     store = open_new("postgresql")
     run, ids = fill.run(store), fill.prompts(store, 20)
     moments, done = random.Random(1), threading.Event()
@@ -137,7 +137,7 @@ def test_connections_killed_at_random_moments(open_new, fill, told):
             fill.train(run, ids, range(1, 101))
         finally:
             done.set()
-    assert warnings_of(told)
+    assert warnings_of(logged)
     fill.check_trained(store, run, ids, 100)
 
 
@@ -164,7 +164,7 @@ def test_the_connection_killed_before_each_statement_of_a_step(open_new, fill):
     fill.check_trained(store, run, ids, step)
 
 
-def test_a_deadlock_is_survived(open_new, fill, told):
+def test_a_deadlock_is_survived(open_new, fill, logged):
     import psycopg
 
     store = open_new("postgresql")
@@ -185,11 +185,11 @@ def test_a_deadlock_is_survived(open_new, fill, told):
 
         with meanwhile(cross):
             run.record_step(2, rows)
-    assert ["deadlock detected" in line for line in warnings_of(told)] == [True]
+    assert ["deadlock detected" in line for line in warnings_of(logged)] == [True]
     fill.check_trained(store, run, ids, 2)
 
 
-def test_serialization_failures_are_repeated_and_logged_once(open_new, fill, told):
+def test_serialization_failures_are_repeated_and_logged_once(open_new, fill, logged):
     store = open_new("postgresql")
     run, ids = fill.run(store), fill.prompts(store, 3)
     fill.train(run, ids, [1])
@@ -205,11 +205,11 @@ def test_serialization_failures_are_repeated_and_logged_once(open_new, fill, tol
         with store.database.transaction(write=True) as connection:
             connection.execute(text(statement))
     fill.train(run, ids, [2, 3])
-    assert ["could not serialize access" in line for line in warnings_of(told)] == [True]
+    assert ["could not serialize access" in line for line in warnings_of(logged)] == [True]
     fill.check_trained(store, run, ids, 3)
 
 
-def test_what_does_not_pass_is_not_repeated(open_new, fill, told):
+def test_what_does_not_pass_is_not_repeated(open_new, fill, logged):
     store = open_new("postgresql")
     run, ids = fill.run(store), fill.prompts(store, 3)
     fill.train(run, ids, [1])
@@ -221,10 +221,10 @@ def test_what_does_not_pass_is_not_repeated(open_new, fill, told):
     store.database.engine.dispose()  # as after a switch to a standby, which is read-only
     with pytest.raises(StoreError, match=r"cannot execute UPDATE in a read-only transaction$"):
         run.record_step(2, rows)
-    assert told.records == []
+    assert logged.records == []
 
 
-def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, told, monkeypatch):
+def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, logged, monkeypatch):
     monkeypatch.setattr("storage.engine.BUSY_TIMEOUT_S", 0.05)
     store = open_new("sqlite")
     run, ids = fill.run(store), fill.prompts(store, 3)
@@ -239,7 +239,7 @@ def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, told
     with meanwhile(let_go):
         fill.train(run, ids, [2])
     fill.train(run, ids, [3])
-    assert ["held the write lock for 0.05 s" in line for line in warnings_of(told)] == [True]
+    assert ["held the write lock for 0.05 s" in line for line in warnings_of(logged)] == [True]
     fill.check_trained(store, run, ids, 3)
 
 

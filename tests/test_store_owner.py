@@ -191,15 +191,15 @@ def test_what_a_run_cannot_keep_is_refused(store, fill, values, message):
         fill.run(store, **values)
 
 
-def test_find_run_by_name_then_uuid_then_number(store, fill):
+def test_find_run_by_name_then_uuid_then_id(store, fill):
     one = fill.run(store, "one").record
     two = fill.run(store, "two").record
-    number = fill.run(store, str(one.run_id)).record  # named like the number of another
+    other = fill.run(store, str(one.run_id)).record  # its name is the id of another run
     assert store.find_run("two") == two
     assert store.find_run(two.uuid) == two
     assert store.find_run(one.uuid[:8].upper()) == one
     assert store.find_run(str(two.run_id)) == two
-    assert store.find_run(str(one.run_id)) == number
+    assert store.find_run(str(one.run_id)) == other
     assert [run.name for run in store.runs()] == ["one", "two", str(one.run_id)]
 
 

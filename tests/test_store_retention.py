@@ -27,7 +27,7 @@ def steps_of(store, table):
         return [step for (step,) in connection.execute(text(f"SELECT DISTINCT step FROM {table} ORDER BY step"))]
 
 
-def test_old_steps_go_and_posteriors_ledger_and_totals_stay(store, trained, dump):
+def test_old_history_is_deleted_and_posteriors_steps_and_totals_stay(store, trained, dump):
     run, (a, *_) = trained
     run.record_checkpoint(4, "four")
     before, totals = dump(store), progress(store, run.record)
@@ -222,7 +222,7 @@ def test_other_runs_are_untouched(store, trained, fill, dump):
         assert [row[:2] for row in dump(store)[table]] == [(other.record.run_id, 1)] * 2
 
 
-def test_freed_space_is_told_where_it_is_known(store, fill, kind):
+def test_freed_space_is_reported_where_it_is_known(store, fill, kind):
     run = fill.run(store)
     ids = fill.prompts(store, 1000)
     for step in (1, 2):

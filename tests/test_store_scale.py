@@ -97,7 +97,7 @@ def test_any_prompts_load_in_the_order_asked_for(store, fill, monkeypatch, asked
 
 def test_a_warm_start_in_parts_loses_nothing(open_new, kind, fill, monkeypatch):
     source_store, store = open_new("sqlite"), open_new(kind)
-    fill.prompts(store, 1)  # so that equal prompts have other numbers
+    fill.prompts(store, 1)  # so that the same prompts have other ids
     source = fill.run(source_store, "old")
     ids = source_store.register_prompts([f"p{i}" for i in range(20)], [""] * 20)
     fill.step(source, 1, ids, np.arange(20) % 5)

@@ -45,10 +45,10 @@ def test_history_keeps_every_step_with_what_was_before(store, fill):
             )
         ).all()
         steps = connection.execute(text("SELECT step, prompts, rollouts, successes FROM dbb_step ORDER BY step"))
-        ledger = [tuple(row) for row in steps]
+        recorded = [tuple(row) for row in steps]
     assert tuple(rows[0]) == (1, 4, 4.0, 4.5, 0.5, 0.9, None, None, -1)
     assert tuple(rows[1]) == (2, 4, 2.0, 4.25, 2.25, 4.25 / 6.5, 4.5, 0.5, 1)
-    assert ledger == [(1, 1, 4, 4.0), (2, 1, 4, 2.0)]
+    assert recorded == [(1, 1, 4, 4.0), (2, 1, 4, 2.0)]
 
 
 def test_floats_come_back_bit_for_bit(store, fill):
@@ -221,7 +221,7 @@ def test_roll_back_restores_each_step_exactly(store, fill, dump):
 
 
 def _progress(tables):
-    """Without the events, and without the times of the ledger."""
+    """Without the events, and without the times of the steps."""
     return {
         "dbb_posterior": tables["dbb_posterior"],
         "dbb_history": tables["dbb_history"],
@@ -281,7 +281,7 @@ def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
     fill.step(run, 1, fill.prompts(store, 1), [1])
     run.record_checkpoint(1, "global_step1")
     fill.step(run, 2, fill.prompts(store, 1), [1])
-    # SQLite's numbers: 1 is NORMAL, 2 is FULL.
+    # SQLite's levels: 1 is NORMAL, 2 is FULL.
     assert modes.count(2) == 1 and set(modes) == {1, 2} and modes[-1] == 1
 
 

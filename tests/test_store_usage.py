@@ -1,4 +1,4 @@
-"""The rollout ledger: where the rollouts of every step went, prompt by prompt, and its totals."""
+"""Rollout usage: where the rollouts of every step went, prompt by prompt, and its totals."""
 
 import dataclasses
 
@@ -27,9 +27,9 @@ def _columns(log):
 
 @pytest.fixture
 def counted(store, fill):
-    """A run whose steps 1 and 3 have a ledger, and step 2 none; and the ids a < b < c.
+    """A run whose steps 1 and 3 have usage, and step 2 has none; and the ids a < b < c.
 
-    Step 1: a is generated twice (two groups of 4), once in vain; b agrees wholly, and is rescued; c is skipped twice.
+    Step 1: a is generated twice (two groups of 4), once in vain; b has zero variance, is rescued; c is skipped twice.
     Step 3: a alone is generated and filtered out; b is replayed.
     """
     run, (a, b, c) = fill.run(store, method="dapo"), np.sort(fill.prompts(store, 3)).tolist()
@@ -43,7 +43,7 @@ def counted(store, fill):
     return run, (a, b, c)
 
 
-def test_the_ledger_comes_back_prompt_by_prompt(store, counted):
+def test_usage_comes_back_prompt_by_prompt(store, counted):
     run, (a, b, c) = counted
     found = read_usage(store, run.record)
     assert _columns(found) == {
@@ -112,7 +112,7 @@ def test_totals_of_the_run_and_of_its_steps(store, counted):
     assert all(type(totals[name]) is int for name in expected)
 
 
-def test_a_run_without_a_ledger_has_none(store, fill):
+def test_a_run_without_usage_has_none(store, fill):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 1), [1], usage=None)
     totals = progress(store, run.record)
@@ -133,7 +133,7 @@ def test_a_step_that_used_nothing_is_counted_as_0(store, fill):
     assert check(store) == []
 
 
-def test_a_repeat_must_repeat_the_ledger(store, fill, dump):
+def test_a_repeat_must_repeat_the_usage(store, fill, dump):
     run, ids = fill.run(store), fill.prompts(store, 2)
     rows = fill.step(run, 1, ids, [4, 1])
     before, usage = dump(store), rows.usage
@@ -203,7 +203,7 @@ def test_rollouts_that_nobody_generated_are_refused(store, fill, prompts, found)
         fill.step(run, 1, [1, 2], [1, 1], usage=usage)
 
 
-def test_roll_back_deletes_the_ledger_of_undone_steps(store, counted, fill):
+def test_roll_back_deletes_the_usage_of_undone_steps(store, counted, fill):
     run, (a, *_) = counted
     other = fill.run(store, "other")
     fill.step(other, 1, [a], [1])
@@ -222,7 +222,7 @@ def test_roll_back_deletes_the_ledger_of_undone_steps(store, counted, fill):
     ]
 
 
-def test_prune_deletes_the_ledger_by_prompt_and_keeps_the_totals(store, counted):
+def test_prune_deletes_the_usage_by_prompt_and_keeps_the_totals(store, counted):
     run, (a, b, _) = counted
     run.finish()
     totals, steps = progress(store, run.record), _columns(usage_by_step(store, run.record))
@@ -236,7 +236,7 @@ def test_prune_deletes_the_ledger_by_prompt_and_keeps_the_totals(store, counted)
     assert check(store) == []
 
 
-def test_prune_deletes_the_ledger_of_steps_without_posteriors(store, fill):
+def test_prune_deletes_the_usage_of_steps_without_posteriors(store, fill):
     run, (a,) = fill.run(store), fill.prompts(store, 1)
     for step in (1, 2):
         fill.step(run, step, [], [], usage=_usage([a], generated=[4], zero_variance=[4]))
@@ -247,7 +247,7 @@ def test_prune_deletes_the_ledger_of_steps_without_posteriors(store, fill):
     assert check(store) == []
 
 
-def test_a_warm_start_brings_no_ledger(store, counted, fill):
+def test_a_warm_start_copies_no_usage(store, counted, fill):
     source, ids = counted
     run = fill.run(store, "new")
     run.warm_start(store, source.record, np.array(ids))
@@ -255,7 +255,7 @@ def test_a_warm_start_brings_no_ledger(store, counted, fill):
     assert progress(store, run.record)["generated"] is None
 
 
-def test_a_long_ledger_is_read_in_parts(store, fill, monkeypatch):
+def test_a_long_usage_is_read_in_parts(store, fill, monkeypatch):
     monkeypatch.setattr("storage.engine.CHUNK", 3)
     run, ids = fill.run(store), np.sort(fill.prompts(store, 8))
     for step in (1, 2):
@@ -294,7 +294,7 @@ def test_a_left_over_that_cannot_be_is_refused(store, fill, unused):
 
 
 def test_the_method_of_a_run(store, fill):
-    assert fill.run(store, "told", method="repo").record.method == "repo"
-    assert fill.run(store, "untold").record.method == ""
+    assert fill.run(store, "given", method="repo").record.method == "repo"
+    assert fill.run(store, "none").record.method == ""
     assert [run.method for run in store.runs()] == ["repo", ""]
-    assert store.query("SELECT name, method FROM runs ORDER BY run_id") == [("told", "repo"), ("untold", None)]
+    assert store.query("SELECT name, method FROM runs ORDER BY run_id") == [("given", "repo"), ("none", None)]

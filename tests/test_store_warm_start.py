@@ -26,7 +26,7 @@ def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
     fill.step(source, 1, [a, b], [4, 1])  # (4.5, 0.5), (1.5, 3.5)
     fill.step(source, 2, [a], [4])  # (6.25, 0.25)
     run = fill.run(store, "new", dataset="B")
-    # Other order and numbers; "q" with another label is another prompt; "r" was never trained on.
+    # Another order and other ids; "q" with another label is another prompt; "r" was never trained on.
     ids = store.register_prompts(["new", "r", "q", "q", "p"], ["0", "3", "other", "2", "1"])
     outcome = run.warm_start(source_store, source.record, ids)
     assert (outcome.matched, outcome.unmatched) == (2, 3)
@@ -209,7 +209,7 @@ def test_two_schemas_of_one_postgresql_database_are_two_stores(new_url, fill):
         connection.execute("CREATE SCHEMA other")
     with open_store(url) as one, open_store(url + "&options=-csearch_path%3Dother") as two:
         source = fill.run(one, "old")
-        fill.prompts(two, 3)  # so that equal prompts have other numbers
+        fill.prompts(two, 3)  # so that the same prompts have other ids
         ids = two.register_prompts(["prompt 0", "x"], ["0", ""])
         fill.step(source, 1, one.register_prompts(["y", "x", "prompt 0"], ["", "", "0"]), [4, 0, 1])
         run = fill.run(two, "new")

@@ -1,8 +1,8 @@
--- How many groups per step of the latest run agree wholly (all 0 or all 1), so that plain GRPO learns nothing
--- from them, and what variance does the posterior still give them?
+-- How many groups per step of the latest run have zero variance (rewards all 0 or all 1), so that plain GRPO learns
+-- nothing from them, and what variance does the posterior still give them?
 SELECT step,
        count(*) AS prompts,
-       sum(CASE WHEN successes = 0 OR successes = rollouts THEN 1 ELSE 0 END) AS unanimous,
+       sum(CASE WHEN successes = 0 OR successes = rollouts THEN 1 ELSE 0 END) AS zero_variance,
        avg(CASE WHEN successes = 0 OR successes = rollouts THEN variance END) AS posterior_variance
 FROM posterior_history
 WHERE run_id = (SELECT max(run_id) FROM runs)

@@ -1,4 +1,4 @@
--- On how many rollouts does a posterior of the latest run rest, after discounting (alpha + beta), by visits?
+-- How many rollouts is a posterior of the latest run based on, after discounting (alpha + beta), by visits?
 SELECT visits,
        count(*) AS prompts,
        avg(alpha + beta) AS mean_evidence,

@@ -1,5 +1,5 @@
 -- How far are the estimates of the latest run from the true success probabilities? Mean squared error per step
--- against its probes, less the noise of the probes themselves (rewards 0 and 1); a little below 0 is chance.
+-- against its probes, minus the noise of the probes (rewards 0 and 1); values slightly below 0 are due to chance.
 SELECT h.step,
        count(*) AS prompts,
        avg((h.mean - p.mean) * (h.mean - p.mean) - p.mean * (1 - p.mean) / (p.samples - 1)) AS squared_error

@@ -1,4 +1,4 @@
--- How did the state that all prompts of the latest run share evolve, beside the success rate? It is JSON; for the
+-- How did the state that all prompts of the latest run share evolve, next to the success rate? It is JSON; for the
 -- first number of a vector x: json_extract(shared, '$.x[0]') on SQLite, shared::json -> 'x' ->> 0 on PostgreSQL.
 SELECT step,
        successes / rollouts AS success_rate,

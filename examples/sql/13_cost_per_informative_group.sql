@@ -1,5 +1,5 @@
--- What did each run pay for a group that teaches something (some advantage is not 0), in rollouts and in response
--- tokens? Rollouts that were filtered out, or whose group agreed wholly, are paid for too.
+-- What did an informative group (one with an advantage that is not 0) cost each run, in rollouts and in response
+-- tokens? Rollouts that were filtered out, or in zero-variance groups without an advantage, are paid for too.
 SELECT r.name, r.method,
        sum(s.generated) AS generated,
        sum(s.informative_groups) AS informative_groups,

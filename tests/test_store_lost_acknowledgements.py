@@ -1,4 +1,4 @@
-"""The server has committed and its answer is lost: the transaction is repeated, and counts once."""
+"""The server has committed but its acknowledgement is lost: the transaction is repeated and counts once."""
 
 import itertools
 import logging
@@ -15,7 +15,7 @@ from storage.retention import prune
 
 
 class Proxy:
-    """Between client and server; hands the COMMIT number ``armed`` from now on, and loses its answer."""
+    """Between client and server; passes on the ``armed``-th COMMIT from now on, and loses its acknowledgement."""
 
     def __init__(self, server_folder, folder):
         self._target = f"{server_folder}/.s.PGSQL.5432"
@@ -144,7 +144,7 @@ def _prompts(store, fill):
         _discard, _finish, _prompts, _prune, _evaluation,
     ],
 )  # fmt: skip
-def test_a_commit_whose_answer_is_lost_counts_once(proxied, open_new, fill, dump, caplog, prepare):
+def test_a_commit_whose_acknowledgement_is_lost_counts_once(proxied, open_new, fill, dump, caplog, prepare):
     new_url, proxy = proxied
     caplog.set_level(logging.WARNING, logger="storage")
     undisturbed = open_new("postgresql")
