@@ -1,13 +1,14 @@
-"""What OpenRLHF, DeepSpeed and vLLM need on a machine without CUDA. Inert where CUDA is available.
+"""What OpenRLHF, DeepSpeed and vLLM need on a machine without CUDA. Does nothing where CUDA is available.
 
-    __init__     is it active, flag defaults, environment of driver and Ray workers
-    strategy     DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
-    weight_sync  DeepSpeed -> vLLM weight broadcast over gloo, both ends
-    shims/       flash_attn_2_cuda, importable and empty
+This file: is it needed, flag defaults, what cannot be had, the environment of the driver and of Ray's workers.
 
-Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings
-through Ray's runtime environment, model actors through the strategy object that OpenRLHF sends them,
-vLLM workers through vLLM's ``worker_extension_cls``.
+deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
+shims/              flash_attn_2_cuda, importable and empty
+
+Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings through Ray's
+runtime environment, model actors through the strategy object that OpenRLHF sends them, vLLM workers through vLLM's
+``worker_extension_cls``.
 """
 
 from __future__ import annotations

@@ -103,11 +103,14 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.trainer.ppo_utils.experience_maker": (
         Internal("RemoteExperienceMaker", "subclassed", "actors/experience_maker.py",
                  attributes="args, advantage_estimator, actor_model_group, kl_ctl"),
-        Internal("RemoteExperienceMaker.__init__", "called", "actors/experience_maker.py",
+        Internal("RemoteExperienceMaker.__init__", "overridden", "actors/experience_maker.py",
                  "actor_model_group, critic_model_group, reward_model_group, initial_model_group, kl_controller, "
                  "strategy, tokenizer, **kwargs"),
-        Internal("RemoteExperienceMaker.compute_advantages_and_returns", "overridden", "actors/experience_maker.py",
-                 "experiences"),
+        Internal("RemoteExperienceMaker.make_experience_batch", "overridden", "actors/experience_maker.py",
+                 "rollout_samples"),
+        Internal("RemoteExperienceMaker.split_rollout_samples", "called", "actors/experience_maker.py",
+                 "rollout_samples"),
+        Internal("RemoteExperienceMaker.make_experience", "called", "actors/experience_maker.py", "samples_list"),
         Internal("RemoteExperienceMaker.get_cumulative_returns", "called", "actors/experience_maker.py",
                  "rewards, action_mask, gamma"),
     ),
