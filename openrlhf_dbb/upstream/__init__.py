@@ -118,7 +118,7 @@ def data_parallel_ranks(args: SimpleNamespace) -> int:
 
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
-    """Drop what OpenRLHF prints in this process, among it its whole argument namespace with secrets."""
+    """Drop what OpenRLHF prints in this process: among other things all its arguments, secrets included."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if verbose else nowhere):
         yield
 
