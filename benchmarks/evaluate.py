@@ -1,7 +1,7 @@
-"""Tokens per second of the evaluate command beside a plain ``vllm.LLM.generate`` of the same prompts.
+"""Tokens per second of the evaluate command, compared with a plain ``vllm.LLM.generate`` of the same prompts.
 
 Two processes, each with one engine of the same arguments, generate in turn for some seconds at a time, so that
-whatever else the machine does meets both alike. One does what the command does once its engine is there: a Ray actor,
+other load on the machine slows both alike. One does what the command does once its engine is there: a Ray actor,
 verification, journal, bar. The other calls vLLM once a round with all prompts, and does nothing else. Compared are
 the tokens per second of neighbouring rounds.
 
@@ -71,7 +71,7 @@ def plain(arguments: argparse.Namespace, plan: Plan, parent: Connection) -> None
 
 
 def work(side: str, parent: Connection) -> None:
-    """A process of the pair."""
+    """The program of either process."""
     if cpu.active():
         cpu.prepare_driver()
     files = tiny.prepare(tiny.default_folder())
