@@ -20,16 +20,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
-    # cpu/shims is a folder put on the import path of workers, not a package.
-    package_data={
-        "openrlhf_dbb": [
-            "presets/*.toml",
-            "methods/*.toml",
-            "evaluation/benchmarks/*.toml",
-            "cpu/shims/*.py",
-            "inspect/page.*",
-        ]
-    },
+    # cpu/shims is not a package but a folder that is put on the import path of workers.
+    package_data={"": ["*.toml", "*.html", "*.css", "*.js"], "openrlhf_dbb.cpu": ["shims/*.py"]},
     # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
     install_requires=["numpy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
     extras_require={

@@ -1,7 +1,7 @@
-"""Tokens per second of the evaluate command beside a plain ``vllm.LLM.generate`` of the same prompts.
+"""Tokens per second of the evaluate command, compared with a plain ``vllm.LLM.generate`` of the same prompts.
 
 Two processes, each with one engine of the same arguments, generate in turn for some seconds at a time, so that
-whatever else the machine does meets both alike. One does what the command does once its engine is there: a Ray actor,
+other load on the machine slows both alike. One does what the command does once its engine is there: a Ray actor,
 verification, journal, bar. The other calls vLLM once a round with all prompts, and does nothing else. Compared are
 the tokens per second of neighbouring rounds.
 
@@ -23,14 +23,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb import cpu, tiny
 from openrlhf_dbb.cli.evaluate import parser
 from openrlhf_dbb.evaluation import run
 from openrlhf_dbb.evaluation.engines import Engines, engine_arguments, ray_started
 from openrlhf_dbb.evaluation.journal import Journal
 from openrlhf_dbb.evaluation.plan import Plan
 from openrlhf_dbb.evaluation.summary import Progress
-from openrlhf_dbb.tiny import model as tiny_model
 
 BOUND = 0.9
 RUNS = 4  # of 512 prompts with 8 samples: 16,384 responses, 5 to 10 s on a core
@@ -72,11 +71,11 @@ def plain(arguments: argparse.Namespace, plan: Plan, parent: Connection) -> None
 
 
 def work(side: str, parent: Connection) -> None:
-    """A process of the pair."""
+    """The program of either process."""
     if cpu.active():
         cpu.prepare_driver()
-    tiny = tiny_model.prepare(tiny_model.default_folder())
-    flags = ["--model", str(tiny.model), "--benchmarks", f"train={tiny.train}", "--max_new_tokens", "10"]
+    files = tiny.prepare(tiny.default_folder())
+    flags = ["--model", str(files.model), "--benchmarks", f"train={files.train}", "--max_new_tokens", "10"]
     flags += ["--temperature", "1", "--top_p", "1", "--gpu_memory_utilization", "0.4"]
     arguments = parser().parse_args(flags)
     {"evaluate": evaluate, "plain": plain}[side](arguments, run.prepare(arguments), parent)

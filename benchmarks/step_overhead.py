@@ -1,9 +1,9 @@
-"""What a step costs with stored posteriors, beside OpenRLHF's own GRPO on the same pipeline.
+"""What a step costs with stored posteriors, compared with OpenRLHF's own GRPO on the same pipeline.
 
-Two trainings at a time, upstream (``--estimator none``: OpenRLHF's trainer and advantages) and one with an
-estimator, run in turn for some seconds each while the other one is stopped by SIGSTOP, so that whatever
-else the machine does meets both alike. Compared is the median wall-clock time between steps, from the event files,
-so that everything in the loop counts; the step that follows a stop is left out.
+Two trainings at a time, OpenRLHF's (``--estimator none``: its trainer and advantages) and one with an estimator, run
+in turn for some seconds each while the other one is stopped by SIGSTOP, so that other load on the machine slows both
+alike. Compared is the median wall-clock time between steps, from the event files, so that everything in the loop
+counts; the first whole step after a stop is left out. The reward has no time limit: a stop would exceed it.
 
     python benchmarks/step_overhead.py            about 10 minutes and 9 GiB on two cores
     python benchmarks/step_overhead.py --check    exit code 1 if a ratio is above 1.02
@@ -29,8 +29,22 @@ from tqdm import tqdm
 UPSTREAM = "none"
 ESTIMATORS = ("point", "dbb")
 BOUND = 1.02
-SLICE_S = 8.0  # the other one stands still for as long, which Ray's health checks (10 s) must not notice
+SLICE_S = 8.0  # the other one is stopped for as long; Ray's health checks give up after 10 s
 WARM_UP_STEPS = 8
+REWARD = '''"""exact_match, but called in a thread on both sides: ours would call exact_match itself without one."""
+
+from pathlib import Path
+
+from openrlhf_dbb.rewards import exact_match
+
+STARTED = Path(__file__).with_suffix(".started")
+
+
+def reward_func(queries, prompts, labels):
+    if not STARTED.exists():
+        STARTED.touch()
+    return exact_match.reward_func(queries, prompts, labels)
+'''
 
 
 @dataclass
@@ -44,13 +58,20 @@ class Training:
 
     @classmethod
     def start(cls, estimator: str, episodes: int, folder: Path) -> Training:
+        reward = folder / f"reward_{estimator}.py"
+        reward.write_text(REWARD)
         command = [
             sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--estimator", estimator,
             "--run_name", estimator, "--train.num_episodes", str(episodes), "--eval.steps", "-1",
             "--ckpt.save_steps", "-1", "--actor.eps_clip_low_high", "0.2", "0.28", "--actor.adam.lr", "1e-9",
+            "--reward.remote_url", str(reward),
         ]  # fmt: skip
         with open(folder / f"{estimator}.log", "w") as log:
             return cls(estimator, folder, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
+
+    def started(self) -> bool:
+        """Whether engines and model are there: the first rollout has been generated."""
+        return (self.folder / f"reward_{self.estimator}.started").exists()
 
     def running(self) -> bool:
         return self.process.poll() is None
@@ -73,7 +94,7 @@ class Training:
         self.signal("suspend")
 
     def moments(self) -> list[float]:
-        """Wall-clock times at which steps ended, as far as they are written."""
+        """Wall-clock times at which steps ended, of those written so far."""
         path = self.folder / "runs" / self.estimator / "tensorboard" / self.estimator
         if not path.exists():
             return []
@@ -82,7 +103,7 @@ class Training:
         return [e.wall_time for e in events.Scalars("train/policy_loss")] if events.Tags()["scalars"] else []
 
     def step_times(self) -> list[float]:
-        """Seconds of the steps that lie within one of its own slices, but for the first whole one of each."""
+        """Seconds of each step that lies within a slice of its own training, except the first of each slice."""
         steps = list(itertools.pairwise(self.moments()))[WARM_UP_STEPS:]
         inside = [[b - a for a, b in steps if start <= a and b <= end] for start, end in self.slices]
         return [seconds for times in inside for seconds in times[1:]]
@@ -94,12 +115,10 @@ def measure(estimator: str, episodes: int) -> dict[str, list[float]]:
         trainings = []
         for each in (UPSTREAM, estimator):
             training = Training.start(each, episodes, Path(name))
-            log = Path(name) / "runs" / each / "tensorboard" / each
-            while not log.exists():  # made when the trainer is
+            while not training.started():
                 if not training.running():
                     raise SystemExit((Path(name) / f"{each}.log").read_text()[-4000:])
                 time.sleep(0.5)
-            time.sleep(8)  # the model is loaded and the first steps are done
             training.signal("suspend")
             trainings.append(training)
         with tqdm(desc=f"{estimator}: slices", unit="slice", mininterval=10) as bar:

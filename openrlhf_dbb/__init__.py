@@ -1,25 +1,29 @@
 """GRPO with stored reward posteriors on OpenRLHF's Ray + DeepSpeed + vLLM pipeline.
 
-cli/train_grpo        the training command: arguments -> preflight -> launch -> summary
-flags                 the parser: OpenRLHF's flags and ours beside them
-arguments, presets/   command line over preset over defaults; the presets as data
-preflight             everything that can be refused before an engine starts
-runs                  the run to train: new, resumed or warm-started
-report                what is printed: configuration before, summary after
-launch                Ray, the actors, the progress bar
-trainer               OpenRLHF's trainer with a store: resume, warm start, summary
-rollouts              OpenRLHF's generation: strict rewards, whole batches
-advantages            the hook in OpenRLHF's experience maker
-posterior             rollouts of a step -> posteriors, stored -> advantages
-probes                extra rollouts of some prompts that measure the estimates
-prompts               the data set: what is dropped, who is who
-rewards/              verifiers that run as OpenRLHF reward functions
-tiny_task, tiny_model the task and the model of the tiny preset
-upstream              how OpenRLHF's internals are reached; the versions checked
-cpu/                  what OpenRLHF needs where there is no CUDA; inert elsewhere
-cli/posteriors        the openrlhf-dbb command: look into a store, keep it in order (no torch needed)
-inspect/              its commands: runs, show, history, compare, export, report, prune, migrate, check
-cli/lab, lab/         the laboratory: estimators measured without training (no torch needed)
+Parts, by where the code runs; each imports only what stands below it:
+
+cli         the commands
+driver      the process that the user starts, before and around Ray
+actors      in Ray's actors: knows torch and OpenRLHF
+core        numpy alone: posteriors, rollout strategies, replay, what became of each rollout
+            (below it: the packages estimators and storage, which know nothing of this one)
+
+What they share:
+
+prompts     the training prompts: what is dropped, which is which
+rewards     verifiers that run as OpenRLHF reward functions
+methods     published training methods, as flag values
+presets     flag values for a model
+tiny        the task and the model of the tiny preset
+upstream    OpenRLHF's internals: how they are reached, and the list of them
+cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
+evaluation  models on benchmarks, measured and compared
+inspect     a store, looked into and kept in order
+lab         estimators measured without training
+figures     matplotlib in the house style
+terminal    text from a store, made safe for a terminal
+csv_files   CSV as every command writes it
+errors      UsageError: the user can fix this
 """
 
 __version__ = "0.1.0"

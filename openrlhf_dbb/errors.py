@@ -1,4 +1,4 @@
-"""The one exception that means: the user can mend this; print it in one line and exit with 2."""
+"""The one exception that means: the user can fix this; print it in one line and exit with 2."""
 
 
 class UsageError(Exception):

@@ -1,4 +1,4 @@
-"""The training prompts: loaded as OpenRLHF loads them, then chosen; what is dropped is counted.
+"""The training prompts: loaded as OpenRLHF loads them, then selected; those that are dropped are counted.
 
 Axes: P prompts kept, R rows of the data set.
 """
@@ -25,7 +25,7 @@ class Prompts:
         labels: P answers, as strings.
         rows: P row numbers in the loaded data set.
         total: rows in the data set.
-        duplicates: rows whose prompt text had appeared before (dropped or not, see ``kept_duplicates``).
+        duplicates: rows whose prompt text an earlier row has (dropped or not, see ``kept_duplicates``).
         kept_duplicates: those among them that are trained on.
         too_long: prompts dropped for their length; ``max_tokens`` is the limit.
         empty: empty prompts dropped.
@@ -91,7 +91,7 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
 def train_on(rows: list[int], args: SimpleNamespace) -> None:
     """Let OpenRLHF's ``prepare_datasets`` load the chosen rows, and nested label columns.
 
-    It looks ``blending_datasets`` up in its module; only the training data set is asked for with a maximum.
+    It looks up ``blending_datasets`` in its module, and gives a maximum only for the training data set.
     """
     import openrlhf.trainer.ppo_trainer as ppo_trainer
     from openrlhf.datasets.utils import blending_datasets as load
@@ -142,7 +142,7 @@ def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
     loaded = load_rows(args, strategy)
     if len(loaded) == 0:
-        raise UsageError(f"data set {args.data.prompt_dataset!r} holds no rows")
+        raise UsageError(f"data set {args.data.prompt_dataset!r} has no rows")
     first_seen, rows, duplicates = set(), [], 0
     for row, text in enumerate(loaded[args.data.input_key]):
         key = text if isinstance(text, str) else json.dumps(text, sort_keys=True)
@@ -179,6 +179,6 @@ def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
 
 
 def _max_tokens(args: SimpleNamespace) -> int | None:
-    """Longest prompt, in tokens: longer ones would be cut from the left by OpenRLHF's rollout."""
+    """Longest prompt allowed, in tokens: OpenRLHF would cut longer ones from the left."""
     limits = [args.data.max_prompt_len, args.data.max_len - (args.rollout.max_new_tokens or 1)]
     return min(limit for limit in limits if limit is not None)

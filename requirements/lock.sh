@@ -15,17 +15,17 @@ compile() {
     shift
     uv pip compile --quiet --universal --python-version 3.10 --override "$overrides" --no-annotate \
         --no-emit-index-url --no-emit-find-links --custom-compile-command "$command" "$@" -o "$lock"
-    # Every line ends in the environments of pyproject.toml; only the Python versions tell something.
+    # Every line ends in the environments of pyproject.toml; only the Python versions differ.
     sed -i -e "s/ and platform_machine == 'x86_64'//" -e "s/ and sys_platform == 'linux'//" \
         -e "s/ and platform_python_implementation == 'CPython'//" \
         -e "s/ ; python_full_version < '3.13'\$//" -e "s/ and python_full_version < '3.13'//" "$lock"
 }
 
-# never NAME...: leaves these out, whoever asks for them.
+# never NAME...: leaves these out, whatever requires them.
 never() { printf "%s ; sys_platform == 'never'\n" "$@" >"$overrides"; }
 
 # flash-attn is built by setup_env.sh. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
-# torch's CPU build is not where other packages are, so it is added by hand, and what it asks for is listed here.
+# torch's CPU build is not where other packages are, so it is added by hand, and what it requires is listed here.
 never flash-attn triton torch torchaudio torchcodec torchvision
 sed -i '/^torch==/d' requirements/cpu.lock 2>/dev/null || true
 compile cpu.lock setup.py --extra cpu --extra postgres "$@" - <<'EOF'
@@ -42,6 +42,6 @@ echo "torch==2.13.0+cpu" >>requirements/cpu.lock
 never flash-attn
 compile cuda.lock setup.py --extra cuda --extra postgres "$@"
 
-# Constrained by both, so that it moves neither.
+# Constrained by both, so that it changes the versions of neither.
 never flash-attn
 compile test.lock setup.py --extra test --extra lint -c requirements/cpu.lock -c requirements/cuda.lock "$@"

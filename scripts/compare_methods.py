@@ -1,6 +1,6 @@
-"""Every method on the tiny preset with the same rollouts: what each costs, and what it does with them.
+"""Every method on the tiny preset with the same number of rollouts: what each costs, and what it reaches with them.
 
-A smoke comparison, not a study: a tiny model, few seeds. Runs that are finished in the store are not run again.
+A smoke comparison, not a study: a tiny model and few seeds. Finished runs are not repeated.
 
     python scripts/compare_methods.py [--seeds 2] [--rollouts 16384] [--output methods]     about a minute a run
 
@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 def train(name: str, method: str, estimator: str, seed: int, rollouts: int, folder: Path) -> None:
-    """One run; its time, memory and accuracy go to ``NAME.json``."""
+    """Train one run; its time, memory and accuracy go to ``NAME.json``."""
     command = [
         sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--method", method,
         "--estimator", estimator, "--train.seed", str(seed), "--train.max_rollouts", str(rollouts),
@@ -58,7 +58,7 @@ def train(name: str, method: str, estimator: str, seed: int, rollouts: int, fold
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process and all below it; shared pages count once (PSS)."""
+    """Bytes of a process and all its descendants; shared pages count once (PSS)."""
     total = 0
     try:
         root = psutil.Process(pid)

@@ -11,7 +11,7 @@ export OPENRLHF_DBB_VENV
 bash "$repo/scripts/setup_env.sh"
 
 PATH=$OPENRLHF_DBB_VENV/bin:$PATH
-# Said by torch in every process of a package that OpenRLHF pins.
+# torch prints this in every process, about a package that OpenRLHF pins.
 export PYTHONWARNINGS="ignore:The pynvml package is deprecated:FutureWarning${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
 status=0
 deepspeed --module openrlhf_dbb.cli.train_grpo --estimator dbb "$@" || status=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The paper's Table 1 on GPUs: five methods trained with the same rollouts, nine benchmarks, four evaluation runs each.
-# Days of GPU time (the paper: 4 H200 for 1.7B, 8 for 8B). Finished runs and evaluations are not done again, and an
+# Days of GPU time (the paper: 4 H200 for 1.7B, 8 for 8B). Finished runs and evaluations are not repeated, and an
 # interrupted one continues. What the paper reports is in table1_expected.csv beside this file.
 #
 #   bash scripts/reproduce_table1.sh                    Qwen3-1.7B-Base, in the current directory

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment with the pinned stack; skips what is done already. Needs no root.
+# Sets up the virtual environment with the pinned stack; skips what has been done. Needs no root.
 #
 #   bash scripts/setup_env.sh           what training needs
 #   bash scripts/setup_env.sh --test    the tools of scripts/test.sh as well
@@ -84,7 +84,7 @@ install() { "$uv" pip install --compile-bytecode --python "$venv/bin/python" "${
 # flash-attn imports torch to build, so it comes after it and builds in this environment.
 install_flash_attn() {
     if [ "$platform" = cpu ]; then
-        # Its Python part alone. The setting means nothing to flash-attn; it keeps this build apart in uv's cache,
+        # Its Python part alone. flash-attn ignores the setting; it keeps this build apart in uv's cache,
         # where a machine with CUDA and the same home would otherwise take it for the real one.
         FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
             install --no-deps --no-build-isolation --config-setting cuda=no "$flash_attn"
@@ -108,14 +108,14 @@ machine="$(uname -s) on $(uname -m)"
 [ "$machine" = "Linux on x86_64" ] || fail "the pinned stack is for Linux on x86_64, this is $machine"
 
 cd "$repo"  # uv reads settings from the working directory
-identity="openrlhf-dbb $platform $venv"  # scripts in an environment hold its path: moved is as good as gone
+identity="openrlhf-dbb $platform $venv"  # scripts in an environment contain its path, so that a moved one is useless
 wanted=$(cat setup.py requirements/*.lock scripts/setup_env.sh | sha256sum)
 marker=$venv/openrlhf-dbb.identity
 uv=$venv/bin/uv
 
 done_for() { [ "$(cat "$venv/openrlhf-dbb.$1" 2>/dev/null)" = "$wanted" ]; }
 
-# Without the stamp an install was cut short: half a package may be there that uv takes for a whole one.
+# Without the stamp an install was interrupted: uv may take half a package for a whole one.
 usable() {
     [ "$(cat "$marker")" = "$identity" ] && [ -f "$venv/openrlhf-dbb.stack" ] \
         && "$uv" --version >/dev/null 2>&1 && "$venv/bin/python" -c '' 2>/dev/null
@@ -124,7 +124,7 @@ usable() {
 if [ -e "$venv" ] && [ -n "$(ls -A "$venv")" ]; then
     [ -f "$marker" ] || fail "$venv exists and this script did not make it; remove it or set OPENRLHF_DBB_VENV"
     if ! usable; then
-        say "$venv is unfinished, moved or for another platform: building it anew"
+        say "$venv is unfinished, moved or for another platform: building it again"
         rm -rf "$venv"
     fi
 fi

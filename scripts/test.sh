@@ -2,7 +2,7 @@
 # Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest, which then runs once.
 #
 #   bash scripts/test.sh                            everything
-#   bash scripts/test.sh -m "not e2e" -n logical    without trainings, on all cores: some 5 minutes on two
+#   bash scripts/test.sh -m "not e2e" -n logical    without trainings, on all cores: about 5 minutes on two
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,7 +18,7 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# A training takes all cores by itself; the other tests share them. Both parts run, whatever the first finds.
+# A training takes all cores by itself; the other tests share them. Both parts run, even if the first fails.
 failed=0
 python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile || failed=$?
 python -m pytest -m e2e || failed=$?

@@ -22,7 +22,7 @@ from pyarrow import parquet
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.results import read
-from openrlhf_dbb.tiny import model as tiny_model
+from openrlhf_dbb.tiny import default_folder, prepare
 from storage import open_store
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +34,7 @@ SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
 @pytest.fixture(scope="module")
 def tiny():
     """The tiny preset's files."""
-    return tiny_model.prepare(tiny_model.default_folder())
+    return prepare(default_folder())
 
 
 class Evaluating:

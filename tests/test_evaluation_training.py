@@ -282,9 +282,9 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(train, tmp_path):
     """Four evaluations in a training of 6 steps: before it, and after steps 2, 4 and 6."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from openrlhf_dbb.tiny import model as tiny_model
+    from openrlhf_dbb import tiny
 
-    heldout = tiny_model.prepare(tiny_model.default_folder()).heldout.read_text().splitlines()[:24]
+    heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:24]
     rows = [json.loads(line) for line in heldout]
     rows = [row | {"datasource": "sorting" if row["input"].startswith("s") else "sums"} for row in rows]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

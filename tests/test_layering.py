@@ -1,5 +1,7 @@
-"""estimators and storage stay usable beside any trainer: in a fresh process they load nothing heavy."""
+"""Who may import whom: no circles, nothing imports upwards, and a fresh process loads only what it needs."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +10,129 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "ray", "openrlhf", "openrlhf_dbb", "vllm", "transformers", "deepspeed")
+STACK = ("torch", "ray", "openrlhf", "vllm")
+
+LAYERS = (
+    ("cli",),
+    ("driver",),
+    ("actors",),
+    # tools and subjects of their own, which know nothing of a training that runs
+    (
+        *("", "prompts", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab", "inspect"),
+        *("figures", "terminal", "csv_files"),
+    ),
+    ("core",),
+    ("errors",),
+)
+"""Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 
 
-def _loaded(imports):
-    code = f"import {imports}, sys; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+def _packages(root):
+    return [path.parent for path in sorted(ROOT.joinpath(root).rglob("__init__.py"))]
+
+
+def _module(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+ROOTS = ("estimators", "storage", "openrlhf_dbb", "study")
+FILES = {_module(path): path for root in ROOTS for path in sorted(ROOT.joinpath(root).rglob("*.py"))}
+
+
+def _imports(path):
+    """Modules that a file imports anywhere, also in functions and for types only."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"relative import in {path}"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in FILES else node.module for name in names)
+
+
+IMPORTS = {module: sorted(set(_imports(path))) for module, path in FILES.items()}
+
+
+def _part(module):
+    """``lab`` of ``openrlhf_dbb.lab.mse``; the package itself has no name."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def _circles(graph):
+    """The nodes from which a way leads back to themselves, each with its first step on such a way."""
+
+    def reached(start):
+        seen, todo = set(), [start]
+        while todo:
+            new = [after for after in graph.get(todo.pop(), ()) if after not in seen]
+            seen.update(new)
+            todo += new
+        return seen
+
+    ways = {node: reached(node) for node in graph}
+    return [f"{node} -> {after}" for node in graph for after in graph[node] if node in ways.get(after, ()) | {after}]
+
+
+def test_circles_are_found():
+    assert _circles({"a": ["b"], "b": ["c"], "c": ["d"], "d": []}) == []
+    assert _circles({"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": []}) == ["b -> c", "c -> b"]
+
+
+def test_no_module_imports_itself_around_a_corner():
+    circles = _circles({module: [name for name in names if name in FILES] for module, names in IMPORTS.items()})
+    assert not circles, "\n".join(circles)
+
+
+def test_no_part_imports_itself_around_a_corner():
+    graph = {part: [] for layer in LAYERS for part in layer if part}
+    for module, names in IMPORTS.items():
+        if module.startswith("openrlhf_dbb."):
+            parts = {_part(name) for name in names if name.startswith("openrlhf_dbb.")}
+            graph[_part(module)] += sorted(parts - {_part(module)})
+    circles = _circles(graph)
+    assert not circles, "\n".join(circles)
+
+
+def test_no_part_imports_from_a_layer_above():
+    layer_of = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+    assert {_part(module) for module in FILES if module.startswith("openrlhf_dbb")} <= layer_of.keys()
+    upward = [
+        f"{module} -> {name}"
+        for module, names in IMPORTS.items()
+        for name in names
+        if module.startswith("openrlhf_dbb") and name.startswith("openrlhf_dbb")
+        if layer_of[_part(name)] < layer_of[_part(module)]
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize(
+    ("root", "absent"),
+    [
+        ("estimators", (*HEAVY, "storage", "study", "sqlalchemy")),
+        ("storage", (*HEAVY, "estimators", "study")),
+        ("openrlhf_dbb", ("study", "tests", "benchmarks")),
+        # in Ray's actors and out of them: it knows neither
+        ("openrlhf_dbb.core", (*(name for name in HEAVY if name != "openrlhf_dbb"), "study")),
+    ],
+)
+def test_no_file_of_a_package_imports(root, absent):
+    found = {
+        module: [name for name in names if name.split(".")[0] in absent]
+        for module, names in IMPORTS.items()
+        if f"{module}.".startswith(f"{root}.")
+    }
+    assert found
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def _loaded(code):
+    code += "; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,23 +143,42 @@ def _loaded(imports):
         # the driver of a database that is not used is not needed, nor what only a migration uses
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
         # what decides about rollouts and counts them
-        ("openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, ("torch", "ray", "openrlhf", "vllm", "storage")),
-        ("openrlhf_dbb.core.usage, openrlhf_dbb.core.posteriors", {"storage"}, ("torch", "ray", "openrlhf", "vllm")),
-        ("openrlhf_dbb.methods", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
+        ("openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, (*STACK, "storage")),
+        ("openrlhf_dbb.core.usage, openrlhf_dbb.core.posteriors", {"storage"}, STACK),
+        ("openrlhf_dbb.methods", {"openrlhf_dbb"}, STACK),
         (
             "openrlhf_dbb.core.replay.cache, openrlhf_dbb.core.replay.normalization",
             {"openrlhf_dbb", "numpy"},
-            ("torch", "ray", "openrlhf", "vllm"),
+            STACK,
         ),
-        ("openrlhf_dbb", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
-        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm")),
+        ("openrlhf_dbb", {"openrlhf_dbb"}, (*STACK, "numpy")),
+        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, STACK),
         # comparing evaluations needs no training stack
-        ("openrlhf_dbb.cli.evaluate", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm", "pyarrow", "scipy")),
+        ("openrlhf_dbb.cli.evaluate", {"openrlhf_dbb"}, (*STACK, "pyarrow", "scipy")),
         # matplotlib comes with the first figure
-        ("openrlhf_dbb.cli.lab", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm", "matplotlib")),
+        ("openrlhf_dbb.cli.lab", {"openrlhf_dbb", "storage"}, (*STACK, "matplotlib")),
     ],
 )
 def test_a_fresh_process_loads_only_what_the_package_needs(imports, own, absent):
-    loaded = set(_loaded(imports))
+    loaded = _loaded(f"import {imports}")
     assert own <= loaded
     assert loaded.isdisjoint(absent)
+
+
+def test_a_command_line_is_read_without_the_training_stack_and_the_store():
+    pytest.importorskip("openrlhf")  # whose flags are read from its source
+    loaded = _loaded("from openrlhf_dbb.driver import arguments; arguments.parse([])")
+    assert loaded.isdisjoint((*STACK, "transformers", "deepspeed", "storage", "sqlalchemy"))
+
+
+@pytest.mark.parametrize("package", [_module(path) for root in ROOTS for path in _packages(root)])
+def test_a_package_s_docstring_is_its_map(package):
+    """One line for each module: its name, spaces, what it is about; such a line for nothing else."""
+    folder = FILES[package].parent if package in FILES else ROOT.joinpath(*package.split("."))
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    there = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/*.py")}
+    data = {path.name for path in folder.iterdir() if path.is_dir()}
+    first_words = {line.split()[0].rstrip("/") for line in text.splitlines() if line.strip()}
+    lines = set(re.findall(r"^ *(\w+)/? {2,}\S", text, flags=re.MULTILINE))
+    assert there - {"__init__", "__main__"} - first_words == set(), "not in the map"
+    assert lines - there - data == set(), "not in the package"

@@ -94,11 +94,11 @@ def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path
         names = set(archive.namelist())
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"estimators", "storage", "openrlhf_dbb"}
-    in_tree = [*ROOT.glob("openrlhf_dbb/**/*.py"), *ROOT.glob("openrlhf_dbb/presets/*.toml")]
-    in_tree += ROOT.glob("openrlhf_dbb/methods/*.toml")
-    in_tree += ROOT.glob("openrlhf_dbb/inspect/page.*")
-    in_tree += [*ROOT.glob("estimators/**/*.py"), *ROOT.glob("storage/**/*.py")]
-    assert {path.relative_to(ROOT).as_posix() for path in in_tree} <= names
+    in_tree = [path for top in tops for path in ROOT.glob(f"{top}/**/*") if path.is_file() and path.suffix != ".pyc"]
+    assert {path.relative_to(ROOT).as_posix() for path in in_tree} == {
+        name for name in names if ".dist-info/" not in name
+    }
+    assert {path.suffix for path in in_tree} >= {".py", ".toml", ".html", ".css", ".js"}
 
 
 @pytest.mark.slow

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from openrlhf_dbb import cpu
-from openrlhf_dbb.tiny import model as tiny_model
+from openrlhf_dbb import cpu, tiny
 
 PROGRAM = """
 import json, sys
@@ -53,8 +52,8 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
 def test_ranks_with_and_without_replays_take_the_same_steps(tmp_path):
-    tiny_model.build_model(0).save_pretrained(tmp_path)
-    tiny_model.build_tokenizer().save_pretrained(tmp_path)
+    tiny.build_model(0).save_pretrained(tmp_path)
+    tiny.build_tokenizer().save_pretrained(tmp_path)
     # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
     flags = {
         "preset": "none",

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,12 +25,31 @@ def pool():
     with_short_limit.close()
 
 
-def is_running(pid):
+@pytest.fixture
+def workers(pool):
+    """Function: process ids of the verifiers that this test has started; other tests' pools have their own."""
+    before = verifiers_of(os.getpid())
+    return lambda: sorted(verifiers_of(os.getpid()) - before)
+
+
+def state_and_parent(pid):
+    """A process's state, "Z" for one that has ended, and its parent's id."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z", None
+    return state, int(parent)
+
+
+def is_running(pid):
+    return state_and_parent(pid)[0] != "Z"
+
+
+def verifiers_of(parent):
+    """Ids of the running verifier processes of a process."""
+    running = {int(folder.name): state_and_parent(folder.name) for folder in Path("/proc").glob("[0-9]*")}
+    children = {pid for pid, (state, parent_id) in running.items() if state != "Z" and parent_id == parent}
+    return {pid for pid in children if b"verifier_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def wait_until(condition, seconds=30.0):
@@ -39,45 +59,46 @@ def wait_until(condition, seconds=30.0):
         time.sleep(0.05)
 
 
-def test_expression_that_never_finishes_is_missing_and_the_next_one_works(pool):
+def test_expression_that_never_finishes_is_missing_and_the_next_one_works(pool, workers):
     assert pool.verify(r"\boxed{1/2}", r"\boxed{0.5}") is True
-    (pid,) = pool.worker_pids()
+    (pid,) = workers()
     assert pool.verify(NEVER_FINISHES, r"\boxed{5}") is None
     assert not is_running(pid)
     assert pool.verify(r"\boxed{1/2}", r"\boxed{0.5}") is True
     assert pool.verify(r"\boxed{1/3}", r"\boxed{0.5}") is False
 
 
-def test_worker_that_dies_on_an_answer_is_replaced_and_the_answer_is_missing(pool):
+def test_worker_that_dies_on_an_answer_is_replaced_and_the_answer_is_missing(pool, workers):
     assert pool.verify("1", "1") is True
-    (pid,) = pool.worker_pids()
+    (pid,) = workers()
     pool.time_limit_s = 60.0
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     assert pool.verify(NEVER_FINISHES, r"\boxed{5}") is None
     assert pool.verify("1", "1") is True
-    assert pool.worker_pids() != [pid]
+    assert workers() != [pid]
 
 
-def test_worker_killed_while_idle_costs_no_verdict(pool):
+def test_worker_killed_while_idle_costs_no_verdict(pool, workers):
     assert pool.verify("1", "1") is True
-    (pid,) = pool.worker_pids()
+    (pid,) = workers()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid))
     assert pool.verify("2", "2") is True
 
 
-def test_worker_is_started_when_needed_and_then_reused():
+def test_worker_is_started_when_needed_and_then_reused(workers):
     pool = VerifierPool(size=4)
-    assert pool.worker_pids() == []
+    assert workers() == []
     assert [pool.verify("1", str(label)) for label in range(3)] == [False, True, False]
-    assert len(pool.worker_pids()) == 1
+    assert len(workers()) == 1
     pool.close()
-    assert pool.worker_pids() == []
+    assert workers() == []
 
 
-def test_worker_memory_is_limited(pool):
+def test_worker_memory_is_limited(pool, workers):
     pool.verify("1", "1")
-    with open(f"/proc/{pool.worker_pids()[0]}/limits") as file:
+    (pid,) = workers()
+    with open(f"/proc/{pid}/limits") as file:
         limits = {line[:26].strip(): line[26:].split()[0] for line in file}
     assert limits["Max address space"] == str(4 * 1024**3)
 
@@ -123,7 +144,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
         from openrlhf_dbb.rewards.verifier_pool import VerifierPool
         pool = VerifierPool(size=1, time_limit_s=1.5)
         pool.verify("1", "1")
-        print(pool.worker_pids()[0], flush=True)
+        print("verified", flush=True)
         if {busy}:
             pool.verify({NEVER_FINISHES!r}, "5")
         input()
@@ -133,7 +154,8 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
     parent = subprocess.Popen(
         [sys.executable, program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    worker = int(parent.stdout.readline())
+    assert parent.stdout.readline() == "verified\n"
+    (worker,) = verifiers_of(parent.pid)
     time.sleep(0.3)
     assert is_running(worker)
     parent.kill()
@@ -143,7 +165,7 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
 
 @pytest.mark.parametrize(
     ("processes", "seconds", "message"),
-    [("0", "5", "0 verifier processes"), ("two", "5", "two"), ("2", "0", "0.0 s"), ("2", "nan", "nan s")],
+    [("0", "5", "at least 1, got 0"), ("two", "5", "two"), ("2", "0", "above 0 s, got 0.0"), ("2", "nan", "got nan")],
 )
 def test_environment_out_of_range_is_refused_by_name(monkeypatch, processes, seconds, message):
     monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_PROCESSES", processes)

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from openrlhf_dbb.tiny import model as tiny_model
-from openrlhf_dbb.tiny.model import Recipe, build_model, build_tokenizer, default_folder, prepare
+from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, default_folder, prepare
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
 
 FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
@@ -28,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def test_importing_the_module_imports_neither_torch_nor_transformers():
-    program = "import sys, openrlhf_dbb.tiny.model; assert not {'torch', 'transformers'} & set(sys.modules)"
+    program = "import sys, openrlhf_dbb.tiny; assert not {'torch', 'transformers'} & set(sys.modules)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
 
@@ -82,7 +81,7 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
 
 
 def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_model, "WARMUP_ROWS", 60)
+    monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
     recipe = Recipe(train_prompts=8, heldout_prompts=5, ood_prompts=3, warmup_steps=1)
     files = prepare(tmp_path / "assets", 7, recipe)
     assert json.loads((tmp_path / "assets" / "tiny.json").read_text()) == {
@@ -171,7 +170,7 @@ def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_ver
     (target / "obsolete").write_text("of version 0")
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building" / "half").write_text("of a process that was killed")
-    program = f"import pathlib, openrlhf_dbb.tiny.model as m; m.prepare(pathlib.Path({str(target)!r}))"
+    program = f"import pathlib, openrlhf_dbb.tiny as tiny; tiny.prepare(pathlib.Path({str(target)!r}))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)

@@ -106,5 +106,5 @@ def test_largest_size_works_in_the_smallest_split_and_more_is_refused():
 
 
 def test_unknown_split_is_refused_by_name():
-    with pytest.raises(ValueError, match="'test' is none of train, heldout, sft, ood"):
+    with pytest.raises(ValueError, match="unknown split 'test'; allowed: train, heldout, sft, ood"):
         generate("test", 1, 0)

@@ -265,9 +265,9 @@ def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, 
 def copy_of_tiny_model(folder, tied):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from openrlhf_dbb.tiny import model as tiny_model
+    from openrlhf_dbb import tiny
 
-    source = tiny_model.prepare(tiny_model.default_folder()).model
+    source = tiny.prepare(tiny.default_folder()).model
     model = AutoModelForCausalLM.from_pretrained(source)
     if not tied:
         model.config.tie_word_embeddings = False

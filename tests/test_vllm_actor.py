@@ -132,10 +132,10 @@ def test_a_failed_request_fails_every_rollout_of_the_group(tmp_path):
 def test_a_tokenizer_travels_by_its_name(tmp_path):
     import pickle
 
+    from openrlhf_dbb import tiny
     from openrlhf_dbb.actors.tokenizers import NamedTokenizer
-    from openrlhf_dbb.tiny import model as tiny_model
 
-    tokenizer = tiny_model.build_tokenizer()
+    tokenizer = tiny.build_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     named = NamedTokenizer(tokenizer, str(tmp_path), True)

@@ -1,13 +1,14 @@
-"""What OpenRLHF, DeepSpeed and vLLM need on a machine without CUDA. Inert where CUDA is available.
+"""What OpenRLHF, DeepSpeed and vLLM need on a machine without CUDA. Does nothing where CUDA is available.
 
-    __init__     is it active, flag defaults, environment of driver and Ray workers
-    strategy     DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
-    weight_sync  DeepSpeed -> vLLM weight broadcast over gloo, both ends
-    shims/       flash_attn_2_cuda, importable and empty
+This file: is it needed, flag defaults, what cannot be had, the environment of the driver and of Ray's workers.
 
-Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings
-through Ray's runtime environment, model actors through the strategy object that OpenRLHF sends them,
-vLLM workers through vLLM's ``worker_extension_cls``.
+deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
+shims/              flash_attn_2_cuda, importable and empty
+
+Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings through Ray's
+runtime environment, model actors through the strategy object that OpenRLHF sends them, vLLM workers through vLLM's
+``worker_extension_cls``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from openrlhf_dbb.errors import UsageError
 
 SHIMS = str(Path(__file__).parent / "shims")
 
-# OpenRLHF's defaults that cannot work without CUDA, and what can.
+# Flags whose defaults in OpenRLHF cannot work without CUDA, and values that can.
 FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
@@ -35,7 +36,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "critic.num_gpus_per_node": 1,
 }
 
-# Flag -> why it cannot be had here.
+# Flag -> why it is not available here.
 UNSUPPORTED: dict[str, str] = {
     "ds.packing_samples": "it needs flash attention",
     "train.dynamic_batch_enable": "it packs samples, which needs flash attention",
@@ -76,8 +77,8 @@ def prepare_driver() -> None:
     """Settings of the driver process; call before ``import ray`` or anything of OpenRLHF."""
     # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # what DeepSpeed finds by itself, after two lines of doubt
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, and quiet
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find out by itself, after two warnings
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without a warning
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if SHIMS not in sys.path:
@@ -92,7 +93,7 @@ def worker_environment() -> dict[str, str]:
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise engines pin themselves to the same cores
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process less: 6 s of start-up, 0.7 GiB
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process fewer: saves 6 s of start-up and 0.7 GiB
         "TORCHDYNAMO_DISABLE": "1",  # no compiler needed; the first generation takes 0.3 s, not 3 s
     }
 
@@ -104,5 +105,5 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
         "kv_cache_memory_bytes": 256 * 2**20,
         "disable_log_stats": True,  # nobody reads them
-        "max_num_seqs": 1024,  # a step of the engine costs mostly by itself, not by its sequences
+        "max_num_seqs": 1024,  # an engine step costs about the same for few and many sequences
     }

@@ -1,4 +1,4 @@
-"""DeepSpeed strategy for CPU ranks. OpenRLHF sends it to every model actor, which calls it first of all."""
+"""DeepSpeed strategy for CPU ranks. OpenRLHF sends it to every model actor, which calls it before anything else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CpuStrategy(DeepspeedStrategy):
         from openrlhf.trainer.ray import ppo_actor
 
         upstream.replace(ppo_actor, "stateless_init_process_group", weight_sync.connect)
-        # The shared-memory op would be compiled at start: a minute and 8 GiB.
+        # The shared-memory op would be compiled at start, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)
 

@@ -1,6 +1,6 @@
 """Weight broadcast from DeepSpeed rank 0 to the vLLM workers over gloo: both ends.
 
-Imported in vLLM workers, so it must not import openrlhf or deepspeed (seconds, and their patches).
+Imported in vLLM workers, so it must not import openrlhf or deepspeed, which take seconds and patch other packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import vllm.model_executor.layers.utils as vllm_layers
 
-# Both ends fail after this long when the other one died, instead of waiting for gloo's 30 minutes.
+# Each end fails after this long if the other one has died, rather than after gloo's 30 minutes.
 TIMEOUT = timedelta(minutes=3)
 
 
@@ -73,4 +73,4 @@ class WorkerExtension:
         if dtype != self.model_config.dtype:  # type: ignore[attr-defined]
             weight = weight.to(self.model_config.dtype)  # type: ignore[attr-defined]
         if not self.model_runner.model.load_weights(weights=[(name, weight)]):  # type: ignore[attr-defined]
-            raise RuntimeError(f"weight sync: vLLM's model took nothing from parameter {name!r} {tuple(shape)}")
+            raise RuntimeError(f"weight sync: vLLM's model loaded nothing from parameter {name!r} {tuple(shape)}")

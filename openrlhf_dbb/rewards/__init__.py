@@ -1,8 +1,8 @@
 """Verifiers that OpenRLHF loads by file path as reward functions.
 
 math_answer      the reward function: 1.0 right, 0.0 wrong, None not verified
-exact_match      another one: 1.0 for the label itself, else 0.0
+exact_match      another one: 1.0 if the response is the label itself, else 0.0
 answers          which part of a text is the answer (no mathematics)
 verifier_pool    Math-Verify in processes of its own, with a hard time limit
-verifier_worker  the program that such a process runs
+verifier_worker  the program that each of these processes runs
 """

@@ -51,7 +51,7 @@ def response_text(query: str, prompt: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}`` whose braces close, or None; of nested ones the outer.
+    r"""The content of the last ``\boxed{...}`` whose braces close, or None; of nested boxes, the outermost.
 
     Example:
         >>> last_box(r"\boxed{1}, or rather \boxed{\frac{1}{2}} and \boxed{3")
@@ -70,7 +70,7 @@ def last_box(text: str) -> str | None:
 
 
 def answer_expression(response: str) -> str:
-    """What Math-Verify shall look at: the last box alone, or else the end of the response; "" for none."""
+    """What Math-Verify is given: the last box alone, or without one the end of the response; "" for an empty box."""
     content = last_box(response)
     if content is None:
         return _THOUSANDS.sub("", response[-TAIL_CHARACTERS:])
@@ -78,7 +78,7 @@ def answer_expression(response: str) -> str:
 
 
 def label_expression(label: str) -> str:
-    """The label in a box: of bare LaTeX Math-Verify would take a number only, as 2 of ``2\\sqrt{3}``."""
+    """The label in a box: from bare LaTeX, Math-Verify would read just a number, such as the 2 of ``2\\sqrt{3}``."""
     text = label.strip()
     content = last_box(text)
     inline = _INLINE_MATH.fullmatch(text)
@@ -94,7 +94,7 @@ def compare_integers(response: str, label: str) -> bool | None:
 
     If the label and the answer (the last box, or a response that is nothing else) are integers of at most 15
     digits without leading zeros, plus sign or spaces inside, then Math-Verify parses both to exact integers,
-    and two such integers are equal if and only if their digits are. Takes 3 us where a worker takes 0.3 ms.
+    and two such integers are equal if and only if their digits are. Takes 3 us; a worker takes 0.3 ms.
     """
     content = last_box(response)
     answer = (response if content is None else content).strip()

@@ -1,7 +1,7 @@
-"""Reward function for answers with one way of writing: 1.0 for the label itself, else 0.0.
+"""Reward function for answers that can be written in one way only: 1.0 if the response is the label, else 0.0.
 
 Give OpenRLHF the path of this file (``--reward.remote_url .../exact_match.py``). The whole response is the answer.
-OpenRLHF runs the file outside of its package: absolute imports only.
+OpenRLHF runs the file outside its package, so imports are absolute.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from openrlhf_dbb.rewards.answers import response_text
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
-    """Compare responses with labels as texts, under OpenRLHF's interface for reward functions.
+    """Compare responses with labels as text, under OpenRLHF's interface for reward functions.
 
     Args:
         queries: (B,) prompt + response, decoded with special tokens kept; those at the end of the response, and
-            spaces around it, do not count.
+            spaces around it, are ignored.
         prompts: (B,) the prompts as the model got them.
-        labels: (B,) right answers; spaces around them do not count.
+        labels: (B,) right answers; spaces around them are ignored.
 
     Returns:
         ``rewards`` and ``scores``: (B,) each 1.0 or 0.0.

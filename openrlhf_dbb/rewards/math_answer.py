@@ -2,7 +2,7 @@
 
 Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete
 ``\\boxed{...}`` of the response is the answer; without one, what Math-Verify finds: the number or formula
-after "answer", or else the last one. OpenRLHF runs the file outside of its package: absolute imports only.
+after "answer", or else the last one. OpenRLHF runs the file outside its package, so imports are absolute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Math-Verify in processes of its own, with a hard time limit.
 
-Some expressions never finish, Math-Verify's own time limit works in a main thread only, and OpenRLHF calls
-reward functions in threads: so each verification runs in a process that can be killed.
+Some expressions never finish, Math-Verify's own time limit works only in the main thread, and OpenRLHF calls reward
+functions in other threads: so each verification runs in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 PROCESSES_VARIABLE = "OPENRLHF_DBB_VERIFIER_PROCESSES"
 WORKER_SCRIPT = Path(__file__).with_name("verifier_worker.py")
-START_LIMIT_S = 120.0  # imports of a worker on a machine where everything else starts too
+START_LIMIT_S = 120.0  # a worker imports for long while all other processes of a training start
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +47,11 @@ class VerifierPool:
         self.time_limit_s = time_limit_s
         self.worker_script = worker_script
         if self.size < 1:
-            raise ValueError(f"{self.size} verifier processes; at least 1 is needed (see {PROCESSES_VARIABLE})")
+            raise ValueError(
+                f"the number of verifier processes must be at least 1, got {self.size} (see {PROCESSES_VARIABLE})"
+            )
         if not 0 < time_limit_s < float("inf"):
-            raise ValueError(f"time limit of {time_limit_s} s; give seconds above 0 (see {SECONDS_VARIABLE})")
+            raise ValueError(f"the time limit must be above 0 s, got {time_limit_s} (see {SECONDS_VARIABLE})")
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.size):
@@ -82,7 +84,7 @@ class VerifierPool:
         reusable = None
         try:
             if worker is not None and not worker.is_alive():
-                worker.kill()  # ended while idle: no fault of this answer
+                worker.kill()  # it ended while idle, not because of this answer
                 worker = None
             if worker is None:
                 worker = _Worker(self.worker_script, self.time_limit_s)
@@ -96,7 +98,7 @@ class VerifierPool:
         if "bad_label" in reply:
             raise ValueError(
                 f"Math-Verify cannot read the label {label!r} ({reply['bad_label']}); "
-                "mend or drop this row of the data set"
+                "fix or drop this row of the data set"
             )
         if "correct" in reply:
             return bool(reply["correct"])
@@ -107,11 +109,6 @@ class VerifierPool:
             label,
         )
         return None
-
-    def worker_pids(self) -> list[int]:
-        """Process ids of the idle workers."""
-        with self._idle.mutex:
-            return [worker.process.pid for worker in self._idle.queue if worker is not None]
 
     def close(self) -> None:
         """Wait for running verifications and end all processes; the pool starts new ones if used again."""
@@ -126,9 +123,9 @@ class _Worker:
     """One verifier process; used by one thread at a time."""
 
     def __init__(self, script: Path, time_limit_s: float) -> None:
-        # A file, as nobody empties a pipe while the worker runs.
+        # A file: nobody reads a pipe while the worker runs, so that a full one would block it.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed in kill)
-        # Twice the limit: ours comes first; theirs is for a worker whose parent died.
+        # Twice the limit, so that ours ends it first; its own is for when the parent has died.
         command = [sys.executable, str(script), str(2 * time_limit_s + 1)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0

@@ -35,7 +35,7 @@ def _parse_label(text: str) -> list[Any]:
 
 
 def reply_to(label: str, answer: str) -> dict[str, Any]:
-    """The reply to one request; see the head of this file."""
+    """The reply to one request, as described at the top of this file."""
     from math_verify import verify
 
     try:
@@ -44,13 +44,13 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
         raise
     except Exception as error:
         return {"bad_label": repr(error)}
-    # A string alone means that an answer was found and not understood.
+    # Strings alone: an answer was found but not understood.
     if all(isinstance(part, str) for part in gold):
         return {"bad_label": f"understood as {gold}"}
     try:
         return {"correct": bool(verify(gold, _parse(answer), timeout_seconds=None, raise_on_error=True))}
     except MemoryError:
-        raise  # what is left of this process is not to be trusted: end it
+        raise  # this process cannot be trusted any more: end it
     except Exception as error:
         return {"unverified": repr(error)}
 
@@ -58,9 +58,9 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
 def main() -> None:
     """Serve requests until stdin closes, which it also does when the parent is killed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)  # long numbers are bounded by the time limit
+        sys.set_int_max_str_digits(0)  # the time limit bounds long numbers
     # Only replies may go into the pipe; whatever a library prints goes to stderr.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -71,7 +71,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        # Not handled, so it ends even a computation in C, should the parent be gone.
+        # The signal is not handled, so that it ends even a computation in C; for when the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = reply_to(request["label"], request["answer"])
         signal.setitimer(signal.ITIMER_REAL, 0)

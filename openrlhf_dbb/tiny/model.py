@@ -1,4 +1,4 @@
-"""The tiny preset's model and files: a two-layer Qwen3 on characters, warmed up to some right answers."""
+"""The tiny preset's model and files: a two-layer Qwen3 on characters, pretrained until some answers are right."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-# Raise this when the files that prepare() makes change in any way: older ones are then made anew.
+# Raise this when the files that prepare() makes change in any way: older ones are then replaced.
 VERSION = 1
 EOS, PAD = "<eos>", "<pad>"
 
 WARMUP_ROWS = 12_000
-# Sorting is learned at once and addition slowly; more of it only makes sorting perfect.
+# Sorting is learned quickly, addition slowly; with more of it, sorting would start out perfect.
 SORTING_EVERY = 8  # steps
 WARMUP_BATCH = 96  # rows
 WARMUP_RATE = 6e-3
@@ -35,11 +35,11 @@ _STAMP = "tiny.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How much of everything :func:`prepare` makes; the defaults are the tiny preset's.
+    """What :func:`prepare` makes, and how much of it; the defaults are the tiny preset's.
 
     Attributes:
-        train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``tiny_task.generate``.
-        warmup_steps: of supervised training, at least 1; the learning rate falls over just these.
+        train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``task.generate``.
+        warmup_steps: of supervised training, at least 1; the learning rate falls over all of them.
     """
 
     train_prompts: int = 512
@@ -72,14 +72,14 @@ def default_folder() -> Path:
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
-    """Make the files unless they are there. Deterministic for a seed, a recipe and a torch version; about 15 s.
+    """Make the files unless they exist. Deterministic for a seed, a recipe and a torch version; about 15 s.
 
-    The folder appears complete or not at all; of two callers at a time, one makes it and the other waits.
+    The folder appears complete or not at all; if two callers come at once, one makes it and the other waits.
 
     Args:
-        folder: is made here; files of another version, seed or recipe are replaced.
-        seed: of the prompts, the initial weights and the warm start. Recipes of one seed with as many prompts of a
-            split have the same ones.
+        folder: where they go; files of another version, seed or recipe are replaced.
+        seed: of the prompts, the initial weights and the warm start. Recipes with the same seed and the same number
+            of prompts in a split have the same prompts there.
         recipe: the number of prompts and of steps.
 
     Raises:
@@ -113,7 +113,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, in the order of CHARACTERS, then <eos> and <pad>; any other one raises."""
+    """One token per character, in the order of CHARACTERS, then <eos> and <pad>; any other character raises."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -185,7 +185,7 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     _write_rows(folder / _evaluation_name(recipe), evaluation)
     tokenizer, model = build_tokenizer(), build_model(seed)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
         _warm_start(model, tokenizer, seed, recipe.warmup_steps)
     finally:
@@ -212,7 +212,7 @@ def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> None:
-    """Supervised training on the answers of the "sft" split; a batch is either sorting or arithmetic."""
+    """Supervised training on the answers of the "sft" split; each batch is all sorting or all arithmetic."""
     import torch
     from torch.nn.functional import cross_entropy
     from tqdm import tqdm

@@ -3,7 +3,7 @@
 12+9=     21 written from the last digit: "12"
 s3142=    the digits in ascending order: "1234"
 
-Digits to sort are different from each other, but in the split "ood" (out of distribution).
+Digits to sort are all different, except in the split "ood" (out of distribution).
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import hashlib
 import random
 
-# Which sixteenths of all possible prompts, by hash.
+# Which sixteenths of all possible prompts belong to a split, by hash.
 SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
 CHARACTERS = "0123456789+-s="
 MAX_SIZE = 20_000
 
 
 def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
-    """Different prompts with their labels, in random order.
+    """Distinct prompts with their labels, in random order.
 
     A prompt belongs to one split by its own hash, so splits have no prompt in common, whatever the seeds.
-    Split "ood" is sorting alone, of 3 to 7 digits of which at least one is repeated, as in no other split.
+    Split "ood" is sorting only, of 3 to 7 digits with at least one repeated, as in no other split.
 
     Args:
         split: "train", "heldout", "sft" (for the supervised warm start) or "ood".
-        size: prompts, 0 to 20000; a third each of addition, subtraction, sorting (to within one), but in "ood".
+        size: prompts, 0 to 20000; a third each of addition, subtraction and sorting (to within one prompt), except in
+            "ood".
         seed: the same seed gives the same prompts in the same order.
 
     Returns:
@@ -36,9 +37,9 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
         ValueError: unknown split, or size out of range.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}; name one of them")
+        raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
     if not 0 <= size <= MAX_SIZE:
-        raise ValueError(f"size {size} is not in 0..{MAX_SIZE}; larger ones would run out of short prompts")
+        raise ValueError(f"size must be 0 to {MAX_SIZE}, got {size}; there are no more short prompts")
     draw = random.Random(f"{split} {seed}")
     makers = (_sorting_repeated,) if split == "ood" else (_addition, _subtraction, _sorting)
     rows: dict[str, str] = {}
@@ -54,8 +55,8 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
 def _is_usable(label: str) -> bool:
     """Whether Math-Verify's verdict, which is about values, is the same as equality of the texts.
 
-    No leading zero, as 019 = 19; no palindrome (so no single digit either), for which the copied question
-    "9-4" would be a right answer.
+    No leading zero, as 019 = 19; no palindrome (so no single digit either), as copying the question "9-4" would
+    then be right.
     """
     return label[0] != "0" and label != label[::-1]
 

@@ -1,14 +1,7 @@
-"""How OpenRLHF's internals are reached, so that an upgrade breaks here and says so.
+"""How OpenRLHF's internals are reached.
 
-Replaced, always through :func:`replace`: ``PPOTrainer``, ``RolloutRayActor``, ``PolicyModelActor``, ``get_strategy``,
-``placement_group`` (in :func:`run`), ``ppo_trainer.blending_datasets`` (prompts.py) and
-``ppo_actor.stateless_init_process_group`` (cpu/strategy.py).
-Subclassed: those three actors, ``RemoteExperienceMaker``, ``SamplesGenerator``, ``SingleTurnAgentExecutor``,
-``PolicyLoss``.
-Set from outside: ``items``, ``sample_batch_size`` and ``dynamic_*`` of ``NaiveReplayBuffer`` (policy.py).
-Used elsewhere only as ordinary imports: ``Experience``, ``compute_reward``, ``apply_length_penalties``,
-``blending_datasets``, ``PromptDataset``, ``get_tokenizer``, ``DeepspeedStrategy``, ``batch_vllm_engine_call``,
-``compute_eval_metrics``, ``split_experience_batch``, ``remove_padding_in_sequences``.
+internals  the list of them, compared with what is installed
+source     names and signatures of a package, read without importing it
 """
 
 from __future__ import annotations
@@ -26,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.upstream.source import Package
 
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
@@ -33,7 +27,7 @@ _FORM = "algo.advantage.estimator"
 
 
 def check_version() -> None:
-    """Raise UsageError unless the installed OpenRLHF is one this file was checked against."""
+    """Raise UsageError unless the installed OpenRLHF is a version that this package was checked with."""
     try:
         installed = version("openrlhf")
     except PackageNotFoundError:
@@ -43,27 +37,45 @@ def check_version() -> None:
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
-            f"pip install openrlhf=={CHECKED_VERSIONS[-1]}"
+            f"pip install openrlhf=={CHECKED_VERSIONS[-1]} "
+            "(python -m openrlhf_dbb.upstream.internals lists what has changed)"
         )
 
 
-def _main_block() -> tuple[ast.Module, ast.Module]:
+def installed_source() -> Package:
+    """The source of the installed OpenRLHF.
+
+    Raises:
+        UsageError: there is none.
+    """
+    spec = importlib.util.find_spec("openrlhf")
+    if spec is None or spec.origin is None:
+        raise UsageError(f"openrlhf cannot be found; pip install openrlhf=={CHECKED_VERSIONS[-1]}")
+    return Package(Path(spec.origin).parent)
+
+
+def main_block(package: Package) -> tuple[ast.Module, ast.Module] | None:
     """OpenRLHF builds its parser under ``if __name__ == "__main__"``: that block's code, without the import.
 
     Returns:
-        The statements before ``args = parser.parse_args()``, and those after it up to ``train(args)``.
+        The statements before ``args = parser.parse_args()``, and those after it up to ``train(args)``; None if the
+        block is not of this form.
     """
-    spec = importlib.util.find_spec(COMMAND)
-    if spec is None or spec.origin is None:
-        raise UsageError(f"{COMMAND} cannot be found; reinstall openrlhf=={CHECKED_VERSIONS[-1]}")
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    for node in package.tree(COMMAND).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
             texts = [ast.unparse(statement) for statement in node.body]
             if "args = parser.parse_args()" in texts and texts[-1] == "train(args)":
                 split = texts.index("args = parser.parse_args()")
                 before, after = node.body[:split], node.body[split + 1 : -1]
                 return ast.Module(before, type_ignores=[]), ast.Module(after, type_ignores=[])
-    raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
+    return None
+
+
+def _run_main_block(part: int, names: dict[str, Any]) -> None:
+    parts = main_block(installed_source())
+    if parts is None:
+        raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
+    exec(compile(parts[part], COMMAND, "exec"), names)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     from datetime import datetime
 
     names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
-    exec(compile(_main_block()[0], COMMAND, "exec"), names)
+    _run_main_block(0, names)
     return names["parser"]
 
 
@@ -91,7 +103,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic
     try:
-        exec(compile(_main_block()[1], COMMAND, "exec"), names)
+        _run_main_block(1, names)
     except AssertionError as error:
         raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
     names["args"].algo.advantage.estimator = form
@@ -106,7 +118,7 @@ def data_parallel_ranks(args: SimpleNamespace) -> int:
 
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
-    """Drop what OpenRLHF prints in this process, among it its whole argument namespace with secrets."""
+    """Drop what OpenRLHF prints in this process: among other things all its arguments, secrets included."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stdout if verbose else nowhere):
         yield
 

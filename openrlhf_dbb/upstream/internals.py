@@ -1,0 +1,246 @@
+"""What is used of OpenRLHF beyond its command line, every name, and where the installed OpenRLHF differs from it.
+
+A name that is not in the list fails a test of ours; a name that an upgrade has changed is a line of
+``python -m openrlhf_dbb.upstream.internals``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from openrlhf_dbb.upstream import COMMAND, installed_source, main_block
+from openrlhf_dbb.upstream.source import Package, parameters
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A function, a class or a method of OpenRLHF, and what this package does with it.
+
+    Attributes:
+        name: ``function``, ``Class`` or ``Class.method``.
+        use: ``replaced`` (see :func:`replace`), ``subclassed``, ``overridden`` (by a method of a subclass),
+            ``called``, ``used`` (its attributes) or ``imitated`` (ours is called in its place).
+        where: our files that do so, below ``openrlhf_dbb/``.
+        parameters: of a function or method, without ``self``, as in the checked version.
+        attributes: of a class or its instances, that are read or set.
+    """
+
+    name: str
+    use: str
+    where: str
+    parameters: str | None = None
+    attributes: str = ""
+
+
+# fmt: off
+INTERNALS: Mapping[str, Sequence[Internal]] = {
+    COMMAND: (
+        Internal("train", "called", "upstream/__init__.py", "args"),
+        Internal("PolicyModelActor", "replaced", "upstream/__init__.py"),
+        Internal("get_strategy", "replaced", "upstream/__init__.py", "args"),
+        Internal("placement_group", "replaced", "upstream/__init__.py"),
+    ),
+    "openrlhf.datasets": (
+        Internal("PromptDataset", "called", "prompts.py", attributes="prompts, labels"),
+        Internal("PromptDataset", "used", "actors/generation.py", attributes="prompts, labels, images"),
+        Internal("PromptDataset", "used", "actors/evaluation.py", attributes="prompts, labels, datasources"),
+        Internal("PromptDataset", "used", "actors/trainer.py", attributes="prompts, labels, datasources"),
+        Internal("PromptDataset.__init__", "called", "prompts.py", "dataset, tokenizer, strategy, input_template"),
+    ),
+    "openrlhf.datasets.utils": (
+        Internal("blending_datasets", "called", "prompts.py",
+                 "datasets, probabilities, strategy, seed, max_count, stopping_strategy, dataset_split"),
+    ),
+    "openrlhf.models": (
+        Internal("PolicyLoss", "subclassed", "actors/policy_actor.py",
+                 attributes="clip_eps_low, clip_eps_high, dual_clip, policy_loss_type, is_correction_level, "
+                            "is_correction_mode, is_correction_gating, is_correction_threshold"),
+        Internal("PolicyLoss.__init__", "overridden", "actors/policy_actor.py",
+                 "clip_eps_low, clip_eps_high, dual_clip, token_level_loss, policy_loss_type, is_correction_level, "
+                 "is_correction_mode, is_correction_gating, is_correction_threshold"),
+        Internal("PolicyLoss.forward", "overridden", "actors/policy_actor.py",
+                 "log_probs, old_log_probs, advantages, action_mask, rollout_log_probs, dp_size, batch_num_tokens, "
+                 "global_batch_size"),
+    ),
+    "openrlhf.models.utils": (
+        Internal("compute_reward", "called", "actors/experience_maker.py",
+                 "r, kl_coef, kl, action_mask, reward_clip_range"),
+    ),
+    "openrlhf.trainer.ppo_trainer": (
+        Internal("PPOTrainer", "replaced", "upstream/__init__.py"),
+        Internal("blending_datasets", "replaced", "prompts.py"),
+        Internal("compute_eval_metrics", "called", "actors/trainer.py",
+                 "eval_dataloader, samples_list, n_samples_per_prompt"),
+        Internal("PPOTrainer", "subclassed", "actors/trainer.py",
+                 attributes="args, tokenizer, prompts_dataloader, eval_dataloader, max_steps, generate_kwargs, "
+                            "samples_generator, experience_maker, kl_ctl, vllm_engines, actor_model_group, "
+                            "critic_model_group, reward_model_group, reference_model_group, wandb_logger, "
+                            "tensorboard_logger, best_eval_metric_key"),
+        Internal("PPOTrainer.__init__", "overridden", "actors/trainer.py",
+                 "pretrain, strategy, actor_model_group, critic_model_group, reward_model_group, "
+                 "reference_model_group, vllm_engines, **generate_kwargs"),
+        Internal("PPOTrainer.fit", "overridden", "actors/trainer.py", "global_step"),
+        Internal("PPOTrainer.init_checkpoint_states", "overridden", "actors/trainer.py", ""),
+        Internal("PPOTrainer.train_step", "overridden", "actors/trainer.py", "rollout_samples, global_step"),
+        Internal("PPOTrainer.save_logs_and_checkpoints", "overridden", "actors/trainer.py",
+                 "global_step, logs_dict, client_states"),
+        Internal("PPOTrainer.save_best_checkpoint", "overridden", "actors/trainer.py",
+                 "eval_metrics, global_step, client_states"),
+        Internal("PPOTrainer.evaluate", "overridden", "actors/trainer.py", "global_step, **generate_kwargs"),
+    ),
+    "openrlhf.trainer.ppo_utils.experience": (
+        Internal("Experience", "used",
+                 "actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, actors/replay.py, "
+                 "actors/replay_rows.py",
+                 attributes="sequences, attention_mask, action_mask, action_log_probs, kl, returns, advantages, "
+                            "rewards, scores, response_length, truncated, total_length, index, prompts, labels, "
+                            "images, info"),
+        Internal("split_experience_batch", "called", "actors/replay_rows.py", "experience"),
+        Internal("remove_padding_in_sequences", "called", "actors/replay_rows.py", "items"),
+    ),
+    "openrlhf.trainer.ppo_utils.experience_maker": (
+        Internal("RemoteExperienceMaker", "subclassed", "actors/experience_maker.py",
+                 attributes="args, advantage_estimator, actor_model_group, kl_ctl"),
+        Internal("RemoteExperienceMaker.__init__", "overridden", "actors/experience_maker.py",
+                 "actor_model_group, critic_model_group, reward_model_group, initial_model_group, kl_controller, "
+                 "strategy, tokenizer, **kwargs"),
+        Internal("RemoteExperienceMaker.make_experience_batch", "overridden", "actors/experience_maker.py",
+                 "rollout_samples"),
+        Internal("RemoteExperienceMaker.split_rollout_samples", "called", "actors/experience_maker.py",
+                 "rollout_samples"),
+        Internal("RemoteExperienceMaker.make_experience", "called", "actors/experience_maker.py", "samples_list"),
+        Internal("RemoteExperienceMaker.get_cumulative_returns", "called", "actors/experience_maker.py",
+                 "rewards, action_mask, gamma"),
+    ),
+    "openrlhf.trainer.ppo_utils.kl_controller": (
+        Internal("FixedKLController", "used", "actors/experience_maker.py", attributes="value"),
+        Internal("AdaptiveKLController", "used", "actors/experience_maker.py", attributes="value"),
+    ),
+    "openrlhf.trainer.ppo_utils.length_penalty": (
+        Internal("apply_length_penalties", "called", "actors/experience_maker.py", "experiences, args"),
+    ),
+    "openrlhf.trainer.ppo_utils.replay_buffer": (
+        Internal("NaiveReplayBuffer", "used", "actors/policy_actor.py",
+                 attributes="items, sample_batch_size, dynamic_batch, dynamic_indices"),
+    ),
+    "openrlhf.trainer.ppo_utils.samples_generator": (
+        Internal("SamplesGenerator", "subclassed", "actors/generation.py",
+                 attributes="args, prompts_dataloader, eval_dataloader, vllm_engines, _dataloader_iter"),
+        Internal("SamplesGenerator.__init__", "overridden", "actors/generation.py",
+                 "strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines"),
+        Internal("SamplesGenerator.generate_samples", "overridden", "actors/generation.py", "**generate_kwargs"),
+        Internal("SamplesGenerator.generate_eval_samples", "overridden", "actors/generation.py", "**generate_kwargs"),
+        Internal("SamplesGenerator._dispatch_prompts_to_vllm", "called", "actors/generation.py",
+                 "prompts, labels, *, images, **generate_kwargs"),
+        Internal("SamplesGenerator._process_response_into_experience", "overridden", "actors/generation.py",
+                 "response, **generate_kwargs"),
+    ),
+    "openrlhf.trainer.ray.launcher": (
+        Internal("placement_group", "replaced", "upstream/__init__.py"),
+        Internal("RayActorGroup", "used", "actors/experience_maker.py", attributes="_actor_handlers, duplicate_actors"),
+        Internal("RayActorGroup.async_run_method_batch", "called", "actors/experience_maker.py",
+                 "method_name, **kwargs"),
+    ),
+    "openrlhf.trainer.ray.ppo_actor": (
+        Internal("stateless_init_process_group", "replaced", "cpu/deepspeed_strategy.py",
+                 "master_address, master_port, rank, world_size, device"),
+        Internal("ActorPPOTrainer", "used", "actors/policy_actor.py", attributes="actor_loss_fn, replay_buffer"),
+        Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="strategy, trainer"),
+        Internal("PolicyModelActor.__init__", "overridden", "actors/policy_actor.py",
+                 "world_size, rank, master_addr, master_port"),
+        Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
+                 "strategy, pretrain, max_steps, vllm_engines"),
+        Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
+    ),
+    "openrlhf.trainer.ray.vllm_engine": (
+        Internal("placement_group", "replaced", "upstream/__init__.py"),
+        Internal("RolloutRayActor", "replaced", "upstream/__init__.py"),
+        Internal("batch_vllm_engine_call", "called", "actors/generation.py",
+                 "engines, method_name, *args, rank_0_only, **kwargs"),
+        Internal("RolloutRayActor", "subclassed", "actors/vllm_actor.py", attributes="executor"),
+        Internal("RolloutRayActor.__init__", "overridden", "actors/vllm_actor.py",
+                 "*args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"),
+        Internal("RolloutRayActor.generate_responses", "overridden", "actors/vllm_actor.py",
+                 "prompt, label, sampling_params, max_length, hf_tokenizer, num_samples, images"),
+        Internal("RolloutRayActor.generate", "imitated", "actors/vllm_actor.py",
+                 "prompt_token_ids, sampling_params, multi_modal_data"),
+        Internal("RolloutRayActor.get_num_unfinished_requests", "called", "driver/launch.py", ""),
+    ),
+    "openrlhf.trainer.ray.vllm_worker_wrap": (
+        Internal("WorkerWrap.init_process_group", "imitated", "cpu/weight_sync.py",
+                 "master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"),
+        Internal("WorkerWrap.update_weight", "imitated", "cpu/weight_sync.py", "name, dtype, shape, empty_cache"),
+    ),
+    "openrlhf.utils": (
+        Internal("get_strategy", "called", "driver/launch.py, driver/preflight.py", "args"),
+        Internal("get_tokenizer", "called", "actors/tokenizers.py, driver/preflight.py",
+                 "pretrain, model, padding_side, strategy, use_fast"),
+    ),
+    "openrlhf.utils.agent": (
+        Internal("SingleTurnAgentExecutor", "subclassed", "actors/vllm_actor.py",
+                 attributes="reward_endpoints, reward_func"),
+        Internal("SingleTurnAgentExecutor.__init__", "called", "actors/vllm_actor.py", "remote_rm_url"),
+        Internal("SingleTurnAgentExecutor.execute", "overridden", "actors/vllm_actor.py",
+                 "prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images"),
+        Internal("SingleTurnAgentExecutor._fetch_rewards_via_func", "overridden", "actors/vllm_actor.py",
+                 "queries_list, prompts_list, labels_list"),
+        Internal("SingleTurnAgentExecutor._fetch_rewards_via_http", "overridden", "actors/vllm_actor.py",
+                 "queries_list, prompts_list, labels_list"),
+    ),
+    "openrlhf.utils.deepspeed": (
+        Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="adam_offload"),
+        Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
+        Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
+        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
+                 "optim_dict, *, max_norm"),
+    ),
+    "openrlhf.utils.logging_utils": (
+        Internal("WandbLogger.log_eval", "called", "actors/trainer.py", "global_step, logs_dict"),
+        Internal("WandbLogger.close", "called", "actors/trainer.py", ""),
+        Internal("TensorboardLogger.log_eval", "called", "actors/trainer.py", "global_step, logs_dict"),
+        Internal("TensorboardLogger.close", "called", "actors/trainer.py", ""),
+    ),
+}
+# fmt: on
+"""By module of OpenRLHF; names that it re-exports are listed where we import them from. Flags are not listed."""
+
+
+def problems(package: Package | None = None) -> list[str]:
+    """What of :data:`INTERNALS` is not as in the checked version, a line each; OpenRLHF is read, not imported.
+
+    Args:
+        package: OpenRLHF's source; the installed one if not given.
+    """
+    package = package or installed_source()
+    lines = [line for module in INTERNALS for each in INTERNALS[module] for line in _differs(package, module, each)]
+    if main_block(package) is None:
+        lines.append(f"{COMMAND} no longer builds its parser under __main__ (called in upstream/__init__.py)")
+    return lines
+
+
+def _differs(package: Package, module: str, internal: Internal) -> Iterator[str]:
+    what, use = f"{module}.{internal.name}", f"({internal.use} in {internal.where})"
+    found = package.find(module, internal.name)
+    if found is None:
+        yield f"{what} is missing {use}"
+        return
+    if internal.parameters is not None and parameters(found.node) != internal.parameters:
+        yield f"{what} takes ({parameters(found.node)}), checked was ({internal.parameters}) {use}"
+    members = package.members(found)
+    for attribute in filter(None, internal.attributes.split(", ")):
+        if attribute not in members:
+            yield f"{what} has no attribute {attribute} {use}"
+
+
+def main() -> int:
+    """Print what differs, a line each; exit code 1 if anything does."""
+    found = problems()
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
