@@ -15,8 +15,8 @@ import argparse
 
 import numpy as np
 
-from openrlhf_dbb.lab import criteria, curves, specs
-from openrlhf_dbb.lab.recommend import rank
+from openrlhf_dbb.lab import criteria, error_curves, specs
+from openrlhf_dbb.lab.bootstrap import rank
 from openrlhf_dbb.lab.regimes import REGIMES, Regime
 from openrlhf_dbb.lab.visits import rerun, visits
 
@@ -37,7 +37,7 @@ def simulate(regime: Regime, rollouts: int, seed: int) -> tuple[list[float], boo
     hits = rng.binomial(SAMPLES, p_V[probed]).astype(float)
 
     true, losses = [], {name: [] for name in CHOSEN_BY}
-    for discount in curves.DISCOUNTS:
+    for discount in error_curves.DISCOUNTS:
         again = rerun(specs.parse(f"dbb:discount={discount}"), log)
         mean = again.estimate.mean
         true.append(np.mean((mean - p_V) ** 2))
@@ -50,7 +50,7 @@ def simulate(regime: Regime, rollouts: int, seed: int) -> tuple[list[float], boo
     for name in CHOSEN_BY:
         chosen = int(np.argmin([np.nanmean(loss) for loss in losses[name]]))
         excess.append(100 * (true[chosen] / true[best] - 1))
-    grid = list(curves.DISCOUNTS)
+    grid = list(error_curves.DISCOUNTS)
     _, low, high = rank(losses["log"], log.prompt).best_value(range(len(grid)), grid)
 
     auto = rerun(specs.parse("auto"), log)

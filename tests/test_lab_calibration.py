@@ -8,7 +8,7 @@ import pytest
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, forecast, specs
-from openrlhf_dbb.lab.calibration import PIT_BINS, calibrate
+from openrlhf_dbb.lab.calibration_command import PIT_BINS, calibrate
 from openrlhf_dbb.lab.visits import visits
 
 CHI_SQUARE_19 = 43.82  # 99.9 % quantile with PIT_BINS - 1 degrees of freedom

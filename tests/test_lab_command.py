@@ -13,7 +13,7 @@ from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.curves import Curve, merged
+from openrlhf_dbb.lab.error_curves import Curve, merged
 
 ROOT = Path(__file__).parents[1]
 

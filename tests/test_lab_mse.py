@@ -10,8 +10,8 @@ import pytest
 from estimators.closed_form import moments
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.lab import probed, specs
-from openrlhf_dbb.lab.known import Known
-from openrlhf_dbb.lab.mse import by_visit
+from openrlhf_dbb.lab.mse_command import by_visit
+from openrlhf_dbb.lab.probabilities import Known
 from storage import StepRows
 from storage.records import ProbeRows
 

@@ -11,9 +11,9 @@ from estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, recorded, regimes, specs
+from openrlhf_dbb.lab.bootstrap import rank
 from openrlhf_dbb.lab.outcomes import evaluate, judge
-from openrlhf_dbb.lab.recommend import rank
-from openrlhf_dbb.lab.replay import introduction, recommendation
+from openrlhf_dbb.lab.replay_command import introduction, recommendation
 from openrlhf_dbb.lab.visits import rerun, visits
 from storage import ProbeRows, StepRows
 

@@ -9,8 +9,8 @@ from estimators.closed_form import moments
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.experiment import Result, Setting, simulate
-from openrlhf_dbb.lab.play import draw, play
-from openrlhf_dbb.lab.simulate import ratios
+from openrlhf_dbb.lab.simulate_command import ratios
+from openrlhf_dbb.lab.simulation import draw, play
 
 _FIGURES = ("discounts_N4", "discounts_paper-walk_N4", "prior", "rollouts")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import calibration, mse, replay, simulate
+from openrlhf_dbb.lab import calibration_command, mse_command, replay_command, simulate_command
 from storage import StoreError
 
 
@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Choose an estimator and a discount before training, or after it from a run's log.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in (mse, simulate, replay, calibration):
+    for module in (mse_command, simulate_command, replay_command, calibration_command):
         module.add_command(commands)
     return parser
 

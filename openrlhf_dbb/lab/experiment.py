@@ -12,7 +12,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.play import Draws, Floats, draw, mean_squared_error
+from openrlhf_dbb.lab.simulation import Draws, Floats, draw, mean_squared_error
 
 
 @dataclass(frozen=True)

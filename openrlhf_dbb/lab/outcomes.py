@@ -13,8 +13,8 @@ import numpy as np
 from estimators import RewardEstimator
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, specs
+from openrlhf_dbb.lab.bootstrap import Ranking, rank
 from openrlhf_dbb.lab.criteria import Advantages
-from openrlhf_dbb.lab.recommend import Ranking, rank
 from openrlhf_dbb.lab.recorded import Probes
 from openrlhf_dbb.lab.visits import Floats, Visits, rerun
 

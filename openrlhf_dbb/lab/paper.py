@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from estimators import RewardEstimator
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.curves import DISCOUNTS
-from openrlhf_dbb.lab.known import Known
+from openrlhf_dbb.lab.error_curves import DISCOUNTS
+from openrlhf_dbb.lab.probabilities import Known
 
 Error = Callable[[RewardEstimator, int], float]
 _GROUP_SIZES = (2, 4, 8, 16, 32, 64)

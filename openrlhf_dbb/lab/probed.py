@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab.curves import Floats
-from openrlhf_dbb.lab.known import Known
+from openrlhf_dbb.lab.error_curves import Floats
+from openrlhf_dbb.lab.probabilities import Known
 from storage import RunRecord, open_store
 from storage.log import ProbeLog, StepLog, read_log, read_probes
 

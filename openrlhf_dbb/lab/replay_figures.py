@@ -9,7 +9,7 @@ import numpy as np
 
 from openrlhf_dbb import figures
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import criteria, curves, specs
+from openrlhf_dbb.lab import criteria, error_curves, specs
 from openrlhf_dbb.lab.outcomes import Outcome, Verdict
 
 _LONG_LABEL = 20  # characters; longer ones do not fit three to a line
@@ -26,12 +26,12 @@ def draw_criterion(folder: Path, verdict: Verdict) -> list[Path]:
         members.sort(key=lambda at: verdict.candidates[at].value or 0)
         name = verdict.candidates[members[0]].estimator.name
         x = np.array([verdict.candidates[at].value for at in members] if len(members) > 1 else [], dtype=float)
-        drawn.append(curves.Curve(name, family, x, verdict.ranking.mean_C[members]))
+        drawn.append(error_curves.Curve(name, family, x, verdict.ranking.mean_C[members]))
         if best in members and x.size:
             _, low, high = (verdict.ranking.mean_C[best] + values[members] for values in verdict.ranking.excess(best))
             color = figures.style(name)["color"]
             axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, label="95 % of dbb less its best")
-    curves.draw_discounts(axes, curves.merged(drawn))
+    error_curves.draw_discounts(axes, error_curves.merged(drawn))
     axes.set_xlabel("discount or smoothing")
     axes.set_ylabel("minus log-likelihood (nats)" if verdict.criterion == "likelihood" else "MSE (reward$^2$)")
     figure.legend(loc="outside upper center", ncols=3 if max(map(len, families)) < _LONG_LABEL else 2)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from estimators import Estimate, RewardEstimator
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.play import with_updates
+from openrlhf_dbb.lab.simulation import with_updates
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -19,7 +19,7 @@ from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import criteria, curves, forecast, recorded, specs
+from openrlhf_dbb.lab import criteria, error_curves, forecast, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
 from openrlhf_dbb.lab.recorded import Recorded
 from openrlhf_dbb.lab.visits import Floats, Visits, Whole, rerun
@@ -133,7 +133,7 @@ def calibration(arguments: argparse.Namespace) -> None:
 
 def _usual(what: Recorded) -> list[RewardEstimator]:
     own = recorded.own_estimator(what.run)
-    dbb = recorded.sweep(["dbb"], curves.DISCOUNTS)
+    dbb = recorded.sweep(["dbb"], error_curves.DISCOUNTS)
     scores = [calibrate(candidate, what.visits).log_score or 0.0 for candidate in dbb]
     best = dbb[int(np.argmax(scores))]
     return [*([own] if own is not None else []), best, specs.parse("auto")]

@@ -13,7 +13,7 @@ from estimators import RewardEstimator
 from estimators.closed_form import Moments, moments
 from estimators.empirical_bayes import EmpiricalBayes, fit_beta
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab.curves import Floats
+from openrlhf_dbb.lab.error_curves import Floats
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import curves, paper, probed, specs
-from openrlhf_dbb.lab.curves import Curve, Floats
+from openrlhf_dbb.lab import error_curves, paper, probed, specs
+from openrlhf_dbb.lab.error_curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import families
-from openrlhf_dbb.lab.known import Known
+from openrlhf_dbb.lab.probabilities import Known
 from openrlhf_dbb.terminal import table
 from storage import DEFAULT_URL, URL_VARIABLE
 
@@ -61,7 +61,7 @@ def _command(arguments: argparse.Namespace) -> None:
     if arguments.run is not None:
         _print_probed(probes, rollouts)
     files = [_write_moments(folder, known, estimators, rollouts), _write_curves(folder, known, estimators, rollouts)]
-    files += curves.discount_figure(folder, "discounts", title, _curves(known, estimators, rollouts))
+    files += error_curves.discount_figure(folder, "discounts", title, _curves(known, estimators, rollouts))
     files += _draw_rollouts(folder, known, rollouts)
     files += _draw_prior(folder, title, known, rollouts)
     print("\n".join(str(path) for path in files))
@@ -139,7 +139,7 @@ def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimat
     """Errors over the discount, with the probabilities as they are and with the noise of probes removed."""
     candidates: list[tuple[str, float | None, RewardEstimator]] = []
     for label, estimator in families(estimators).items():
-        candidates += [(label, x, candidate) for x, candidate in specs.swept(estimator, curves.DISCOUNTS).items()]
+        candidates += [(label, x, candidate) for x, candidate in specs.swept(estimator, error_curves.DISCOUNTS).items()]
     candidates += [(specs.label(e), None, e) for e in estimators if not specs.knob(e)]
     rows = ((label, x, known.mse(e, rollouts), known.mse_without_noise(e, rollouts)) for label, x, e in candidates)
     header = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
@@ -149,13 +149,13 @@ def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimat
 def _curves(known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> list[Curve]:
     found = []
     for label, estimator in families(estimators).items():
-        swept = specs.swept(estimator, curves.DISCOUNTS)
+        swept = specs.swept(estimator, error_curves.DISCOUNTS)
         mse = np.array([known.mse(candidate, rollouts) for candidate in swept.values()])
         found.append(Curve(estimator.name, label, np.array(list(swept)), mse))
     for e in estimators:
         if not specs.knob(e):
             found.append(Curve(e.name, specs.label(e), np.empty(0), np.array([known.mse(e, rollouts)])))
-    return curves.merged(found)
+    return error_curves.merged(found)
 
 
 def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
@@ -170,9 +170,9 @@ def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
     figure, (absolute, relative) = small_multiples(2, panel_height=3.2, sharey=False)
     for panel, values_E_N in ((absolute, mse_E_N), (relative, relative_E_N)):
         pairs = zip(shown, values_E_N, strict=True)
-        curves.draw_rollouts(panel, [Curve(e.name, specs.label(e), sizes, values_N) for e, values_N in pairs])
+        error_curves.draw_rollouts(panel, [Curve(e.name, specs.label(e), sizes, values_N) for e, values_N in pairs])
         panel.set_ylim(bottom=0)
-    absolute.set_ylabel(curves.MSE_LABEL)
+    absolute.set_ylabel(error_curves.MSE_LABEL)
     relative.set_ylabel("MSE / MSE of point")
     figure.supxlabel("rollouts of a group, N")
     figure.legend(*absolute.get_legend_handles_labels(), loc="outside upper center", ncols=3)
@@ -188,8 +188,8 @@ def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
 def _draw_prior(folder: Path, title: str, known: Known, rollouts: int) -> list[Path]:
     def best_of(alpha: float, beta: float) -> tuple[float, float]:
         prior = specs.parse(f"dbb:prior_alpha={alpha},prior_beta={beta}")
-        errors = {x: known.mse(e, rollouts) for x, e in specs.swept(prior, curves.DISCOUNTS).items()}
+        errors = {x: known.mse(e, rollouts) for x, e in specs.swept(prior, error_curves.DISCOUNTS).items()}
         best = min(errors, key=errors.__getitem__)
         return best, errors[best]
 
-    return curves.prior_figure(folder, title, best_of)
+    return error_curves.prior_figure(folder, title, best_of)

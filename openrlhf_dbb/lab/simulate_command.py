@@ -14,8 +14,8 @@ from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import curves, regimes, specs
-from openrlhf_dbb.lab.curves import Curve, Floats
+from openrlhf_dbb.lab import error_curves, regimes, specs
+from openrlhf_dbb.lab.error_curves import Curve, Floats
 from openrlhf_dbb.lab.experiment import Result, Setting, families, simulate
 from openrlhf_dbb.terminal import table
 
@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
         "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default 4 8 16)"
     )
     text = "in (0, 1]: tried and drawn; laplace's smoothing too (default .02, .05, .1, .15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=curves.DISCOUNTS, help=text)
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=error_curves.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "epochs, in each of which every prompt is visited once"),
@@ -155,17 +155,17 @@ def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[Curve
     for e, mse_K in zip(estimators, result.mse_E_K, strict=True):
         if not specs.knob(e):
             found.append(Curve(e.name, specs.label(e), np.empty(0), mse_K.mean(keepdims=True)))
-    return curves.merged(found)
+    return error_curves.merged(found)
 
 
 def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> list[Path]:
     """A panel for each regime."""
     figure, panels = small_multiples(len(results), panel_height=1.6)
     for panel, result in zip(panels, results, strict=True):
-        curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
+        error_curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
         panel.set_title(result.regime)
         panel.set_ylim(0, 1.4)
-    figure.supxlabel(curves.DISCOUNT_LABEL)
+    figure.supxlabel(error_curves.DISCOUNT_LABEL)
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figures.save(figure, folder, f"discounts_N{results[0].rollouts}")
@@ -174,7 +174,7 @@ def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: 
 def _draw_close_up(folder: Path, estimators: Sequence[RewardEstimator], result: Result) -> list[Path]:
     name = f"discounts_{result.regime}_N{result.rollouts}"
     title = f"{result.regime}, N = {result.rollouts}"
-    return curves.discount_figure(folder, name, title, _curves(estimators, result))
+    return error_curves.discount_figure(folder, name, title, _curves(estimators, result))
 
 
 def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float], setting: Setting) -> list[Path]:
@@ -189,7 +189,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
         mse_N_E_K = np.array([[*result.mse_E_K, result.best_K] for result in results])
         relative_E_N = (mse_N_E_K.mean(axis=2) / mse_N_E_K[:, :1].mean(axis=2)).T
         drawn = zip(labelled, relative_E_N, strict=True)
-        curves.draw_rollouts(panel, [Curve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
+        error_curves.draw_rollouts(panel, [Curve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
         panel.set_title(regime)
         panel.set_ylim(0, 1.4)
         records += [
@@ -213,4 +213,4 @@ def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], settin
         mse_X = mse_X_K.mean(axis=1)
         return float(x[mse_X.argmin()]), float(mse_X.min())
 
-    return curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)
+    return error_curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)

@@ -12,9 +12,9 @@ import numpy as np
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
-from openrlhf_dbb.lab import criteria, curves, recorded, specs
+from openrlhf_dbb.lab import criteria, error_curves, recorded, specs
+from openrlhf_dbb.lab.bootstrap import DRAWS
 from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Verdict, evaluate, judge, shown
-from openrlhf_dbb.lab.recommend import DRAWS
 from openrlhf_dbb.lab.recorded import Recorded
 from openrlhf_dbb.lab.replay_figures import draw_advantages, draw_criterion
 from openrlhf_dbb.lab.visits import Visits
@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
         nargs="+",
         type=float,
         metavar="X",
-        default=curves.DISCOUNTS,
+        default=error_curves.DISCOUNTS,
         help="discounts (and smoothings) to try (default .02 to 1)",
     )
     parser.add_argument(
