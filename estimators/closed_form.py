@@ -152,7 +152,7 @@ def _counts(
         case LaplaceSmoothing(smoothing=smoothing):
             return none_T + 2 * smoothing, none_T + 0.5, current_T_T
         case EmpiricalBayes():
-            prior_T_2 = _fitted(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
+            prior_T_2 = fitted_prior(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
             if prior_T_2.shape != (visits, 2) or not (prior_T_2 > 0).all():
                 raise ValueError(f"shared_prior needs a pair (a, b) of numbers above 0 for each of {visits} visits")
             return prior_T_2.sum(axis=1), prior_T_2[:, 0] / prior_T_2.sum(axis=1), current_T_T
@@ -166,13 +166,19 @@ def _powers(discount: float, visits: int) -> Floats:
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 
 
-def _fitted(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int) -> Floats:
-    """The prior fitted to the expected moments of visits 1 ... t, as the estimator's own update does; (T, 2)."""
+def fitted_prior(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int, noise_Q_T: Floats | float = 0.0) -> Floats:
+    """The prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
+
+    Args:
+        p_Q_T: shape (Q, T), success probabilities, or unbiased measurements of them; NaN after a prompt's last visit.
+        rollouts: N >= 1, the same on every visit.
+        noise_Q_T: variance of the measurements; it is taken out of the moments.
+    """
+    squares_Q_T = p_Q_T**2 - noise_Q_T + (p_Q_T * (1 - p_Q_T) + noise_Q_T) / rollouts
     running, priors = np.zeros(4), []
-    for p_Q in p_Q_T.T:
-        p = p_Q[~np.isnan(p_Q)]
-        kept = 0.5 ** (len(p) / estimator.half_life) if estimator.half_life else 1.0
-        squares = p**2 + p * (1 - p) / rollouts
-        running = kept * running + np.array([len(p), p.sum(), squares.sum(), len(p) / rollouts])
+    for p_Q, squares_Q in zip(p_Q_T.T, squares_Q_T.T, strict=True):
+        groups = int(np.sum(~np.isnan(p_Q)))
+        kept = 0.5 ** (groups / estimator.half_life) if estimator.half_life else 1.0
+        running = kept * running + [groups, np.nansum(p_Q), np.nansum(squares_Q), groups / rollouts]
         priors.append(fit_beta(running) if running[0] else np.ones(2))
     return np.array(priors).reshape(-1, 2)

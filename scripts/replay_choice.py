@@ -15,8 +15,10 @@ import argparse
 
 import numpy as np
 
-from openrlhf_dbb.lab import criteria, error_curves, specs
-from openrlhf_dbb.lab.bootstrap import rank
+from estimators.probe_error import squared_errors
+from openrlhf_dbb.lab import criteria, specs
+from openrlhf_dbb.lab.bootstrap import bootstrap
+from openrlhf_dbb.lab.error_curves import DISCOUNTS
 from openrlhf_dbb.lab.regimes import REGIMES, Regime
 from openrlhf_dbb.lab.visits import rerun, visits
 
@@ -37,21 +39,21 @@ def simulate(regime: Regime, rollouts: int, seed: int) -> tuple[list[float], boo
     hits = rng.binomial(SAMPLES, p_V[probed]).astype(float)
 
     true, losses = [], {name: [] for name in CHOSEN_BY}
-    for discount in error_curves.DISCOUNTS:
+    for discount in DISCOUNTS:
         again = rerun(specs.parse(f"dbb:discount={discount}"), log)
         mean = again.estimate.mean
         true.append(np.mean((mean - p_V) ** 2))
         losses["log"].append(criteria.error_from_log(log, mean, again.group_weight))
         losses["likelihood"].append(-criteria.log_score(log, *again.predictive))
         samples = np.full(len(probed), float(SAMPLES))
-        losses["probes"].append(criteria.error_from_probes(mean[probed], samples, hits, hits))
+        losses["probes"].append(squared_errors(mean[probed], samples, hits, hits))
     best = int(np.argmin(true))
     excess = []
     for name in CHOSEN_BY:
         chosen = int(np.argmin([np.nanmean(loss) for loss in losses[name]]))
         excess.append(100 * (true[chosen] / true[best] - 1))
-    grid = list(error_curves.DISCOUNTS)
-    _, low, high = rank(losses["log"], log.prompt).best_value(range(len(grid)), grid)
+    grid = list(DISCOUNTS)
+    _, low, high = bootstrap(losses["log"], log.prompt).best_value(range(len(grid)), grid)
 
     auto = rerun(specs.parse("auto"), log)
     # Beside a dbb on the same draws, which takes most of the chance out of the difference.

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
 from openrlhf_dbb.lab import criteria, error_curves, forecast, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
-from openrlhf_dbb.lab.recorded import Recorded
-from openrlhf_dbb.lab.visits import Floats, Visits, Whole, rerun
+from openrlhf_dbb.lab.recorded import RecordedRun
+from openrlhf_dbb.lab.visits import Integers, Visits, rerun
 from openrlhf_dbb.terminal import table
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -62,7 +63,7 @@ def calibrate(estimator: RewardEstimator, visits: Visits, *, seed: int = 0) -> C
     Raises:
         UsageError: no prompt was visited twice, or the estimator refuses.
     """
-    past = np.flatnonzero(visits.number > 0)
+    past = np.flatnonzero(visits.earlier > 0)
     if not len(past):
         raise UsageError("every prompt was visited once, so no visit can be forecast; come back after the second pass")
     again = rerun(estimator, visits)
@@ -115,14 +116,14 @@ def calibration(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError, storage.StoreError: the run, a flag or a candidate does not fit.
     """
-    what = recorded.read(arguments)
+    run = recorded.read(arguments)
     named = [specs.parse(text) for text in arguments.estimators or ()]
-    chosen = {specs.label(estimator): estimator for estimator in named or _usual(what)}
-    results = [calibrate(estimator, what.visits, seed=arguments.seed) for estimator in chosen.values()]
-    count = int((what.visits.number > 0).sum())
-    print(f"run {what.run.name}: {count} visits forecast, of prompts seen before")
-    if what.run.parent is not None:
-        print(f"warm-started from {what.run.parent['name']}: replayed from the estimators' own priors instead")
+    chosen = {specs.label(estimator): estimator for estimator in named or _usual(run)}
+    results = [calibrate(estimator, run.visits, seed=arguments.seed) for estimator in chosen.values()]
+    count = int((run.visits.earlier > 0).sum())
+    print(f"run {run.record.name}: {count} visits forecast, of prompts seen before")
+    if run.record.parent is not None:
+        print(f"warm-started from {run.record.parent['name']}: replayed from the estimators' own priors instead")
     if not named:
         print("dbb is shown at the discount with the best log score")
     print(f"\n{_table(results)}\n")
@@ -131,17 +132,17 @@ def calibration(arguments: argparse.Namespace) -> None:
         print(path)
 
 
-def _usual(what: Recorded) -> list[RewardEstimator]:
-    own = recorded.own_estimator(what.run)
+def _usual(run: RecordedRun) -> list[RewardEstimator]:
+    own = recorded.own_estimator(run.record)
     dbb = recorded.sweep(["dbb"], error_curves.DISCOUNTS)
-    scores = [calibrate(candidate, what.visits).log_score or 0.0 for candidate in dbb]
+    scores = [calibrate(candidate, run.visits).log_score or 0.0 for candidate in dbb]
     best = dbb[int(np.argmax(scores))]
     return [*([own] if own is not None else []), best, specs.parse("auto")]
 
 
-def _previous(visits: Visits) -> Whole:
+def _previous(visits: Visits) -> Integers:
     """(V,) position of the same prompt's visit before; of no meaning for first visits."""
-    order = np.lexsort((visits.number, visits.prompt))
+    order = np.lexsort((visits.earlier, visits.prompt))
     previous = np.empty_like(order)
     previous[order] = np.roll(order, 1)
     return previous
@@ -203,7 +204,7 @@ def _draw_pit(folder: Path, results: Sequence[Calibration], count: int) -> list[
         axes.axhspan(*pit_band(count), color="#7F7F7F", alpha=0.5, linewidth=0)
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(result.label)
-        axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     figure.supxlabel("PIT of the next visit's successes (grey: 95 % if right)", fontsize="medium")
     figure.supylabel("density", fontsize="medium")
     return figures.save(figure, folder, "calibration_pit")
@@ -219,8 +220,8 @@ def _draw_reliability(folder: Path, results: Sequence[Calibration]) -> list[Path
         axes.set_title(result.label)
         axes.text(0.05, 0.95, f"error {bins.calibration_error:.3f}", ha="left", va="top", transform=axes.transAxes)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-        axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-        axes.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     figure.supxlabel("forecast success rate", fontsize="medium")
     figure.supylabel("observed S/N", fontsize="medium")
     return figures.save(figure, folder, "calibration_reliability")

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_dbb.lab.visits import Floats, Whole
+from estimators.base import Floats
+from openrlhf_dbb.lab.visits import Integers
 
 
-def pit(log_mass_V_S: Floats, successes: Whole, uniform: Floats) -> Floats:
+def pit(log_mass_V_S: Floats, successes: Integers, uniform: Floats) -> Floats:
     """Randomized probability integral transform, (V,) in [0, 1]: uniform if the forecasts are right.
 
     ``F(S) - u P(S)`` with F the forecast's cumulative probability, P that of S itself, and u uniform.
@@ -28,7 +29,7 @@ def pit(log_mass_V_S: Floats, successes: Whole, uniform: Floats) -> Floats:
     return np.asarray(np.clip(reached, 0, 1))
 
 
-def coverage(log_mass_V_S: Floats, successes: Whole, level: float) -> tuple[float, float]:
+def coverage(log_mass_V_S: Floats, successes: Integers, level: float) -> tuple[float, float]:
     """How often S fell into the forecast's central interval, and how often it should have.
 
     The interval runs from the first S whose cumulative probability reaches (1 - level) / 2 to the first that reaches
@@ -61,7 +62,7 @@ class Reliability:
     forecast: Floats
     observed: Floats
     error: Floats
-    visits: Whole
+    visits: Integers
 
     @property
     def calibration_error(self) -> float:
