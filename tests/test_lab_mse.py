@@ -150,7 +150,7 @@ def test_given_probabilities(tmp_path, capsys):
     table.write_text("0.2,0.4\n0.4,\n")
     assert main(["mse", "--csv", str(table), "--rollouts", "8", "--estimators", "point", "--out", str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    # p (1 - p) / 8: (.16 + .24) / 16, then .24 / 8, and (.16 + .24 + .24) / 24 over all.
+    # p (1 - p) / 8: (0.16 + 0.24) / 16, then 0.24 / 8, and (0.16 + 0.24 + 0.24) / 24 over all.
     assert ["point", "1", "0", "0.025", "0.025"] in lines
     assert ["point", "2", "0", "0.03", "0.03"] in lines
     assert ["point", "all", "0", "0.02667", "0.02667"] in lines

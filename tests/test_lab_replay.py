@@ -48,7 +48,7 @@ def test_scores_other_than_0_and_1_are_refused(successes):
 
 def test_rerun():
     again = rerun(specs.parse("dbb:discount=0.5"), hand_made())
-    # Prompt 7: Beta(.5 + 1, .5 + 1). Prompt 9: Beta(.5 + 3, .5 + 1), then Beta(1.75 + 4, .75).
+    # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
     np.testing.assert_allclose(again.estimate.mean, [0.5, 3.5 / 5, 5.75 / 6.5])
     np.testing.assert_allclose(again.group_weight, [2 / 3, 4 / 5, 4 / 6.5])
     np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
@@ -74,7 +74,7 @@ def test_visits_together_are_steps_one_by_one():
 
 def test_error_from_log_by_hand():
     error = criteria.error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
-    # (.1)^2 + 1 * 1 * 1 / (4 * 1);  (.05)^2 - 0;  (.1)^2 - .5 * 0, since S = N
+    # (0.1)^2 + 1 * 1 * 1 / (4 * 1);  (0.05)^2 - 0;  (0.1)^2 - 0.5 * 0, since S = N
     np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
 
 
@@ -110,7 +110,7 @@ def test_log_score_by_hand():
 
 
 def test_advantages_by_hand():
-    # Means .5 and variance .25: advantages +-1. Variance 0: none. Mean .8, variance .16: +.5 four times.
+    # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
     estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
     found = criteria.advantages(hand_made(), estimate)
     assert found.zero_groups == pytest.approx(1 / 3)

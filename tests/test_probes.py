@@ -13,7 +13,7 @@ NAN = np.nan
 
 
 def test_the_chosen_prompts_are_about_the_fraction_asked_for():
-    # binomial: standard deviation sqrt(.1 * .9 / 10000) = .003
+    # binomial: standard deviation sqrt(0.1 * 0.9 / 10000) = 0.003
     assert abs(len(probes.chosen(MANY, 0.1, seed=42)) / 10_000 - 0.1) < 4 * 0.003
     assert probes.chosen(MANY, 0.0, seed=42) == set()
     assert probes.chosen(MANY, 1.0, seed=42) == set(MANY)
@@ -148,7 +148,7 @@ def test_forgetting_by_updates_counts_the_steps_between_two_visits(posteriors):
         ours.observe(step, [PROMPTS[prompt][0]] * 4, [PROMPTS[prompt][1]] * 4, np.ones(4))
     ours.settle()
     last = store.query("SELECT alpha FROM posterior_history WHERE step = 4")[0][0]
-    # first visit .25 * 1 + 4; three updates later at two an epoch: .25 ** 1.5 = .125
+    # first visit 0.25 * 1 + 4; three updates later at two an epoch: 0.25 ** 1.5 = 0.125
     assert last == pytest.approx(0.125 * 4.25 + 4)
 
 

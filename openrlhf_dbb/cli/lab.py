@@ -14,16 +14,16 @@ from storage import StoreError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 with one line on stderr if what was asked cannot be done."""
+    """Run the command; 0, or 2 with one line on stderr if it cannot be done."""
     arguments = _parser().parse_args(argv)
     try:
-        figures.require_matplotlib()  # rather than after all the work
+        figures.require_matplotlib()  # now, not after all the work
         arguments.command(arguments)
         sys.stdout.flush()
     except (UsageError, StoreError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # "| head" has read enough; nothing is to be flushed into the pipe at exit
+    except BrokenPipeError:  # the reader, such as head, is done; the flush at exit must not fail as well
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

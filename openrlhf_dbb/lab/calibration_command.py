@@ -1,6 +1,6 @@
-"""``lab calibration``: were the forecasts of a run's next visits right.
+"""``lab calibration``: were the forecasts of a run's next visits right?
 
-A forecast is made before the visit's rollouts are seen; the estimate that scores a group holds that group, and is none.
+A forecast is made before the visit's rollouts are seen; the estimate that scores a group is none, as it includes them.
 Axes: V visits with history, S possible numbers of successes.
 """
 
@@ -38,7 +38,7 @@ PIT off: mean over bins of |density - 1| (by chance alone)"""
 
 @dataclass(frozen=True)
 class Calibration:
-    """How an estimator's forecasts came out.
+    """How good an estimator's forecasts were.
 
     Attributes:
         reliability: of the forecast means.
@@ -58,14 +58,14 @@ class Calibration:
 
 
 def calibrate(estimator: RewardEstimator, visits: Visits, *, seed: int = 0) -> Calibration:
-    """Replay the visits with ``estimator`` and compare its forecasts with what came.
+    """Replay the visits with ``estimator`` and compare its forecasts with the outcomes.
 
     Raises:
-        UsageError: no prompt was visited twice, or the estimator refuses.
+        UsageError: no prompt was visited twice, or the estimator cannot be used on these rewards.
     """
     past = np.flatnonzero(visits.earlier > 0)
     if not len(past):
-        raise UsageError("every prompt was visited once, so no visit can be forecast; come back after the second pass")
+        raise UsageError("every prompt was visited once, so no visit can be forecast; try again after the second pass")
     again = rerun(estimator, visits)
     label, name = specs.label(estimator), estimator.name
     share = (visits.successes / visits.rollouts)[past]
@@ -89,7 +89,7 @@ def calibrate(estimator: RewardEstimator, visits: Visits, *, seed: int = 0) -> C
 
 
 def pit_band(visits: int) -> tuple[float, float]:
-    """95 % interval of each bin of the density, if the PIT of so many visits is uniform."""
+    """95 % interval of each bin of the density, if the PIT of this many visits is uniform."""
     deviation = np.sqrt((PIT_BINS - 1) / visits)
     return 1 - _BAND * deviation, 1 + _BAND * deviation
 
@@ -111,10 +111,10 @@ def add_command(commands: Any) -> None:
 
 
 def calibration(arguments: argparse.Namespace) -> None:
-    """Do what ``lab calibration`` was asked to.
+    """Run ``lab calibration``.
 
     Raises:
-        UsageError, storage.StoreError: the run, a flag or a candidate does not fit.
+        UsageError, storage.StoreError: the run or a flag cannot be used.
     """
     run = recorded.read(arguments)
     named = [specs.parse(text) for text in arguments.estimators or ()]
@@ -141,7 +141,7 @@ def _usual(run: RecordedRun) -> list[RewardEstimator]:
 
 
 def _previous(visits: Visits) -> Integers:
-    """(V,) position of the same prompt's visit before; of no meaning for first visits."""
+    """(V,) position of the same prompt's previous visit; arbitrary for first visits."""
     order = np.lexsort((visits.earlier, visits.prompt))
     previous = np.empty_like(order)
     previous[order] = np.roll(order, 1)

@@ -1,4 +1,4 @@
-"""Is a forecast of the next visit right: randomized PIT, coverage of central intervals, reliability.
+"""Is a forecast of the next visit right? Randomized PIT, coverage of central intervals, reliability.
 
 Axes: V visits forecast, S possible numbers of successes (0 to N of the largest group), B bins.
 """
@@ -20,7 +20,7 @@ def pit(log_mass_V_S: Floats, successes: Integers, uniform: Floats) -> Floats:
 
     Args:
         log_mass_V_S: log-probability of every number of successes.
-        successes: (V,) S, what came.
+        successes: (V,) S, the outcome.
         uniform: (V,) u in [0, 1).
     """
     mass_V_S = np.exp(log_mass_V_S)
@@ -51,7 +51,7 @@ def coverage(log_mass_V_S: Floats, successes: Integers, level: float) -> tuple[f
 
 @dataclass(frozen=True)
 class Reliability:
-    """Forecast means against what came, in B bins of about equally many visits.
+    """Forecast means against outcomes, in B bins of about equally many visits.
 
     Attributes:
         forecast, observed: (B,) means of the forecast and of S/N over the visits of a bin.
@@ -71,7 +71,7 @@ class Reliability:
 
     @property
     def by_chance(self) -> float:
-        """What the calibration error of right forecasts would be: ``sqrt(2 / pi)`` standard errors."""
+        """The calibration error expected of right forecasts: ``sqrt(2 / pi)`` standard errors."""
         return float(np.average(np.nan_to_num(self.error) * np.sqrt(2 / np.pi), weights=self.visits))
 
 
@@ -79,9 +79,9 @@ def reliability(forecast: Floats, share: Floats, bins: int = 10) -> Reliability:
     """Bin visits by their forecast mean, at its quantiles.
 
     Args:
-        forecast: (V,) mean expected.
-        share: (V,) S/N that came.
-        bins: at most so many; equal forecasts stay together.
+        forecast: (V,) its mean.
+        share: (V,) S/N, the outcome.
+        bins: at most this many; equal forecasts stay together.
     """
     edges = np.unique(np.quantile(forecast, np.arange(1, bins) / bins))
     _, of = np.unique(np.searchsorted(edges, forecast, side="right"), return_inverse=True)

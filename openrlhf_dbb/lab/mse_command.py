@@ -1,4 +1,4 @@
-"""``lab mse``: closed forms of bias, variance and mean squared error, for given or for probed success probabilities."""
+"""``lab mse``: closed forms of bias, variance and mean squared error, for given or probed success probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways in which prompts' success probabilities may move between visits: named, seeded, for simulation.
+"""Named ways in which success probabilities may change between visits, for simulation.
 
 Axes: P prompts, T visits. A visit is one epoch.
 """
@@ -111,7 +111,7 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-# Ten that look like training runs of one kind or another.
+# Ten that resemble training runs.
 _add("stationary-U", "nothing moves; U-shaped Beta(0.3, 0.3)", _walk((0.3, 0.3), _constant(0, 0)))
 _add("stationary-flat", "nothing moves; uniform", _walk((1, 1), _constant(0, 0)))
 _add("paper-walk", "Beta(0.3, 0.3), logits walk, sd 0.9", _walk((0.3, 0.3), _constant(0, 0.9)))
@@ -127,13 +127,13 @@ _add(
 _add("jumps", "Beta(0.5, 0.5), one prompt in ten starts anew at each visit", _jumps((0.5, 0.5), 0.1))
 _add("very-fast", "Beta(0.5, 2), logits drift +1.5, sd 0.5", _walk((0.5, 2), _constant(1.5, 0.5)))
 
-# Seven meant to be hard for an estimator that shares a prior and a discount over all prompts.
+# Seven meant to be hard for an estimator whose prior and discount are shared by all prompts.
 _add(
     "declining",
-    "Beta(0.75, 0.25), logits drift -0.8, sd 0.3: it forgets",
+    "Beta(0.75, 0.25), logits drift -0.8, sd 0.3: the policy forgets",
     _walk((0.75, 0.25), _constant(-0.8, 0.3)),
 )
-_add("grokking", "hard prompts, each solved at once at a visit of its own", _grokking)
+_add("grokking", "hard prompts, each solved suddenly at a random visit", _grokking)
 _add("two-speeds", "half of the prompts as stationary-U, half as very-fast", _two_speeds)
 _add(
     "late-change",

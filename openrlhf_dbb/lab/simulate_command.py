@@ -1,4 +1,4 @@
-"""``lab simulate``: any estimator on named regimes of moving success probabilities."""
+"""``lab simulate``: any estimator on named regimes of changing success probabilities."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What an estimator says at each of V visits.
+    """An estimator's output at each of V visits.
 
     Attributes:
         estimate: what the visit's rollouts would have been scored with.
@@ -71,7 +71,7 @@ def visits(step: Integers, prompt_id: Integers, successes: Floats, rollouts: Int
         at = int(wrong.argmax())
         raise UsageError(
             f"step {step[at]}, prompt {prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; only "
-            "rewards 0 and 1 can be replayed, since a group's single scores are not stored; choose another run"
+            "rewards 0 and 1 can be replayed, since the single scores of a group are not stored; choose another run"
         )
     known, prompt = np.unique(prompt_id, return_inverse=True)
     slot = np.arange(rollouts.max(initial=0))
@@ -83,7 +83,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in the order they were recorded.
 
     Raises:
-        UsageError: the estimator refuses.
+        UsageError: the estimator cannot be used on these rewards.
     """
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
