@@ -1,6 +1,6 @@
-"""What an estimator's step costs in ratios: of ``dbb`` to its bare arithmetic, of the others to ``dbb``.
+"""Cost of an estimator's step as ratios: ``dbb`` to its bare arithmetic, the other estimators to ``dbb``.
 
-Both sides of a ratio are run in turn, in this process, on the same rewards; compared are the medians.
+Both sides of a ratio run alternately in this process on the same rewards; the medians are compared.
 
     python benchmarks/estimators.py            under a minute and 1 GiB on one core
     python benchmarks/estimators.py --check    exit code 1 if a ratio is above its bound
@@ -31,7 +31,7 @@ BOUNDS = {"dbb / numpy": 3.0, "auto / dbb": 10.0}
 
 
 def bare_dbb(state: State, rewards_P_G: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """DBB's update and read written straight in numpy: nothing is checked, no rollout may be missing."""
+    """DBB's update and read in plain numpy, without checks; no rollout may be missing."""
     successes = rewards_P_G.sum(axis=1)
     alpha = DISCOUNT * state["alpha"] + successes
     beta = DISCOUNT * state["beta"] + (rewards_P_G.shape[1] - successes)
@@ -41,7 +41,7 @@ def bare_dbb(state: State, rewards_P_G: Floats) -> tuple[Floats, Floats, Floats,
 
 
 def medians(steps: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each step, all of them run in turn."""
+    """Median seconds of each step; the steps run alternately."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for repetition in range(-2, repetitions):  # two to warm up
         for name, step in steps.items():

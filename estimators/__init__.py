@@ -7,8 +7,8 @@
     ema              moving average of the group means, no prior
     laplace          the current group, shrunk towards 1/2
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
-    auto             DBB whose shared prior and discount are fitted online
-    gaussian         DBB's like for any real reward: a discounted Normal-inverse-gamma
+    auto             DBB with a prior shared by all prompts; prior and discount are fitted online
+    gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     advantage        Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities

@@ -20,7 +20,7 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """``(X - mean) / sqrt(variance)``, shape (P, G); 0 for a missing rollout (NaN).
 
-    0 as well where the variance is 0: such a group says nothing. Source: paper, section 2.2.
+    Also 0 where the variance is 0. Source: paper, section 2.2.
     """
     deviation = np.sqrt(estimate.variance)[:, None]
     return np.divide(

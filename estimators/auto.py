@@ -1,4 +1,4 @@
-"""Self-tuning hierarchical DBB: prior, its weight and the discount are learnt while training.
+"""Self-tuning hierarchical DBB: the prior, its weight and the discount are learnt during training.
 
 Axes: P prompts, V revisited prompts, K visits remembered (latest first), L discounts, W prior weights.
 """
@@ -17,11 +17,11 @@ from estimators.registry import register
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
 
-# How fast the run's numbers forget, in passes over the prompts. The population moves within an epoch, how
-# it moves is a steadier thing.
+# How fast the run's numbers forget, in passes over the prompts. The population changes within an epoch; how fast it
+# changes is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
-_MOST_EVIDENCE = 512  # prompts a step by which the pairs are judged; keeps large batches cheap
-_CHUNK = 128  # prompts at a time: arrays that stay in the cache
+_MOST_EVIDENCE = 512  # prompts per step that judge the pairs; keeps large batches cheap
+_CHUNK = 128  # prompts at a time, so that arrays stay in the CPU cache
 _REMEMBERED = 2  # visits kept apart; older ones are summed at the discount of their time
 
 _RECENT = tuple(f"{what}_{k}" for what in ("successes", "rollouts") for k in range(1, _REMEMBERED + 1))
@@ -40,31 +40,31 @@ class SelfTuningBetaBernoulli(RewardEstimator):
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    ``(weight, discount)`` is the pair, of a grid of 5 x 21, whose means had the least squared error so far. The
-    success probabilities are unknown, but their squared distance is not, on average: with the current group's
-    share ``g = N / (alpha + beta)`` in the mean, ::
+    ``(weight, discount)`` is the pair, from a 5 x 21 grid, whose means had the least squared error so far. The
+    success probabilities are unknown, but the squared error can be estimated without bias: with the current
+    group's share ``g = N / (alpha + beta)`` in the mean, ::
 
         (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
 
-    has the expectation of ``(mean - p)^2``, as ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. (Of a single rollout
-    the noise is unknown; what counts then is how well the history alone foretold it.) With
-    ``criterion="likelihood"`` it is the pair that foretold the groups best, one visit ahead::
+    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. (The noise of a
+    single rollout cannot be estimated; with N = 1 a pair is judged by how well the history alone predicted it.)
+    With ``criterion="likelihood"`` it is the pair that predicted the groups best, one visit ahead::
 
         log BetaBinomial(S | N, weight * a + A, weight * b + B)
 
-    In both, a group counts half after 0.7 passes over the prompts seen so far (and half after 0.15 in the fit
-    of the prior); until prompts come back nothing is forgotten. One discount alone cannot serve both the prior
-    and the history, which is why the two are chosen together.
+    In both, the weight of a group halves in 0.7 passes over the prompts seen so far (in 0.15 for the fit of the
+    prior); nothing is forgotten until prompts come back. Weight and discount are chosen together because one
+    discount cannot serve both the prior and the history.
 
     Args:
-        criterion: "risk" (least squared error) or "likelihood" (best one-step-ahead prediction).
+        criterion: "risk" (least squared error) or "likelihood" (best prediction one visit ahead).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
         successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
         successes_old, rollouts_old: of older ones, discounted as of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
-        evidence (shared): (105,) for each pair, by weight, then discount: what it is chosen by, more is better.
+        evidence (shared): (105,), a score for each pair, by weight, then discount; the highest is chosen.
         prior (shared): a and b.
         weight, discount (shared): the pair chosen.
         prompts (shared): number of distinct prompts seen.
@@ -77,7 +77,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         >>> state = auto.initial_state(3)
         >>> for _ in range(2):
         ...     state, estimate = auto.observe(state, [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-        >>> state["discount"], state["weight"]  # the groups came out as before: history is worth much
+        >>> state["discount"], state["weight"]  # the groups repeat exactly: full trust in the history
         (array([1.]), array([2.]))
         >>> estimate.mean.round(3)
         array([0.991, 0.007, 0.335])
@@ -86,7 +86,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     a discount that adapts (conclusion) as future work.
     """
 
-    criterion: str = field(default="risk", metadata={"help": "what the discount is chosen by: risk or likelihood"})
+    criterion: str = field(default="risk", metadata={"help": "how the discount is chosen: by risk or likelihood"})
 
     name: ClassVar[str] = "auto"
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
@@ -145,7 +145,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         }
 
     def _judged(self, past: State, prior: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """What the V groups of prompts with this past say for each pair: (W * L,), more is better."""
+        """Scores of the pairs from V groups of prompts with this past, (W * L,); higher is better."""
         past_successes_V_L, past_rollouts_V_L = _past(past, DISCOUNTS_L)
         alpha = PRIOR_WEIGHTS_W[:, None] * prior[0] + past_successes_V_L[:, None]
         total = PRIOR_WEIGHTS_W[:, None] * prior.sum() + past_rollouts_V_L[:, None]
@@ -177,7 +177,7 @@ def _past(state: State, discounts_L: Floats) -> tuple[Floats, Floats]:
 
 
 def _shifted(state: State, what: str, newest: Floats) -> State:
-    """The remembered visits with one more in front; the one that drops out joins the old ones."""
+    """The remembered visits with ``newest`` in front; the oldest is added to the discounted sum."""
     new = {f"{what}_{k + 1}": state[f"{what}_{k}"] for k in range(1, _REMEMBERED)}
     old = state["discount"] * (state[f"{what}_{_REMEMBERED}"] + state[f"{what}_old"])
     return {f"{what}_1": newest, **new, f"{what}_old": old}

@@ -17,11 +17,11 @@ State = dict[str, Floats]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator says of P prompts.
+    """Estimated mean and variance of one reward, for each of P prompts.
 
     Attributes:
-        mean: shape (P,), estimated mean of one reward, in reward units.
-        variance: shape (P,), estimated variance of ONE reward (not of ``mean``), >= 0.
+        mean: shape (P,), in reward units.
+        variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
     """
 
     mean: Floats
@@ -49,9 +49,9 @@ class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
     An estimator is a frozen dataclass: its fields are its parameters, and they become command-line
-    flags (``--NAME.FIELD``) by themselves; a field's ``metadata["help"]`` is the flag's help, and every
+    flags (``--NAME.FIELD``) automatically; a field's ``metadata["help"]`` is the flag's help, and every
     field has a default. What it has learnt is not in the object but in a ``State`` that the caller keeps,
-    stores and rolls back: numbers of each prompt, and numbers of the whole run (a prior that all prompts
+    stores and rolls back: numbers for each prompt, and numbers for the whole run (a prior that all prompts
     share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a
@@ -60,7 +60,7 @@ class RewardEstimator(ABC):
 
     Class attributes:
         name: the registered name.
-        version: of the meaning of the state; raise it when stored states are no longer valid.
+        version: of the state's meaning; increase it when stored states are no longer valid.
         reads: "after" if ``estimate`` sees the state that already holds the current group (DBB,
             Algorithm 1), "before" if it must not (a baseline independent of the rollouts it scores, as
             in SPO and RAE).
@@ -76,12 +76,12 @@ class RewardEstimator(ABC):
 
     @property
     def state_fields(self) -> tuple[str, ...]:
-        """Names of the numbers to keep for each prompt, stored in this order; a class attribute will do."""
+        """Names of the numbers to keep for each prompt, stored in this order; may be a class attribute."""
         return ()
 
     @property
     def shared_fields(self) -> tuple[str, ...]:
-        """Names of the vectors to keep for the whole run; a class attribute will do."""
+        """Names of the vectors to keep for the whole run; may be a class attribute."""
         return ()
 
     @property
@@ -105,7 +105,7 @@ class RewardEstimator(ABC):
         """Mean and variance of one reward of every prompt, given a state and the current group."""
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """What is expected of the next visit before its rollouts are seen.
+        """Distribution of the next visit's success probability, before its rollouts are seen.
 
         Returns:
             (alpha, beta), each (P,) and > 0: the next success probability is Beta(alpha, beta), so that the
@@ -118,14 +118,14 @@ class RewardEstimator(ABC):
 
         Returns:
             (P,) in [0, 1], for an estimate that is a weighted average of the current group's mean and
-            of things known before it. None if the estimate is not of that form.
+            what was known before it. None if the estimate is not of that form.
         """
         return None
 
     def observe(self, state: State, rewards_P_G: Floats) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order the estimator declares.
 
-        To be called once for every step of the policy, with all groups of the step.
+        Call it once per policy step, with all groups of the step.
 
         Returns:
             The new state and the estimate to score these very groups with.
@@ -138,7 +138,7 @@ class RewardEstimator(ABC):
         self.check(rewards_P_G)
         for field in self.state_fields:
             if rewards_P_G.shape[0] != len(state[field]):
-                raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state has other prompts")
+                raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state {len(state[field])} prompts")
         new_state = self.update(state, rewards_P_G)
         return new_state, self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
 
@@ -201,6 +201,6 @@ def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
 def bernoulli(alpha: Floats, beta: Floats) -> Estimate:
     """The estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
     total = alpha + beta
-    # Not mean * (1 - mean): that is exactly 0 after some 50 unanimous visits at discount 0.5.
+    # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
     mean, failure = alpha / total, beta / total
     return Estimate(mean, mean * failure)

@@ -49,7 +49,7 @@ class Moments:
 def moments(
     estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int, *, shared_prior: ArrayLike | None = None
 ) -> Moments:
-    """Bias and variance of an estimator's mean, by prompt and visit, over the rollouts that might have been drawn.
+    """Bias and variance of an estimator's mean, by prompt and visit, over all rollouts that might have been drawn.
 
     Given p_1 ... p_t, every estimator here is a weighted average with fixed weights, ``c_0 + ... + c_t = 1``::
 
@@ -57,7 +57,7 @@ def moments(
         bias_t     = c_0 (p_0 - p_t) + sum_k c_k (p_k - p_t)
         variance_t = sum_k c_k^2 p_k (1 - p_k) / N
 
-    with k = 1 ... t, p_0 the prior's mean, and these weights, up to the factor that makes their sum 1:
+    with k = 1 ... t, p_0 the prior's mean, and these weights, before they are scaled to sum to 1:
 
     =================  ================================  ====================================================
     estimator          c_0                               c_k
@@ -70,7 +70,8 @@ def moments(
     empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
     =================  ================================  ====================================================
 
-    For ``empirical_bayes`` the shared prior (a, b) of a visit is taken as given, not as random: right for many prompts.
+    For ``empirical_bayes`` the shared prior (a, b) of a visit is treated as fixed, not as random: accurate if there
+    are many prompts.
 
     Args:
         estimator: one of point, dbb (forgetting by visits), ema, laplace, gaussian, empirical_bayes.
@@ -95,10 +96,10 @@ def moments(
     and empirical Bayes. Their formulas are special cases of the three lines above.
     """
     if type(estimator) not in SUPPORTED:  # a subclass may well have other weights
-        known = ", ".join(sorted(cls.name for cls in SUPPORTED))
-        raise ValueError(f"no closed form is known for {type(estimator).__name__}; there is one for: {known}")
+        available = ", ".join(sorted(cls.name for cls in SUPPORTED))
+        raise ValueError(f"no closed form is known for {type(estimator).__name__}; available: {available}")
     if rollouts < 1:
-        raise ValueError(f"rollouts = {rollouts!r} is not a number of rollouts >= 1")
+        raise ValueError(f"rollouts must be at least 1, got {rollouts!r}")
     p_Q_T = _checked(p_Q_T)
     prior_T, prior_mean_T, groups_T_T = _counts(estimator, p_Q_T, rollouts, shared_prior)
     total_T = prior_T + groups_T_T.sum(axis=1)
@@ -129,7 +130,7 @@ def _checked(p_Q_T: ArrayLike) -> Floats:
 def _counts(
     estimator: RewardEstimator, p_Q_T: Floats, rollouts: int, shared_prior: ArrayLike | None
 ) -> tuple[Floats, Floats, Floats]:
-    """Weights before they are made to sum to 1, in rollouts.
+    """Weights before they are scaled to sum to 1, in rollouts.
 
     Returns:
         The prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T).
@@ -152,7 +153,7 @@ def _counts(
         case LaplaceSmoothing(smoothing=smoothing):
             return none_T + 2 * smoothing, none_T + 0.5, current_T_T
         case EmpiricalBayes():
-            prior_T_2 = _fitted(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
+            prior_T_2 = fitted_prior(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
             if prior_T_2.shape != (visits, 2) or not (prior_T_2 > 0).all():
                 raise ValueError(f"shared_prior needs a pair (a, b) of numbers above 0 for each of {visits} visits")
             return prior_T_2.sum(axis=1), prior_T_2[:, 0] / prior_T_2.sum(axis=1), current_T_T
@@ -166,13 +167,19 @@ def _powers(discount: float, visits: int) -> Floats:
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 
 
-def _fitted(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int) -> Floats:
-    """The prior fitted to the expected moments of visits 1 ... t, as the estimator's own update does; (T, 2)."""
+def fitted_prior(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int, noise_Q_T: Floats | float = 0.0) -> Floats:
+    """The prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
+
+    Args:
+        p_Q_T: shape (Q, T), success probabilities, or unbiased measurements of them; NaN after a prompt's last visit.
+        rollouts: N >= 1, the same on every visit.
+        noise_Q_T: variance of the measurements; it is taken out of the moments.
+    """
+    squares_Q_T = p_Q_T**2 - noise_Q_T + (p_Q_T * (1 - p_Q_T) + noise_Q_T) / rollouts
     running, priors = np.zeros(4), []
-    for p_Q in p_Q_T.T:
-        p = p_Q[~np.isnan(p_Q)]
-        kept = 0.5 ** (len(p) / estimator.half_life) if estimator.half_life else 1.0
-        squares = p**2 + p * (1 - p) / rollouts
-        running = kept * running + np.array([len(p), p.sum(), squares.sum(), len(p) / rollouts])
+    for p_Q, squares_Q in zip(p_Q_T.T, squares_Q_T.T, strict=True):
+        groups = int(np.sum(~np.isnan(p_Q)))
+        kept = 0.5 ** (groups / estimator.half_life) if estimator.half_life else 1.0
+        running = kept * running + [groups, np.nansum(p_Q), np.nansum(squares_Q), groups / rollouts]
         priors.append(fit_beta(running) if running[0] else np.ones(2))
     return np.array(priors).reshape(-1, 2)

@@ -24,12 +24,12 @@ class DiscountedBetaBernoulli(RewardEstimator):
         alpha <- discount * alpha + S        mean     = alpha / (alpha + beta)
         beta  <- discount * beta + N - S     variance = alpha * beta / (alpha + beta)^2
 
-    ``variance`` is that of ONE reward. It is > 0 even when all N rewards agree, so a unanimous group
-    still yields an advantage.
+    ``variance`` is that of ONE reward. It is > 0 even when all N rewards are equal, so a group with zero
+    variance still yields an advantage.
 
     With ``forgetting="updates"`` the past shrinks with the policy updates since the prompt's last visit,
     by ``discount ** (elapsed / updates_per_epoch)``: the same if every prompt comes once an epoch, and
-    right also where prompts come back irregularly (dynamic sampling, curricula, warm start). On its first
+    correct also where prompts come back irregularly (dynamic sampling, curricula, warm start). On its first
     visit a prompt's prior is discounted once. Every call of ``observe`` is one update.
 
     Args:
@@ -40,7 +40,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
         partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
         forgetting: "visits" (the paper's) or "updates".
         updates_per_epoch: > 0, with "updates" only: policy updates (rollout batches) in which the past shrinks
-            by ``discount`` once. 0: to be filled in by the trainer, which knows.
+            by ``discount`` once. 0: filled in by the trainer.
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
@@ -109,7 +109,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
         kept = self._kept(state)
-        # The floor keeps the counts positive: 1,074 unanimous visits at discount 0.5 underflow to 0.
+        # The floor keeps the counts positive: 1,074 zero-variance groups at discount 0.5 underflow to 0.
         new_state = {
             "alpha": np.maximum(kept * state["alpha"] + successes, np.finfo(float).tiny),
             "beta": np.maximum(kept * state["beta"] + (rollouts - successes), np.finfo(float).tiny),

@@ -22,12 +22,12 @@ class MovingAverage(RewardEstimator):
         mean    <- discount * mean + (1 - discount) * S / N          on later ones
         variance = mean * (1 - mean)                                 of ONE reward
 
-    There is no prior, so the variance can collapse: it is exactly 0 where the mean is 0 or 1, as it is while
-    all rewards so far agree. The current group's then agree too, and yield no advantage.
+    There is no prior, so the variance can collapse: it is exactly 0 as long as all rewards of a prompt have
+    been 0, or all 1. Such groups yield no advantage.
 
     The paper's order is that of DBB: update first, then read, so that the current group is part of its own
     baseline. RAE (SPIRAL) scores a reward against the average of the earlier ones, which starts at 0; a
-    subclass with ``reads = "before"`` does the same, but for its first update, which still is S / N.
+    subclass with ``reads = "before"`` does the same, except for its first update, which is S / N.
 
     Args:
         discount: lambda in [0, 1), weight of the past per visit of the same prompt. 0 is the current group
@@ -73,7 +73,7 @@ class MovingAverage(RewardEstimator):
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
         visits = state["visits"] + 1
-        # In this form equal group means average to exactly themselves, so that 1 stays 1.
+        # In this form the average of equal group means is exact: 1 stays 1.
         mean = state["mean"] + self._weight(visits) * (successes / rollouts - state["mean"])
         return {"mean": mean, "visits": visits}
 

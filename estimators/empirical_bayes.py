@@ -30,11 +30,11 @@ class EmpiricalBayes(RewardEstimator):
 
         rho = (v / (m (1 - m)) - h) / (1 - h)       nu = 1 / rho - 1       a = m nu,  b = (1 - m) nu
 
-    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]; with fewer than two groups, or N = 1
-    throughout, nothing can be said of nu and the prior's weight is 2.
+    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if N is always
+    1, nu cannot be estimated and is 2.
 
     Args:
-        half_life: groups after which a group counts half in the fit; 0: all count alike for ever.
+        half_life: groups after which a group counts half in the fit; 0: all groups count the same.
         partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
 
     State (shared by all prompts):

@@ -30,11 +30,11 @@ class DiscountedGaussian(RewardEstimator):
     ``m | v ~ Normal(mean, v / weight)`` and ``v ~ Inverse-gamma(weight / 2, spread / 2)``, after the past's weight
     and both parameters of v have been multiplied by ``discount``. ``variance`` is 1 / E[1 / v].
 
-    Equal rewards shrink the variance by ``discount`` or so per visit without end, and advantages with it, so that
-    a unanimous group that was not foreseen still yields one. On rewards 0 and 1 the defaults give exactly
-    ``dbb`` with prior (1, 1), of the same discount: the discounted sums of X and X^2 are then one and the same.
+    As long as all rewards of a prompt are equal, each visit shrinks the variance by about ``discount``, and the
+    advantages with it; it never reaches 0. On rewards 0 and 1 the defaults give exactly ``dbb`` with prior (1, 1)
+    and the same discount, since the discounted sums of X and X^2 are then equal.
 
-    So that rounding does not pass for reward, the deviation is kept above 1e-10 of the mean.
+    The standard deviation is kept above 1e-10 times the mean, so that rounding errors do not become advantages.
 
     Args:
         discount: in (0, 1], weight kept per visit of the same prompt. 1 never forgets.
@@ -97,7 +97,7 @@ class DiscountedGaussian(RewardEstimator):
         surprise = group_mean - state["mean"]
         mean = state["mean"] + rollouts / weight * surprise
         spread = self.discount * state["spread"] + squares + kept * rollouts / weight * surprise**2
-        # Without a floor a rounding error of the mean is divided by a deviation that has died out.
+        # Without a floor, rounding errors of the mean would be divided by a vanishing deviation.
         floor = np.maximum((_RESOLUTION * mean) ** 2, np.finfo(float).tiny)
         return {"weight": weight, "mean": mean, "spread": np.maximum(spread, weight * floor)}
 

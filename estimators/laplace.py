@@ -21,9 +21,9 @@ class LaplaceSmoothing(RewardEstimator):
         mean     = (S + smoothing) / (N + 2 * smoothing)
         variance = mean * (1 - mean)                        of ONE reward, > 0
 
-    It is DBB without a history: on a first visit DBB with prior (a, a) says the same for
-    ``smoothing = discount * a``. Beside DBB it shows what the history is worth. ``predictive`` is None:
-    Beta(smoothing, smoothing) holds for every prompt, but an empty state does not tell how many there are.
+    It is DBB without a history: on a first visit, DBB with prior (a, a) gives the same estimate for
+    ``smoothing = discount * a``. Compared with DBB it shows what the history is worth. ``predictive`` is None:
+    it would be Beta(smoothing, smoothing) for every prompt, but an empty state does not say how many there are.
 
     Args:
         smoothing: lambda > 0, pseudo-successes and as many pseudo-failures, in rollouts.

@@ -17,7 +17,7 @@ class PointEstimator(RewardEstimator):
     """Sample mean and N-1 variance of the current group; nothing is kept between visits.
 
     ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are
-    not missing. The variance is exactly 0 when all N rewards agree (or N = 1): the group is lost.
+    not missing. The variance is exactly 0 when all N rewards are equal (or N = 1): no advantage.
 
     Example:
         >>> point = PointEstimator()
@@ -40,9 +40,9 @@ class PointEstimator(RewardEstimator):
         total, rollouts = counts(rewards_P_G)
         mean = total / rollouts
         squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
-        # Eight times 0.1 does not average to exactly 0.1: rounding must not pass for variance.
-        unanimous = np.fmin.reduce(rewards_P_G, axis=1) == np.fmax.reduce(rewards_P_G, axis=1)
-        return Estimate(mean, np.where(unanimous, 0.0, squares / np.maximum(rollouts - 1, 1)))
+        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as variance.
+        zero_variance = np.fmin.reduce(rewards_P_G, axis=1) == np.fmax.reduce(rewards_P_G, axis=1)
+        return Estimate(mean, np.where(zero_variance, 0.0, squares / np.maximum(rollouts - 1, 1)))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return np.ones(len(rewards_P_G))

@@ -6,11 +6,14 @@ Axes: V estimates, each with its own probe of M rollouts.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimators.base import Floats
 
+Samples = Floats | NDArray[np.int64]
 
-def squared_errors(estimates: Floats, samples: Floats, successes: Floats, squares: Floats) -> Floats:
+
+def squared_errors(estimates: Floats, samples: Samples, successes: Floats, squares: Floats) -> Floats:
     """Unbiased estimates of ``(estimate - p)^2``, shape (V,), where p is the expected score of a probe rollout.
 
     The squared distance to the probe's mean q, minus the variance of q: ``(estimate - q)^2 - s^2 / M`` with s^2 the
@@ -19,11 +22,11 @@ def squared_errors(estimates: Floats, samples: Floats, successes: Floats, square
 
     Args:
         estimates: (V,) what is measured.
-        samples: (V,) M >= 1, scores of the probe; infinite where q is exactly p.
+        samples: (V,) M >= 1, number of scores of the probe.
         successes, squares: (V,) sum and sum of squares of the scores.
 
     Returns:
-        (V,); NaN where M < 2, since one score does not tell its noise.
+        (V,); NaN where M < 2, since the noise cannot be measured from one score.
 
     Source: paper, section 5.3, with the noise of its reference removed.
 
@@ -34,7 +37,7 @@ def squared_errors(estimates: Floats, samples: Floats, successes: Floats, square
     return (estimates - successes / samples) ** 2 - mean_variance(samples, successes, squares)
 
 
-def mean_variance(samples: Floats, successes: Floats, squares: Floats) -> Floats:
+def mean_variance(samples: Samples, successes: Floats, squares: Floats) -> Floats:
     """Unbiased estimate of the variance of a probe's mean, shape (V,); arguments as in :func:`squared_errors`."""
     variance = np.full(np.shape(successes), np.nan)
     scatter = squares - successes**2 / samples

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_POINTS_PER_INCH = 11 / 6  # font size over width: 11 pt at 6 inches, so that half the width still reads
+_POINTS_PER_INCH = 11 / 6  # font size over width: 11 pt at 6 inches, readable at half the width
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; marker and line say the same without colour.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; marker and line suffice without colour.
 STYLE: dict[str, dict[str, Any]] = {
     "point": {"color": "#000000", "marker": "s", "linestyle": (0, (4, 2))},
     "dbb": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
@@ -41,10 +41,10 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 
 def folder(arguments: argparse.Namespace) -> Path:
-    """The folder of ``--out``, made if need be.
+    """The folder of ``--out``, created if needed.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be created.
     """
     path = Path(arguments.out)
     try:
@@ -112,7 +112,7 @@ def small_multiples(
     panels = list(grid.flat)
     for spare in panels[count:]:
         spare.remove()
-        # The panel above is now the lowest of its column.
+        # The panel above is now the bottom one of its column.
         panels[panels.index(spare) - columns].tick_params(labelbottom=True)
     return figure, panels[:count]
 

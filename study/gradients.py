@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from estimators import Estimate, RewardEstimator, State, build, centered, standardized
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab.visits import Floats, Visits, visits
+from openrlhf_dbb.lab.visits import Visits, visits
 from estimators import FORMS, Form
 from study.data import Gradient
 from study.policy_gradient import NOTHING, Tokens, cosine, gradients, sample, weights

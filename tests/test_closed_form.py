@@ -14,7 +14,7 @@ P_Q_T = np.random.default_rng(0).uniform(0.05, 0.95, (20, 4))
 
 def test_dbb_by_hand():
     got = moments(build("dbb", discount=0.5, prior_alpha=1.0, prior_beta=3.0), [[0.25, 0.75]], rollouts=8)
-    # Visit 1: prior .5 * 4 = 2 of 10 rollouts, with mean 1/4. Visit 2: prior 1, first group 4, second 8, of 13.
+    # Visit 1: prior 0.5 * 4 = 2 of 10 rollouts, with mean 1/4. Visit 2: prior 1, first group 4, second 8, of 13.
     assert got.bias[0] == pytest.approx([0.0, 5 / 13 * (0.25 - 0.75)])
     assert got.variance[0] == pytest.approx([0.8**2 * 0.1875 / 8, (4**2 + 8**2) / 13**2 * 0.1875 / 8])
     assert got.mse[0] == pytest.approx(got.bias[0] ** 2 + got.variance[0])
@@ -146,13 +146,13 @@ class Lagged(get("dbb")):
 @pytest.mark.parametrize(
     ("estimator", "p_Q_T", "rollouts", "shared_prior", "message"),
     [
-        (build("auto"), [[0.5]], 8, None, "for SelfTuningBetaBernoulli; there is one for: dbb, ema, empirical_bayes, "),
+        (build("auto"), [[0.5]], 8, None, "for SelfTuningBetaBernoulli; available: dbb, ema, empirical_bayes, "),
         (Lagged(), [[0.5]], 8, None, "no closed form is known for Lagged"),
         (build("dbb", forgetting="updates"), [[0.5]], 8, None, "dbb.forgetting = 'updates' has no closed form"),
         (build("dbb"), [0.5], 8, None, r"p has shape \(1,\); \(prompts, visits\) is needed"),
         (build("dbb"), [[0.5, 1.5]], 8, None, r"p\[0, 1\] = 1.5 is not in \[0, 1\]"),
         (build("dbb"), [[0.5, 0.5], [np.nan, 0.5]], 8, None, r"p\[1\] has a visit after a missing one"),
-        (build("dbb"), [[0.5]], 0, None, "rollouts = 0 is not a number of rollouts >= 1"),
+        (build("dbb"), [[0.5]], 0, None, "rollouts must be at least 1, got 0"),
         (
             build("empirical_bayes"),
             [[0.5, 0.5]],

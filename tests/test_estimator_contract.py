@@ -86,7 +86,7 @@ def test_mean_is_within_the_rewards_and_variance_is_positive(case, data):
 
 
 @every_case
-def test_never_collapses_says_whether_a_unanimous_group_gives_an_advantage(case):
+def test_never_collapses_says_whether_a_zero_variance_group_gives_an_advantage(case):
     estimator, rewards_P_G = CASES[case], np.array([[1.0] * 8, [0.0] * 8])
     _, estimate = estimator.observe(estimator.initial_state(2), rewards_P_G)
     advantages_P_G = estimators.standardized(rewards_P_G, estimate)
@@ -287,7 +287,7 @@ def test_infinite_rewards_are_refused(case):
 @pytest.mark.parametrize("case", [case for case, estimator in CASES.items() if estimator.state_fields])
 def test_the_state_of_other_prompts_is_refused(case):
     estimator = CASES[case]
-    with pytest.raises(ValueError, match="rewards have 1 rows, the state has other prompts"):
+    with pytest.raises(ValueError, match="rewards have 1 rows, the state 2 prompts"):
         estimator.observe(estimator.initial_state(2), [[1.0, 0.0]])
 
 

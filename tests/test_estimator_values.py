@@ -16,19 +16,19 @@ def group(successes, size=8):
 def test_dbb_follows_definition_2_over_two_visits():
     dbb = build("dbb", discount=0.5)
     state, first = dbb.observe(dbb.initial_state(1), [group(2)])
-    # alpha = .5 * 1 + 2, beta = .5 * 1 + 6, mean = 2.5 / 9, variance = 2.5 * 6.5 / 81
+    # alpha = 0.5 * 1 + 2, beta = 0.5 * 1 + 6, mean = 2.5 / 9, variance = 2.5 * 6.5 / 81
     assert (state["alpha"][0], state["beta"][0]) == (2.5, 6.5)
     assert first.mean[0] == pytest.approx(2.5 / 9)
     assert first.variance[0] == pytest.approx(2.5 * 6.5 / 81)
     state, second = dbb.observe(state, [group(8)])
-    # alpha = .5 * 2.5 + 8, beta = .5 * 6.5 + 0
+    # alpha = 0.5 * 2.5 + 8, beta = 0.5 * 6.5 + 0
     assert (state["alpha"][0], state["beta"][0]) == (9.25, 3.25)
     assert second.mean[0] == pytest.approx(9.25 / 12.5)
 
 
 @pytest.mark.parametrize(
     ("successes", "correct", "wrong"),
-    # first visit, prior (1, 1), discount .5: sqrt(beta / alpha) and -sqrt(alpha / beta)
+    # first visit, prior (1, 1), discount 0.5: sqrt(beta / alpha) and -sqrt(alpha / beta)
     [
         (0, None, -math.sqrt(0.5 / 8.5)),
         (1, math.sqrt(7.5 / 1.5), -math.sqrt(1.5 / 7.5)),
@@ -48,7 +48,7 @@ def test_dbb_advantages_of_the_first_visit(successes, correct, wrong):
 
 
 @pytest.mark.parametrize("visits", [50, 100, 2000])
-def test_dbb_variance_survives_any_number_of_unanimous_visits(visits):
+def test_dbb_variance_survives_any_number_of_zero_variance_groups(visits):
     dbb = build("dbb", discount=0.5)
     state = dbb.initial_state(1)
     for _ in range(visits):
@@ -56,7 +56,7 @@ def test_dbb_variance_survives_any_number_of_unanimous_visits(visits):
     assert estimate.variance[0] > 0
     advantages = standardized(np.array([group(8)]), estimate)
     assert np.all((advantages >= 0) & (advantages < 1e-4))  # nearly mastered: nearly nothing to learn
-    # the next wrong answer is scored by what it is: alpha = .5 * 16 + 7, beta = .5 * ~0 + 1
+    # the next wrong answer is scored by what it is: alpha = 0.5 * 16 + 7, beta = 0.5 * ~0 + 1
     _, estimate = dbb.observe(state, [group(7)])
     assert standardized(np.array([group(7)]), estimate)[0, -1] == pytest.approx(-math.sqrt(15), rel=1e-6)
 
@@ -152,7 +152,7 @@ def test_ema_with_discount_0_is_the_current_group_alone():
     assert ema.observe(state, [group(3)])[1].mean[0] == 3 / 8
 
 
-def test_ema_of_unanimous_groups_is_exactly_that_and_gives_no_advantage():
+def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
     ema = build("ema", discount=0.3, partial_credit=True)
     state = ema.initial_state(3)
     rewards_P_G = np.array([[1.0] * 7, [0.0] * 7, [0.5] * 7])
@@ -161,7 +161,7 @@ def test_ema_of_unanimous_groups_is_exactly_that_and_gives_no_advantage():
         assert estimate.mean.tolist() == [1.0, 0.0, 0.5]
         assert estimate.variance.tolist() == [0.0, 0.0, 0.25]
         assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 7] * 3
-    # the next wrong answer: mean = 1 - .7 / 7
+    # the next wrong answer: mean = 1 - 0.7 / 7
     _, estimate = ema.observe(state, [[1.0] * 6 + [0.0], [0.0] * 7, [0.5] * 7])
     assert standardized(np.array([[0.0]] * 3), estimate)[0, 0] == pytest.approx(-0.9 / math.sqrt(0.9 * 0.1))
 
@@ -206,7 +206,8 @@ def test_partial_credit_is_taken_only_when_told(name):
 
 
 def test_empirical_bayes_takes_binomial_noise_out_of_the_moments():
-    # S/N = 0, .25, .75, 1 of N = 4: mean .5, N-1 variance .625 / 3; rho = (.8333 - .25) / .75 = 7 / 9, nu = 2 / 7
+    # S/N = 0, 0.25, 0.75, 1 of N = 4: mean 0.5, N-1 variance 0.625 / 3
+    # rho = (0.8333 - 0.25) / 0.75 = 7 / 9, nu = 2 / 7
     rewards_P_G = np.array([group(successes, size=4) for successes in (0, 1, 3, 4)])
     eb = build("empirical_bayes")
     state, estimate = eb.observe(eb.initial_state(4), rewards_P_G)
@@ -278,7 +279,7 @@ def test_auto_chooses_the_pair_of_least_estimated_risk():
     assert estimate.mean == pytest.approx(means)
 
 
-def test_auto_by_likelihood_chooses_the_pair_that_foretold_the_groups_best():
+def test_auto_by_likelihood_chooses_the_pair_that_predicted_the_groups_best():
     state, estimate = auto_after_two_visits(criterion="likelihood")
 
     def log_likelihood(weight, discount):
@@ -296,7 +297,7 @@ def test_auto_by_likelihood_chooses_the_pair_that_foretold_the_groups_best():
     assert estimate.mean == pytest.approx(means)
 
 
-def test_auto_with_one_rollout_a_prompt_judges_by_what_the_history_foretold():
+def test_auto_with_one_rollout_a_prompt_judges_by_what_the_history_predicted():
     auto = build("auto")
     state, _ = auto.observe(auto.initial_state(2), [[1.0], [0.0]])
     state, _ = auto.observe(state, [[1.0], [1.0]])
@@ -334,11 +335,11 @@ def test_auto_gives_new_prompts_the_whole_prior_when_others_have_a_history():
 def test_gaussian_follows_the_normal_inverse_gamma_update_over_two_visits():
     gaussian = build("gaussian", discount=0.5, prior_mean=0.0, prior_variance=1.0, prior_weight=2.0)
     state, first = gaussian.observe(gaussian.initial_state(1), [[2.0, 4.0, 3.0]])
-    # kept 1, xbar 3, SS 2: weight 1 + 3, mean 9 / 4, spread .5 * 2 + 2 + 1 * 3 * 3^2 / 4
+    # kept 1, xbar 3, SS 2: weight 1 + 3, mean 9 / 4, spread 0.5 * 2 + 2 + 1 * 3 * 3^2 / 4
     assert [state[field][0] for field in ("weight", "mean", "spread")] == [4.0, 2.25, 9.75]
     assert first.variance[0] == 9.75 / 4
     state, second = gaussian.observe(state, [[-1.0, -0.5]])
-    # kept 2, xbar -.75, SS .125: weight 4, mean (4.5 - 1.5) / 4, spread 4.875 + .125 + 2 * 2 * 3^2 / 4
+    # kept 2, xbar -0.75, SS 0.125: weight 4, mean (4.5 - 1.5) / 4, spread 4.875 + 0.125 + 2 * 2 * 3^2 / 4
     assert [state[field][0] for field in ("weight", "mean", "spread")] == [4.0, 0.75, 14.0]
     assert second.variance[0] == 3.5
 
@@ -356,7 +357,7 @@ def test_gaussian_keeps_small_differences_of_large_rewards():
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -3.7, 1e6, 1e6 + 0.1])
 @pytest.mark.parametrize(("size", "discount"), [(8, 0.5), (7, 0.95)])
-def test_gaussian_variance_survives_any_number_of_unanimous_visits(value, size, discount):
+def test_gaussian_variance_survives_any_number_of_zero_variance_groups(value, size, discount):
     gaussian = build("gaussian", discount=discount)
     state = gaussian.initial_state(1)
     rewards_P_G = np.full((1, size), value)
@@ -392,7 +393,7 @@ def test_point_gives_grpo_advantages(successes, correct, wrong):
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.3, -0.2])
-def test_point_says_nothing_of_a_unanimous_group(value):
+def test_point_gives_no_advantage_to_a_zero_variance_group(value):
     rewards_P_G = np.full((1, 8), value)  # the mean of eight times 0.1 is not exactly 0.1
     _, estimate = build("point").observe({}, rewards_P_G)
     assert estimate.variance[0] == 0.0

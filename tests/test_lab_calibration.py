@@ -8,14 +8,14 @@ import pytest
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, forecast, specs
-from openrlhf_dbb.lab.calibration import PIT_BINS, calibrate
+from openrlhf_dbb.lab.calibration_command import PIT_BINS, calibrate
 from openrlhf_dbb.lab.visits import visits
 
 CHI_SQUARE_19 = 43.82  # 99.9 % quantile with PIT_BINS - 1 degrees of freedom
 
 
 def twice(prompts=4000, rollouts=8, seed=0):
-    """Two visits of prompts whose probability is drawn from Beta(.5, .5) once and then stays."""
+    """Two visits of prompts whose probability is drawn from Beta(0.5, 0.5) once and then stays."""
     rng = np.random.default_rng(seed)
     p = rng.beta(0.5, 0.5, size=prompts)
     successes = np.concatenate([rng.binomial(rollouts, p), rng.binomial(rollouts, p)])
@@ -53,25 +53,25 @@ def test_pit_by_hand():
 
 
 def test_coverage_by_hand():
-    # Mass 1/10 for each S from 0 to 9: the central half is reached at S = 2 (.3 >= .25) and S = 7 (.8 >= .75).
+    # Mass 1/10 for each S from 0 to 9: the central half is reached at S = 2 (0.3 >= 0.25) and S = 7 (0.8 >= 0.75).
     logs = np.full((4, 10), np.log(0.1))
     inside, expected = forecast.coverage(logs, np.array([1, 2, 7, 8]), 0.5)
     assert (inside, expected) == (0.5, pytest.approx(0.6))
-    # The central 95 %: cumulative .1 >= .025 at S = 0, and 1 >= .975 at S = 9.
+    # The central 95 %: cumulative 0.1 >= 0.025 at S = 0, and 1 >= 0.975 at S = 9.
     assert forecast.coverage(logs, np.array([0, 9, 5, 5]), 0.95) == (1, pytest.approx(1))
 
 
 def test_reliability_by_hand():
-    # Two bins: forecasts .2 (came 0, .5) and .8 (came 1, 1).
+    # Two bins: forecasts 0.2 (came 0, 0.5) and 0.8 (came 1, 1).
     bins = forecast.reliability(np.array([0.2, 0.8, 0.2, 0.8]), np.array([0.0, 1.0, 0.5, 1.0]), bins=2)
     np.testing.assert_allclose(bins.forecast, [0.2, 0.8])
     np.testing.assert_allclose(bins.observed, [0.25, 1.0])
-    np.testing.assert_allclose(bins.error, [0.25, 0.0], atol=1e-12)  # sd of (-.2, .3) is .3536; over sqrt 2
+    np.testing.assert_allclose(bins.error, [0.25, 0.0], atol=1e-12)  # sd of (-0.2, 0.3) is 0.3536; over sqrt 2
     assert bins.calibration_error == pytest.approx((2 * 0.05 + 2 * 0.2) / 4)
 
 
 def test_without_a_predictive_the_mean_before_is_the_forecast():
-    # Prompt 0 goes 1/4, 2/4, 3/4 and prompt 1 4/4, 0/4: forecasts .25, 1, .5 for outcomes .5, 0, .75.
+    # Prompt 0 goes 1/4, 2/4, 3/4 and prompt 1 4/4, 0/4: forecasts 0.25, 1, 0.5 for outcomes 0.5, 0, 0.75.
     seen = visits(
         np.array([1, 1, 2, 2, 3]), np.array([0, 1, 0, 1, 0]), np.array([1.0, 4, 2, 0, 3]), np.array([4, 4, 4, 4, 4])
     )

@@ -13,7 +13,7 @@ from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.curves import Curve, merged
+from openrlhf_dbb.lab.error_curves import ErrorCurve, merged
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,8 +94,8 @@ def test_csv_keeps_numbers_in_full(tmp_path):
 
 def test_curves_that_coincide_are_one():
     x = np.array([0.2, 0.4])
-    curves = [Curve("dbb", "dbb", x, np.array([1.0, 2.0])), Curve("ema", "ema", x, np.array([1.0, 2.1]))]
-    curves.append(Curve("gaussian", "gaussian", x, np.array([1.0, 2.0 + 1e-12])))
+    curves = [ErrorCurve("dbb", "dbb", x, np.array([1.0, 2.0])), ErrorCurve("ema", "ema", x, np.array([1.0, 2.1]))]
+    curves.append(ErrorCurve("gaussian", "gaussian", x, np.array([1.0, 2.0 + 1e-12])))
     assert [curve.label for curve in merged(curves)] == ["dbb, gaussian", "ema"]
 
 

@@ -1,5 +1,6 @@
 """lab mse: closed forms by visit, the noise of probes, and a stored run's probes."""
 
+import argparse
 import csv
 import itertools
 import math
@@ -9,9 +10,9 @@ import pytest
 
 from estimators.closed_form import moments
 from openrlhf_dbb.cli.lab import main
-from openrlhf_dbb.lab import probed, specs
-from openrlhf_dbb.lab.known import Known
-from openrlhf_dbb.lab.mse import by_visit
+from openrlhf_dbb.lab import probed, recorded, specs
+from openrlhf_dbb.lab.mse_command import by_visit
+from openrlhf_dbb.lab.probabilities import Probabilities
 from storage import StepRows
 from storage.records import ProbeRows
 
@@ -21,8 +22,13 @@ def _rows(path):
         return list(csv.DictReader(file))
 
 
+def probed_probabilities(successes_Q_T, samples):
+    p_Q_T = successes_Q_T / samples
+    return Probabilities(p_Q_T, p_Q_T * (1 - p_Q_T) / (samples - 1))
+
+
 def test_table_by_visit():
-    known = Known.exactly(np.array([[0.2, 0.4]]))
+    known = Probabilities.exactly(np.array([[0.2, 0.4]]))
     header, rows = by_visit(known, [specs.parse("dbb:discount=0.5")], rollouts=8)
     assert header == ["estimator", "visit", "bias^2", "variance", "mse"]
     assert [row[:2] for row in rows] == [("dbb 0.5", "1"), ("dbb 0.5", "2"), ("dbb 0.5", "all")]
@@ -45,16 +51,16 @@ def test_error_without_noise_is_unbiased_exactly(spec):
     for successes in itertools.product(range(samples + 1), repeat=2):
         outcomes = zip(successes, p, strict=True)
         chance = math.prod(math.comb(samples, s) * q**s * (1 - q) ** (samples - s) for s, q in outcomes)
-        known = Known(np.array([successes]) / samples, np.full((1, 2), float(samples)))
+        known = probed_probabilities(np.array([successes]), samples)
         with_noise += chance * known.mse(estimator, rollouts)
         without_noise += chance * known.mse_without_noise(estimator, rollouts)
-    truth = Known.exactly(p[None]).mse(estimator, rollouts)
+    truth = Probabilities.exactly(p[None]).mse(estimator, rollouts)
     assert without_noise == pytest.approx(truth, rel=1e-12)
     assert with_noise != pytest.approx(truth, rel=1e-3)
 
 
 def test_exact_probabilities_have_no_noise():
-    known = Known.exactly(np.array([[0.2, 0.4, 0.7], [0.5, np.nan, np.nan]]))
+    known = Probabilities.exactly(np.array([[0.2, 0.4, 0.7], [0.5, np.nan, np.nan]]))
     for spec in ("point", "dbb", "ema", "laplace", "empirical_bayes"):
         estimator = specs.parse(spec)
         expected = np.nanmean(moments(estimator, known.p_Q_T, 8).mse)
@@ -65,10 +71,9 @@ def test_exact_probabilities_have_no_noise():
 def test_shared_prior_of_probed_probabilities_is_that_of_the_true_ones():
     rng = np.random.default_rng(0)
     p_Q_T = rng.beta(0.4, 0.6, size=(20_000, 2))
-    samples = 8.0
-    probes = Known(rng.binomial(8, p_Q_T) / samples, np.full(p_Q_T.shape, samples))
+    probes = probed_probabilities(rng.binomial(8, p_Q_T), 8)
     estimator = specs.parse("empirical_bayes")
-    exact = Known.exactly(p_Q_T)
+    exact = Probabilities.exactly(p_Q_T)
     # The prior fits Beta(0.4, 0.6), and probes of only 8 rollouts do not make it look wider.
     np.testing.assert_allclose(exact._prior(estimator, 4)[1], [0.4, 0.6], rtol=0.03)
     np.testing.assert_allclose(probes._prior(estimator, 4)[1], exact._prior(estimator, 4)[1], rtol=0.03)
@@ -96,15 +101,20 @@ def _record(run, rows, step, probes):
     run.record_step(step, StepRows(**(fields | {"probes": probes})))
 
 
+def read(store):
+    return recorded.read(argparse.Namespace(run="probed", store_url=store.url))
+
+
 def test_probes_by_prompt_and_visit(run):
-    found = probed.read(run.url, "probed")
-    np.testing.assert_array_equal(found.known.p_Q_T, [[0.4, 0.7], [1.0, np.nan]])
-    np.testing.assert_array_equal(found.known.samples_Q_T, [[10, 10], [20, np.nan]])
-    assert found.rollouts == 4
+    stored = read(run)
+    found = probed.probabilities(stored)
+    np.testing.assert_array_equal(found.p_Q_T, [[0.4, 0.7], [1.0, np.nan]])
+    np.testing.assert_allclose(found.noise_Q_T, [[0.24 / 9, 0.21 / 9], [0, np.nan]])
+    assert stored.visits.usual_rollouts == 4
 
 
-def test_what_the_run_missed(run):
-    found = probed.read(run.url, "probed").realised
+def test_errors_of_the_runs_own_estimates(run):
+    found = probed.realised_errors(read(run))
     # Groups of 4: a has S = 2, then 3; b has S = 4 on its second visit. Noise is p (1 - p) / (M - 1).
     squared = [(0.5 - 0.4) ** 2 - 0.24 / 9, (0.75 - 0.7) ** 2 - 0.21 / 9, 0.0]
     mean, error = found["point"]
@@ -120,15 +130,15 @@ def test_run_with_probes(run, tmp_path, capsys):
     assert main(["mse", "--run", "probed", "--store.url", run.url, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "probed, N = 4: mean over 2 prompts" in out
-    assert "+30% by .0108 / .0083; printed is +21.71%" in out
-    known = probed.read(run.url, "probed").known
+    assert "+30% by 0.0108 / 0.0083; printed is +21.71%" in out
+    known = probed.probabilities(read(run))
     (point,) = (row for row in _rows(tmp_path / "discounts.csv") if row["estimator"] == "point")
     assert float(point["mse"]) == pytest.approx((0.24 + 0.21 + 0) / 4 / 3)
     assert float(point["mse_without_noise"]) == pytest.approx((0.24 * 10 / 9 + 0.21 * 10 / 9 + 0) / 4 / 3)
     best = {row["estimator"]: [] for row in _rows(tmp_path / "discounts.csv")}
     for row in _rows(tmp_path / "discounts.csv"):
         best[row["estimator"]].append(float(row["mse"]))
-    assert f"dbb, least MSE                         {min(best['dbb']):.5f}" in out
+    assert f"dbb, least MSE                          {min(best['dbb']):.5f}" in out
     assert min(best["dbb"]) <= known.mse(specs.parse("dbb"), 4)
     for name in ("discounts", "rollouts", "prior"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
@@ -140,7 +150,7 @@ def test_given_probabilities(tmp_path, capsys):
     table.write_text("0.2,0.4\n0.4,\n")
     assert main(["mse", "--csv", str(table), "--rollouts", "8", "--estimators", "point", "--out", str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    # p (1 - p) / 8: (.16 + .24) / 16, then .24 / 8, and (.16 + .24 + .24) / 24 over all.
+    # p (1 - p) / 8: (0.16 + 0.24) / 16, then 0.24 / 8, and (0.16 + 0.24 + 0.24) / 24 over all.
     assert ["point", "1", "0", "0.025", "0.025"] in lines
     assert ["point", "2", "0", "0.03", "0.03"] in lines
     assert ["point", "all", "0", "0.02667", "0.02667"] in lines
@@ -154,7 +164,7 @@ def test_given_probabilities(tmp_path, capsys):
     [
         (["--p", "0.2,1.5"], "lab: --p, row 1: '1.5' is not a probability in [0, 1]"),
         (["--p", "0.2,nan"], "lab: --p, row 1: 'nan' is not a probability in [0, 1]"),
-        (["--p", "0.5", "--rollouts", "0"], "lab: --rollouts 0 is not a number from 1"),
+        (["--p", "0.5", "--rollouts", "0"], "lab: --rollouts must be at least 1, got 0"),
         (["--p", "0.5", "--estimators", "auto"], "lab: no closed form is known for "),
         (["--csv", "missing.csv"], "lab: --csv missing.csv: [Errno 2] No such file"),
         (["--run", "other"], "lab: there is no run 'other' in "),
@@ -171,7 +181,7 @@ def test_run_without_probes_is_refused(open_new, fill, tmp_path, capsys):
     store = open_new("sqlite")
     fill.step(fill.run(store, "plain"), 1, fill.prompts(store, 1), [2])
     assert main(["mse", "--run", "plain", "--store.url", store.url, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("lab: run 'plain' has no probes; ")
+    assert capsys.readouterr().err.startswith("lab: run 'plain' has no probes of 2 or more rollouts; ")
 
 
 def test_scores_other_than_0_and_1_are_refused(open_new, fill, tmp_path, capsys):

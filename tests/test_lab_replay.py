@@ -11,9 +11,9 @@ from estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, recorded, regimes, specs
+from openrlhf_dbb.lab.bootstrap import bootstrap
 from openrlhf_dbb.lab.outcomes import evaluate, judge
-from openrlhf_dbb.lab.recommend import rank
-from openrlhf_dbb.lab.replay import introduction, recommendation
+from openrlhf_dbb.lab.replay_command import introduction, recommendation
 from openrlhf_dbb.lab.visits import rerun, visits
 from storage import ProbeRows, StepRows
 
@@ -36,7 +36,7 @@ def test_visits():
     seen = hand_made()
     assert seen.prompts == 2
     assert seen.prompt.tolist() == [0, 1, 1]
-    assert seen.number.tolist() == [0, 0, 1]
+    assert seen.earlier.tolist() == [0, 0, 1]
     np.testing.assert_array_equal(seen.rewards_V_G, [[1, 0, np.nan, np.nan], [1, 1, 1, 0], [1, 1, 1, 1]])
 
 
@@ -48,7 +48,7 @@ def test_scores_other_than_0_and_1_are_refused(successes):
 
 def test_rerun():
     again = rerun(specs.parse("dbb:discount=0.5"), hand_made())
-    # Prompt 7: Beta(.5 + 1, .5 + 1). Prompt 9: Beta(.5 + 3, .5 + 1), then Beta(1.75 + 4, .75).
+    # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
     np.testing.assert_allclose(again.estimate.mean, [0.5, 3.5 / 5, 5.75 / 6.5])
     np.testing.assert_allclose(again.group_weight, [2 / 3, 4 / 5, 4 / 6.5])
     np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
@@ -74,7 +74,7 @@ def test_visits_together_are_steps_one_by_one():
 
 def test_error_from_log_by_hand():
     error = criteria.error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
-    # (.1)^2 + 1 * 1 * 1 / (4 * 1);  (.05)^2 - 0;  (.1)^2 - .5 * 0, since S = N
+    # (0.1)^2 + 1 * 1 * 1 / (4 * 1);  (0.05)^2 - 0;  (0.1)^2 - 0.5 * 0, since S = N
     np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
 
 
@@ -95,14 +95,6 @@ def test_error_from_log_is_unbiased(name, rollouts):
     assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
 
 
-def test_error_from_probes_by_hand():
-    one = np.ones(1)
-    # 3 of 4 probes succeed: (.5 - .75)^2 - .75 * .25 / 3
-    assert criteria.error_from_probes(0.5 * one, 4 * one, 3 * one, 3 * one) == pytest.approx([0.0625 - 0.0625])
-    # Scores .2 and .6: mean .4, variance of the mean .08 / 2
-    assert criteria.error_from_probes(0.5 * one, 2 * one, 0.8 * one, 0.4 * one) == pytest.approx([0.01 - 0.04])
-
-
 def test_beta_binomial():
     # Beta(1, 1): all numbers of successes alike. Beta(2, 1), N = 2: 1/6, 2/6, 3/6.
     masses = np.exp(criteria.beta_binomial(np.array([1.0, 2.0]), np.array([1.0, 1.0]), np.array([3.0, 2.0])))
@@ -118,7 +110,7 @@ def test_log_score_by_hand():
 
 
 def test_advantages_by_hand():
-    # Means .5 and variance .25: advantages +-1. Variance 0: none. Mean .8, variance .16: +.5 four times.
+    # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
     estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
     found = criteria.advantages(hand_made(), estimate)
     assert found.zero_groups == pytest.approx(1 / 3)
@@ -130,17 +122,17 @@ def test_advantages_by_hand():
 def test_bootstrap_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     prompt = np.array([0, 0, 1, 1])
-    ranking = rank([np.array([0.0, 0.0, 4.0, 4.0]), np.array([3.0, 3.0, 3.0, np.nan])[[0, 1, 2, 2]]], prompt)
-    np.testing.assert_allclose(ranking.mean_C, [2, 3])
-    assert ranking.best == 0
-    assert set(map(tuple, ranking.mean_B_C)) == {(0, 3), (2, 3), (4, 3)}
-    wins = ranking.wins(["a", "b"])
+    draws = bootstrap([np.array([0.0, 0.0, 4.0, 4.0]), np.array([3.0, 3.0, 3.0, np.nan])[[0, 1, 2, 2]]], prompt)
+    np.testing.assert_allclose(draws.mean_C, [2, 3])
+    assert draws.best == 0
+    assert set(map(tuple, draws.mean_B_C)) == {(0, 3), (2, 3), (4, 3)}
+    wins = draws.wins(["a", "b"])
     assert wins["a"] + wins["b"] == 1 and abs(wins["b"] - 1 / 4) < 4 * np.sqrt(3 / 16 / 1000)
-    excess, low, high = ranking.excess(0)
+    excess, low, high = draws.excess(0)
     assert (excess[1], low[1], high[1]) == (1, -1, 3)
 
 
-def dbb_verdict(seen, criterion="mse"):
+def dbb_ranking(seen, criterion="mse"):
     candidates = recorded.sweep(["dbb"], [0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1])
     return judge([evaluate(candidate, seen, None) for candidate in candidates], seen, criterion)
 
@@ -148,16 +140,16 @@ def dbb_verdict(seen, criterion="mse"):
 @pytest.mark.parametrize("regime", ["very-fast", "paper-walk", "stationary-flat"])
 def test_best_discount_is_near_the_best_in_hindsight(regime):
     seen, p = simulated(regime, prompts=4096)
-    verdict = dbb_verdict(seen)
-    true = [np.mean((rerun(o.estimator, seen).estimate.mean - p) ** 2) for o in verdict.candidates]
-    assert true[verdict.ranking.best] < 1.02 * min(true)
-    _, low, high = verdict.ranking.best_value(range(len(true)), [o.value for o in verdict.candidates])
-    assert low <= verdict.candidates[int(np.argmin(true))].value <= high
+    ranking = dbb_ranking(seen)
+    true = [np.mean((rerun(o.estimator, seen).estimate.mean - p) ** 2) for o in ranking.candidates]
+    assert true[ranking.bootstrap.best] < 1.02 * min(true)
+    _, low, high = ranking.bootstrap.best_value(range(len(true)), [o.value for o in ranking.candidates])
+    assert low <= ranking.candidates[int(np.argmin(true))].value <= high
 
 
 def test_recommendation():
     seen, _ = simulated("stationary-flat", prompts=512)
-    lines = recommendation(dbb_verdict(seen), seen)
+    lines = recommendation(dbb_ranking(seen), seen)
     assert lines[-1] == "use next: --estimator dbb --dbb.discount 1"
     assert any(line.startswith("best discount of dbb: 1 (95 %: ") for line in lines)
 
@@ -168,24 +160,24 @@ def test_what_is_fitted_to_the_groups_must_win_by_more():
     text = {}
     for discount in (0.02, 0.8):
         candidates = recorded.sweep(["auto", "dbb"], [discount])
-        verdict = judge([evaluate(candidate, seen, None) for candidate in candidates], seen, "mse")
-        text[discount] = "\n".join(recommendation(verdict, seen))
+        ranking = judge([evaluate(candidate, seen, None) for candidate in candidates], seen, "mse")
+        text[discount] = "\n".join(recommendation(ranking, seen))
         assert "auto is fitted to these very groups, so its mse may be too low by" in text[discount]
     assert "cannot tell" in text[0.8] and "cannot tell" not in text[0.02]
 
 
 def test_one_visit_a_prompt_says_nothing_about_discounts():
     seen, _ = simulated(passes=1, prompts=64)
-    text = " ".join(recommendation(dbb_verdict(seen), seen))
-    assert "every prompt was visited once: discounts and memories cannot be told apart" in text
+    text = " ".join(recommendation(dbb_ranking(seen), seen))
+    assert "every prompt was visited once: discounts cannot be compared" in text
     assert "--estimator" not in text
 
 
 def test_few_prompts_cannot_tell():
     seen, _ = simulated(prompts=6, passes=2, seed=1)
-    text = "\n".join(recommendation(dbb_verdict(seen), seen))
+    text = "\n".join(recommendation(dbb_ranking(seen), seen))
     assert "only 6 prompts: the intervals below say little" in text
-    assert "the log does not tell it" in text
+    assert "this log does not determine it" in text
 
 
 def test_sweep():
@@ -240,15 +232,15 @@ def test_command(written, tmp_path, capsys):
         assert (tmp_path / name).stat().st_size > 0
     rows = {row["estimator"]: row for row in csv.DictReader((tmp_path / "replay.csv").read_text().splitlines())}
     assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
-    unanimous = np.mean((successes_T_P == 0) | (successes_T_P == 8))
-    assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(unanimous)
+    zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
+    assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
 
 
 def test_replay_of_the_run_itself_gives_what_it_stored(written):
     store, _ = written
-    what = recorded.read(types.SimpleNamespace(run="walk", store_url=store.url))
+    run = recorded.read(types.SimpleNamespace(run="walk", store_url=store.url))
     stored = store.query("SELECT mean FROM posterior_history ORDER BY step, prompt_id")
-    again = rerun(recorded.own_estimator(what.run), what.visits)
+    again = rerun(recorded.own_estimator(run.record), run.visits)
     np.testing.assert_allclose(again.estimate.mean, [row[0] for row in stored], rtol=1e-12)
 
 
@@ -265,8 +257,8 @@ def test_command_by_other_criteria(written, tmp_path, capsys, criterion):
 
 def test_warm_start_is_said():
     seen, _ = simulated(prompts=8)
-    run = types.SimpleNamespace(name="new", estimator="dbb", parent={"name": "old"})
-    text = "\n".join(introduction(recorded.Recorded(run, seen, None), specs.parse("dbb")))
+    record = types.SimpleNamespace(name="new", estimator="dbb", parent={"name": "old"})
+    text = "\n".join(introduction(recorded.RecordedRun(record, seen, None), specs.parse("dbb")))
     assert "warm-started from old: candidates are replayed from their own priors instead" in text
 
 

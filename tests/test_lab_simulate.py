@@ -8,9 +8,8 @@ import pytest
 from estimators.closed_form import moments
 from openrlhf_dbb.cli.lab import main
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.experiment import Result, Setting, simulate
-from openrlhf_dbb.lab.play import draw, play
-from openrlhf_dbb.lab.simulate import ratios
+from openrlhf_dbb.lab.simulate_command import ratios
+from openrlhf_dbb.lab.simulation import Result, Setting, draw, estimated_means, simulate
 
 _FIGURES = ("discounts_N4", "discounts_paper-walk_N4", "prior", "rollouts")
 
@@ -60,7 +59,7 @@ def test_draws_depend_on_seed_and_regime_alone():
 )
 def test_simulation_agrees_with_closed_form(spec):
     estimator, draws = specs.parse(spec), draw("paper-walk", 8, 20_000, 4, seed=1)
-    squared_P_T = (play(estimator, draws, batch=128) - draws.p_P_T) ** 2
+    squared_P_T = (estimated_means(estimator, draws, batch=128) - draws.p_P_T) ** 2
     difference_P = (squared_P_T - moments(estimator, draws.p_P_T, 8).mse).mean(axis=1)
     assert abs(difference_P.mean()) < 4 * difference_P.std() / np.sqrt(len(difference_P))
 
@@ -68,15 +67,17 @@ def test_simulation_agrees_with_closed_form(spec):
 def test_run_wide_state_goes_from_batch_to_batch(third_party):
     # Batches of 20, 20 and 10 prompts; the class asserts that it sees no others.
     draws = draw("paper-walk", 4, 50, 3, seed=0)
-    by_batch = play(specs.parse(third_party), draws, batch=20)
-    np.testing.assert_array_equal(by_batch, play(specs.parse("dbb:discount=0.3"), draws, batch=20))
+    by_batch = estimated_means(specs.parse(third_party), draws, batch=20)
+    np.testing.assert_array_equal(by_batch, estimated_means(specs.parse("dbb:discount=0.3"), draws, batch=20))
 
 
 def test_forgetting_by_updates_is_told_the_updates_of_an_epoch():
     # One batch is the whole epoch: one update apart, as by visits.
     draws = draw("paper-walk", 4, 50, 3, seed=0)
-    by_updates = play(specs.parse("dbb:discount=0.3,forgetting=updates"), draws, batch=50)
-    np.testing.assert_allclose(by_updates, play(specs.parse("dbb:discount=0.3"), draws, batch=50), rtol=1e-12)
+    by_updates = estimated_means(specs.parse("dbb:discount=0.3,forgetting=updates"), draws, batch=50)
+    np.testing.assert_allclose(
+        by_updates, estimated_means(specs.parse("dbb:discount=0.3"), draws, batch=50), rtol=1e-12
+    )
 
 
 def test_reference_is_the_best_fixed_discount_over_all_seeds():
@@ -138,7 +139,7 @@ def test_errors_of_the_tables(tmp_path):
     argv += ["--discounts", "0.2", "--estimators", "dbb:discount=0.2"]
     assert main([*argv, "--out", str(tmp_path)]) == 0
     draws = [draw("jumps", 4, 50, 4, seed) for seed in (0, 1)]
-    first, second = (np.mean((play(specs.parse("dbb:discount=0.2"), d, 50) - d.p_P_T) ** 2) for d in draws)
+    first, second = (np.mean((estimated_means(specs.parse("dbb:discount=0.2"), d, 50) - d.p_P_T) ** 2) for d in draws)
     (row,) = _rows(tmp_path / "table.csv")
     (curve,) = _rows(tmp_path / "discounts.csv")
     for written in (row, curve):
@@ -153,9 +154,9 @@ def test_errors_of_the_tables(tmp_path):
         (["--regimes", "calm"], "lab: --regimes: unknown regime 'calm'; known: stationary-U, "),
         (["--estimators", "magic"], "lab: estimator 'magic': unknown estimator 'magic'; known: auto, "),
         (["--discounts", "0"], "lab: --discounts 0 is not in (0, 1]"),
-        (["--rollouts", "8", "0"], "lab: --rollouts 0 is not a number from 1"),
-        (["--batch", "0"], "lab: --batch 0 is not a number from 1"),
-        (["--seed", "-1"], "lab: --seed -1 is not a number from 0"),
+        (["--rollouts", "8", "0"], "lab: --rollouts must be at least 1, got 0"),
+        (["--batch", "0"], "lab: --batch must be at least 1, got 0"),
+        (["--seed", "-1"], "lab: --seed must be at least 0, got -1"),
     ],
 )
 def test_refused(flags, message, tmp_path, capsys):

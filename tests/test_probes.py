@@ -1,7 +1,5 @@
 """Probes: which prompts, how their error is measured, and that they are stored apart from what is trained on."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ NAN = np.nan
 
 
 def test_the_chosen_prompts_are_about_the_fraction_asked_for():
-    # binomial: standard deviation sqrt(.1 * .9 / 10000) = .003
+    # binomial: standard deviation sqrt(0.1 * 0.9 / 10000) = 0.003
     assert abs(len(probes.chosen(MANY, 0.1, seed=42)) / 10_000 - 0.1) < 4 * 0.003
     assert probes.chosen(MANY, 0.0, seed=42) == set()
     assert probes.chosen(MANY, 1.0, seed=42) == set(MANY)
@@ -31,24 +29,18 @@ def test_the_choice_depends_on_prompt_label_and_seed_alone():
         assert len(overlap) < 0.02 * 10_000  # 100 expected of independent tenths
 
 
-def test_squared_errors_by_hand():
-    scores_Q_M = np.array([[1.0, 0, 0, 0], [0.2, 0.6, NAN, NAN], [1, 1, 1, 1]])
-    # (.5 - .25)^2 - .25 * .75 / 3;  (.4 - .4)^2 - .08 / 2;  (.9 - 1)^2 - 0
-    assert probes.squared_errors(np.array([0.5, 0.4, 0.9]), scores_Q_M) == pytest.approx([0, -0.04, 0.01])
-
-
-def test_squared_errors_are_unbiased():
-    p, samples, estimate = 0.3, 5, 0.45
-    successes = np.arange(samples + 1)
-    scores_Q_M = (np.arange(samples) < successes[:, None]).astype(float)
-    weights = [math.comb(samples, s) * p**s * (1 - p) ** (samples - s) for s in successes]
-    errors = probes.squared_errors(np.full(samples + 1, estimate), scores_Q_M)
-    assert np.dot(weights, errors) == pytest.approx((estimate - p) ** 2)
+def test_metrics_by_hand():
+    scores_Q_M = np.array([[1.0, 0, 0, 0], [0.2, 0.6, NAN, NAN], [1, NAN, NAN, NAN]])
+    # (0.5 - 0.25)^2 - 0.25 * 0.75 / 3 and (0.5 - 0.4)^2 - 0.08 / 2; a single score is not measured.
+    rows = probes.rows(np.arange(3), scores_Q_M)
+    logged = probes.metrics(np.array([0.5, 0.5, 0.5]), np.array([0.25, 0.4, 1]), rows)
+    assert logged == pytest.approx({"probe/groups": 3, "probe/mse": -0.03 / 2, "probe/mse_point": -0.1025 / 2})
 
 
 def test_a_probe_with_a_single_score_is_counted_but_not_measured():
-    assert probes.metrics(np.array([0.5]), np.array([0.5]), np.array([[1.0, NAN]])) == {"probe/groups": 1.0}
-    assert probes.metrics(np.empty(0), np.empty(0), np.empty((0, 4))) == {"probe/groups": 0.0}
+    single, none = probes.rows(np.array([1]), np.array([[1.0, NAN]])), probes.rows(np.arange(0), np.empty((0, 4)))
+    assert probes.metrics(np.array([0.5]), np.array([0.5]), single) == {"probe/groups": 1.0}
+    assert probes.metrics(np.empty(0), np.empty(0), none) == {"probe/groups": 0.0}
 
 
 PROMPTS = [(f"{i}+1=", str(i + 1)) for i in range(3)]
@@ -156,7 +148,7 @@ def test_forgetting_by_updates_counts_the_steps_between_two_visits(posteriors):
         ours.observe(step, [PROMPTS[prompt][0]] * 4, [PROMPTS[prompt][1]] * 4, np.ones(4))
     ours.settle()
     last = store.query("SELECT alpha FROM posterior_history WHERE step = 4")[0][0]
-    # first visit .25 * 1 + 4; three updates later at two an epoch: .25 ** 1.5 = .125
+    # first visit 0.25 * 1 + 4; three updates later at two an epoch: 0.25 ** 1.5 = 0.125
     assert last == pytest.approx(0.125 * 4.25 + 4)
 
 

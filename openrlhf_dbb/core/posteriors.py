@@ -430,7 +430,7 @@ class Posteriors:
         usable = np.isin(positions, at) & ~np.isnan(probed.scores_Q_M).all(axis=1)
         place, scores_Q_M = np.searchsorted(at, positions[usable]), probed.scores_Q_M[usable]
         rows.probes = probes.rows(rows.prompt_ids[place], scores_Q_M)
-        return probes.metrics(rows.mean[place], (rows.successes / rows.rollouts)[place], scores_Q_M)
+        return probes.metrics(rows.mean[place], (rows.successes / rows.rollouts)[place], rows.probes)
 
     def _run_wide(self) -> dict[str, float]:
         """The estimator's run-wide numbers, to be logged."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import storage
+from estimators.probe_error import squared_errors
 from openrlhf_dbb.core.rollouts import Key
 
 
@@ -55,17 +56,6 @@ def _draw(prompt: Key, seed: int) -> float:
     return int.from_bytes(digest, "big") / 2**48
 
 
-def squared_errors(estimates_Q: NDArray[np.float64], scores_Q_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Unbiased estimates of ``(estimate - p)^2``, shape (Q,), where p is the mean that the scores are samples of.
-
-    The squared distance to the scores' mean, less the variance of that mean: of M scores 0 and 1 with mean m it
-    is m (1 - m) / (M - 1). A single value may thus be negative. Every row needs two scores that are not missing.
-    """
-    mean = np.nanmean(scores_Q_M, axis=1)
-    noise = np.nanvar(scores_Q_M, axis=1, ddof=1) / np.sum(~np.isnan(scores_Q_M), axis=1)
-    return np.asarray((estimates_Q - mean) ** 2 - noise)
-
-
 def rows(prompt_ids_Q: NDArray[np.int64], scores_Q_M: NDArray[np.float64]) -> storage.ProbeRows:
     """The probes of a step, to be stored; at least one score in every row."""
     return storage.ProbeRows(
@@ -77,7 +67,7 @@ def rows(prompt_ids_Q: NDArray[np.int64], scores_Q_M: NDArray[np.float64]) -> st
 
 
 def metrics(
-    means_Q: NDArray[np.float64], group_means_Q: NDArray[np.float64], scores_Q_M: NDArray[np.float64]
+    means_Q: NDArray[np.float64], group_means_Q: NDArray[np.float64], rows: storage.ProbeRows
 ) -> dict[str, float]:
     """What is logged of a step's probes.
 
@@ -85,15 +75,15 @@ def metrics(
         means_Q: the estimator's means that the step was scored with; compared with scores even if the estimator sees
             rewards after length penalties.
         group_means_Q: mean score of the groups that were trained on.
-        scores_Q_M: at least one score in every row.
+        rows: the Q probes.
 
     Returns:
         ``probe/groups``, and the mean squared errors of both, ``probe/mse`` and ``probe/mse_point``, if any probe has
         at least two scores.
     """
-    known = np.sum(~np.isnan(scores_Q_M), axis=1) >= 2
-    logged = {"probe/groups": float(len(scores_Q_M))}
-    if known.any():
-        logged["probe/mse"] = float(squared_errors(means_Q[known], scores_Q_M[known]).mean())
-        logged["probe/mse_point"] = float(squared_errors(group_means_Q[known], scores_Q_M[known]).mean())
+    logged = {"probe/groups": float(len(rows.samples))}
+    if (rows.samples >= 2).any():
+        for name, estimates_Q in (("probe/mse", means_Q), ("probe/mse_point", group_means_Q)):
+            errors_Q = squared_errors(estimates_Q, rows.samples, rows.successes, rows.squares)
+            logged[name] = float(np.nanmean(errors_Q))
     return logged

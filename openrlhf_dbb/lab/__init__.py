@@ -1,24 +1,24 @@
 """The laboratory: choose an estimator and a discount before spending GPU hours; needs no torch.
 
-simulate     any estimator where the truth is known
-  regimes      how success probabilities may move during training
-  play         simulated training, every estimator on the same draws
-  experiment   estimators and discounts measured over seeds
-mse          closed forms for given success probabilities, or for those a run has probed
-  known        errors in closed form, and the noise of probes taken out of them
-  probed       the probes of a stored run
-  paper        the paper's numbers and a run's own
-replay       what another estimator would have given on the recorded successes of a run
-  recorded     the run, and the estimators to try on it
-  visits       its visits, and what an estimator says at each
-  criteria     how good that was
-  outcomes     what all candidates came to, ranked
-  recommend    which is best, and how sure that is
-  replay_figures
-calibration  were the forecasts of a run's next visits right
-  forecast     PIT, coverage, reliability
-specs        estimators as written on the command line
-curves       figures of the error over discount, rollouts and prior
-panels       small multiples
-output       figures and CSV in the house style
+mse_command            lab mse: closed forms for given success probabilities, or for those a run has probed
+  probabilities        errors in closed form, with the noise of probes removed
+  probed               the probes of a stored run
+  paper                the paper's numbers beside a run's own
+simulate_command       lab simulate: any estimator where the truth is known
+  regimes              how success probabilities may change during training
+  simulation           simulated trainings: estimators and discounts measured on the same draws
+replay_command         lab replay: what another estimator would have given on a run's recorded successes
+  criteria             how good an estimator was at the recorded visits
+  outcomes             all candidates by all criteria, ranked
+  bootstrap            how sure a ranking is
+  replay_figures       its figures
+calibration_command    lab calibration: were the forecasts of a run's next visits right?
+  forecast             PIT, coverage, reliability
+
+Shared:
+
+specs                  estimators as written on the command line
+recorded               a stored run, and the estimators to try on it
+visits                 a run's recorded visits, and an estimator's output at each
+error_curves           figures of the error over discount, rollouts and prior
 """

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimators import Estimate, standardized
-from openrlhf_dbb.lab.visits import Floats, Visits
+from estimators.base import Floats
+from estimators.probe_error import mean_variance
+from openrlhf_dbb.lab.visits import Visits
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -25,8 +27,8 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
     Var x = p (1 - p) / N; in the middle one mean - x = (w - 1) x + c, so its expectation is 2 (w - 1) Var x.
     Hence ``E (mean - p)^2 = E (mean - x)^2 - (1 - 2 w) Var x``, and S (N - S) / (N^2 (N - 1)) is unbiased for Var x.
 
-    A single value may be negative; only means over many visits say something. It needs every group of a step to have
-    been recorded, the unanimous ones too. Run-wide numbers fitted to the step's own groups make w and c depend on S:
+    A single value may be negative; only means over many visits are meaningful. Every group of a step must have been
+    recorded, also those with zero variance. Run-wide numbers fitted to the step's own groups make w and c depend on S:
     the result is then too low, see ``OPTIMISM``.
 
     Args:
@@ -37,31 +39,14 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 
 OPTIMISM = 20.0
-"""Times ``noise / prompts``: allowance for how far ``error_from_log`` is too low for ``auto``, whose run-wide numbers
-are fitted to the groups they serve. Simulation gave 7 on average over all regimes (``scripts/replay_choice.py``)."""
+"""Allowance, in units of ``noise / prompts``, for how far ``error_from_log`` is too low for ``auto``, whose run-wide
+numbers are fitted to the groups they score. In simulation it was 7 on average over all regimes
+(``scripts/replay_choice.py``)."""
 
 
 def noise(visits: Visits) -> Floats:
     """Unbiased estimate of Var S/N = p (1 - p) / N, (V,); NaN where N < 2."""
-    successes, rollouts = visits.successes, visits.rollouts
-    variance = np.full(len(rollouts), np.nan)
-    np.divide(successes * (rollouts - successes), rollouts**2 * (rollouts - 1), out=variance, where=rollouts > 1)
-    return variance
-
-
-def error_from_probes(mean: Floats, samples: Floats, successes: Floats, squares: Floats) -> Floats:
-    """Unbiased estimate of ``(mean - p)^2`` from M independent probe rollouts of the same policy; NaN where M < 2.
-
-    ``(mean - q)^2 - s^2 / M`` with q and s^2 the probes' mean and N-1 variance; s^2 / M = q (1 - q) / (M - 1) for
-    rewards 0 and 1.
-
-    Args:
-        samples, successes, squares: M >= 1, sum and sum of squares of the probes' scores.
-    """
-    probe = successes / samples
-    noise = np.full(len(mean), np.nan)
-    np.divide(squares - successes * probe, samples * (samples - 1), out=noise, where=samples > 1)
-    return (mean - probe) ** 2 - noise
+    return mean_variance(visits.rollouts, visits.successes, visits.successes)
 
 
 def beta_binomial(alpha: Floats, beta: Floats, rollouts: Floats) -> Floats:
@@ -88,7 +73,7 @@ def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
         alpha, beta: (V,) of the predictive distribution before the visit.
     """
     score = np.full(len(alpha), np.nan)
-    past = np.flatnonzero(visits.number > 0)
+    past = np.flatnonzero(visits.earlier > 0)
     logs = beta_binomial(alpha[past], beta[past], visits.rollouts[past])
     score[past] = logs[np.arange(len(past)), visits.successes[past].astype(np.int64)]
     return score

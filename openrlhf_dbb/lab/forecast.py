@@ -1,4 +1,4 @@
-"""Is a forecast of the next visit right: randomized PIT, coverage of central intervals, reliability.
+"""Is a forecast of the next visit right? Randomized PIT, coverage of central intervals, reliability.
 
 Axes: V visits forecast, S possible numbers of successes (0 to N of the largest group), B bins.
 """
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_dbb.lab.visits import Floats, Whole
+from estimators.base import Floats
+from openrlhf_dbb.lab.visits import Integers
 
 
-def pit(log_mass_V_S: Floats, successes: Whole, uniform: Floats) -> Floats:
+def pit(log_mass_V_S: Floats, successes: Integers, uniform: Floats) -> Floats:
     """Randomized probability integral transform, (V,) in [0, 1]: uniform if the forecasts are right.
 
     ``F(S) - u P(S)`` with F the forecast's cumulative probability, P that of S itself, and u uniform.
 
     Args:
         log_mass_V_S: log-probability of every number of successes.
-        successes: (V,) S, what came.
+        successes: (V,) S, the outcome.
         uniform: (V,) u in [0, 1).
     """
     mass_V_S = np.exp(log_mass_V_S)
@@ -28,7 +29,7 @@ def pit(log_mass_V_S: Floats, successes: Whole, uniform: Floats) -> Floats:
     return np.asarray(np.clip(reached, 0, 1))
 
 
-def coverage(log_mass_V_S: Floats, successes: Whole, level: float) -> tuple[float, float]:
+def coverage(log_mass_V_S: Floats, successes: Integers, level: float) -> tuple[float, float]:
     """How often S fell into the forecast's central interval, and how often it should have.
 
     The interval runs from the first S whose cumulative probability reaches (1 - level) / 2 to the first that reaches
@@ -50,7 +51,7 @@ def coverage(log_mass_V_S: Floats, successes: Whole, level: float) -> tuple[floa
 
 @dataclass(frozen=True)
 class Reliability:
-    """Forecast means against what came, in B bins of about equally many visits.
+    """Forecast means against outcomes, in B bins of about equally many visits.
 
     Attributes:
         forecast, observed: (B,) means of the forecast and of S/N over the visits of a bin.
@@ -61,7 +62,7 @@ class Reliability:
     forecast: Floats
     observed: Floats
     error: Floats
-    visits: Whole
+    visits: Integers
 
     @property
     def calibration_error(self) -> float:
@@ -70,7 +71,7 @@ class Reliability:
 
     @property
     def by_chance(self) -> float:
-        """What the calibration error of right forecasts would be: ``sqrt(2 / pi)`` standard errors."""
+        """The calibration error expected of right forecasts: ``sqrt(2 / pi)`` standard errors."""
         return float(np.average(np.nan_to_num(self.error) * np.sqrt(2 / np.pi), weights=self.visits))
 
 
@@ -78,9 +79,9 @@ def reliability(forecast: Floats, share: Floats, bins: int = 10) -> Reliability:
     """Bin visits by their forecast mean, at its quantiles.
 
     Args:
-        forecast: (V,) mean expected.
-        share: (V,) S/N that came.
-        bins: at most so many; equal forecasts stay together.
+        forecast: (V,) its mean.
+        share: (V,) S/N, the outcome.
+        bins: at most this many; equal forecasts stay together.
     """
     edges = np.unique(np.quantile(forecast, np.arange(1, bins) / bins))
     _, of = np.unique(np.searchsorted(edges, forecast, side="right"), return_inverse=True)

@@ -1,4 +1,4 @@
-"""What candidates came to on a run's recorded visits, and their ranking by one of several criteria.
+"""How candidates did on a run's recorded visits, and their ranking by one of several criteria.
 
 Axes: V visits (a prompt in a step), P prompts, C candidates.
 """
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from estimators import RewardEstimator
+from estimators.base import Floats
+from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, specs
+from openrlhf_dbb.lab.bootstrap import Bootstrap, bootstrap
 from openrlhf_dbb.lab.criteria import Advantages
-from openrlhf_dbb.lab.recommend import Ranking, rank
-from openrlhf_dbb.lab.recorded import Probes
-from openrlhf_dbb.lab.visits import Floats, Visits, rerun
+from openrlhf_dbb.lab.recorded import ProbedVisits
+from openrlhf_dbb.lab.visits import Visits, rerun
 
 CRITERIA = {
     "probes": "mean squared error against the probes",
@@ -27,10 +29,11 @@ CRITERIA = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate came to.
+    """How a candidate did.
 
     Attributes:
-        losses: by criterion, (V,), lower is better; NaN where a visit does not count. Only those it has.
+        losses: by criterion, (V,), lower is better; NaN where a visit does not count. Criteria that
+            do not apply to the candidate are left out.
         advantages: of all rollouts.
     """
 
@@ -54,15 +57,14 @@ class Outcome:
         return None if loss is None or np.isnan(loss).all() else float(np.nanmean(loss))
 
 
-def evaluate(estimator: RewardEstimator, visits: Visits, probes: Probes | None) -> Outcome:
-    """Replay the visits with ``estimator`` and measure it by every criterion there is."""
+def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
+    """Replay the visits with ``estimator`` and measure it by every criterion that applies."""
     again = rerun(estimator, visits)
     losses = {}
     if probes is not None:
         losses["probes"] = np.full(len(visits.step), np.nan)
-        mean = again.estimate.mean[probes.visit]
-        losses["probes"][probes.visit] = criteria.error_from_probes(
-            mean, probes.samples, probes.successes, probes.squares
+        losses["probes"][probes.visit] = squared_errors(
+            again.estimate.mean[probes.visit], probes.samples, probes.successes, probes.squares
         )
     if again.group_weight is not None:
         losses["mse"] = criteria.error_from_log(visits, again.estimate.mean, again.group_weight)
@@ -72,21 +74,21 @@ def evaluate(estimator: RewardEstimator, visits: Visits, probes: Probes | None) 
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The candidates that a criterion can judge, ranked; ``candidates`` and ``ranking`` have the same order."""
+class Ranking:
+    """The candidates that a criterion can judge; ``bootstrap`` has them in the same order."""
 
     criterion: str
     candidates: list[Outcome]
-    ranking: Ranking
+    bootstrap: Bootstrap
 
     @property
     def best(self) -> Outcome:
-        return self.candidates[self.ranking.best]
+        return self.candidates[self.bootstrap.best]
 
     def best_of(self, name: str) -> int | None:
         """Position of the best candidate of an estimator; None if there is none."""
         members = self.members(name)
-        return min(members, key=lambda at: float(self.ranking.mean_C[at]), default=None)
+        return min(members, key=lambda at: float(self.bootstrap.mean_C[at]), default=None)
 
     def members(self, name: str) -> list[int]:
         """Positions of an estimator's candidates."""
@@ -94,15 +96,15 @@ class Verdict:
 
     def names(self) -> list[str]:
         """Estimators, best first."""
-        order = np.argsort(self.ranking.mean_C, kind="stable")
+        order = np.argsort(self.bootstrap.mean_C, kind="stable")
         return list(dict.fromkeys(self.candidates[at].estimator.name for at in order))
 
 
-def judge(outcomes: Sequence[Outcome], visits: Visits, criterion: str, *, seed: int = 0) -> Verdict:
+def judge(outcomes: Sequence[Outcome], visits: Visits, criterion: str, *, seed: int = 0) -> Ranking:
     """Rank the candidates by ``criterion``.
 
     Raises:
-        UsageError: the run's log says nothing by this criterion.
+        UsageError: the criterion applies to no candidate on this log.
     """
     able = [outcome for outcome in outcomes if outcome.mean(criterion) is not None]
     if not able:
@@ -112,14 +114,14 @@ def judge(outcomes: Sequence[Outcome], visits: Visits, criterion: str, *, seed: 
             "likelihood": "no prompt was visited twice, or no candidate predicts the next visit; use --criterion mse",
         }
         raise UsageError(f"--criterion {criterion}: {needs[criterion]}")
-    ranking = rank([outcome.losses[criterion] for outcome in able], visits.prompt, seed=seed)
-    return Verdict(criterion, able, ranking)
+    draws = bootstrap([outcome.losses[criterion] for outcome in able], visits.prompt, seed=seed)
+    return Ranking(criterion, able, draws)
 
 
-def shown(verdict: Verdict, outcomes: Sequence[Outcome], own: RewardEstimator | None = None) -> list[Outcome]:
-    """The best candidate of every estimator, best first, then what the criterion cannot judge, then the run's own."""
-    best = [verdict.best_of(name) for name in verdict.names()]
-    shown = [verdict.candidates[at] for at in best if at is not None]
+def shown(ranking: Ranking, outcomes: Sequence[Outcome], own: RewardEstimator | None = None) -> list[Outcome]:
+    """The best candidate of every estimator, best first, then those the criterion cannot judge, then the run's own."""
+    best = [ranking.best_of(name) for name in ranking.names()]
+    shown = [ranking.candidates[at] for at in best if at is not None]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.mean("mse") or 0):
         if outcome.estimator.name not in [other.estimator.name for other in shown]:
             shown.append(outcome)

@@ -6,7 +6,6 @@ Axes: V visits (a prompt in a step), K of them with probes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +13,10 @@ import numpy as np
 
 import estimators
 from estimators import RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.probed import visit_of_probe
-from openrlhf_dbb.lab.visits import Floats, Visits, Whole, visits
+from openrlhf_dbb.lab.visits import Integers, Visits, visits
 from storage import DEFAULT_URL, URL_VARIABLE, RunRecord, open_store
 from storage.log import ProbeLog, StepLog, read_log, read_probes
 
@@ -25,56 +24,64 @@ ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
 
 
 @dataclass(frozen=True)
-class Probes:
+class ProbedVisits:
     """Probe rollouts of K of the recorded visits.
 
     Attributes:
-        visit: (K,) which visit.
-        samples, successes, squares: (K,) number of scores, their sum and sum of squares.
+        visit: (K,) position of the visit.
+        samples: (K,) M >= 2, number of scores.
+        successes, squares: (K,) sum and sum of squares of the scores.
+        mean: (K,) the estimate that the run scored the visit with.
     """
 
-    visit: Whole
+    visit: Integers
     samples: Floats
     successes: Floats
     squares: Floats
+    mean: Floats
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A stored run as the laboratory needs it; ``probes`` is None if it has none."""
 
-    run: RunRecord
+    record: RunRecord
     visits: Visits
-    probes: Probes | None
+    probes: ProbedVisits | None
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add ``--run`` and ``--store.url``."""
     parser.add_argument("--run", metavar="RUN", required=True, help="name, number or start of the uuid of a stored run")
+    add_store(parser)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Add ``--store.url``."""
     url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
     parser.add_argument("--store.url", dest="store_url", metavar="URL", help=url)
 
 
-def read(arguments: argparse.Namespace) -> Recorded:
-    """The run of ``--run``, whole.
+def read(arguments: argparse.Namespace) -> RecordedRun:
+    """All that the laboratory needs of the run named by ``--run``.
 
     Raises:
         UsageError: it has recorded no rollouts, or rewards other than 0 and 1.
         storage.StoreError: there is no such store or run.
     """
     with open_store(arguments.store_url, create=False) as store:
-        run = store.find_run(arguments.run)
-        log, probe_log = read_log(store, run), read_probes(store, run)
+        record = store.find_run(arguments.run)
+        log, probe_log = read_log(store, record), read_probes(store, record)
     if not len(log.step):
-        raise UsageError(f"run {run.name!r} has recorded no rollouts yet; train it first, or name another run")
+        raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     seen = visits(log.step, log.prompt_id, log.successes, log.rollouts)
-    return Recorded(run, seen, _probes(log, probe_log))
+    return RecordedRun(record, seen, _probed_visits(log, probe_log))
 
 
-def own_estimator(run: RunRecord) -> RewardEstimator | None:
-    """The estimator that the run was trained with; None if it is not known here."""
+def own_estimator(record: RunRecord) -> RewardEstimator | None:
+    """The estimator that the run was trained with; None if it is not installed here."""
     try:
-        return estimators.build(run.estimator, **run.parameters)
+        return estimators.build(record.estimator, **record.parameters)
     except ValueError:
         return None
 
@@ -99,34 +106,28 @@ def sweep(
     with a Beta prior also with all ``priors``.
 
     Raises:
-        UsageError: an estimator or a value that is none.
+        UsageError: an unknown estimator, or a value outside its range.
     """
     found: dict[str, RewardEstimator] = {}
     for text in texts:
-        estimator, knob = specs.parse(text), specs.knob(specs.parse(text))
-        swept: list[RewardEstimator | None] = [estimator]
+        estimator = specs.parse(text)
+        knob, candidates = specs.knob(estimator), [estimator]
         if knob and f"{knob}=" not in text:
-            swept = [specs.turned(estimator, value) for value in discounts]
-        for candidate in swept:
-            if candidate is not None:
-                found |= {specs.label(variant): variant for variant in _with_priors(candidate, priors)}
+            candidates = list(specs.swept(estimator, discounts).values())
+        for candidate in candidates:
+            try:
+                variants = [specs.with_prior(candidate, alpha, beta) for alpha, beta in priors] or [candidate]
+            except ValueError as error:
+                raise UsageError(f"--priors: {error}") from error
+            found |= {specs.label(variant): variant for variant in variants}
     if not found:
         given = " ".join(map(str, discounts))
         raise UsageError(f"--discounts {given}: no estimator allows these; give numbers above 0, up to 1")
     return list(found.values())
 
 
-def _with_priors(estimator: RewardEstimator, priors: Sequence[tuple[float, float]]) -> list[RewardEstimator]:
-    if not priors or "prior_alpha" not in estimator.parameter_names():
-        return [estimator]
-    try:
-        return [dataclasses.replace(estimator, prior_alpha=a, prior_beta=b) for a, b in priors]  # type: ignore[type-var]
-    except ValueError as error:
-        raise UsageError(f"--priors: {error}") from error
-
-
 def flags(estimator: RewardEstimator) -> str:
-    """What to give to the training command, for this estimator.
+    """The training command's flags for this estimator.
 
     Example:
         >>> flags(specs.parse("dbb:discount=0.4"))
@@ -147,11 +148,16 @@ def flags(estimator: RewardEstimator) -> str:
     return " ".join(parts)
 
 
-def _probes(log: StepLog, probe_log: ProbeLog) -> Probes | None:
-    at = visit_of_probe(log, probe_log)
-    # A group without a single verified rollout is probed, but was never a visit.
-    use = (at >= 0) & (probe_log.samples > 1)
+def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
+    """The probes whose noise can be measured, each with the row of the log that has its step and prompt.
+
+    A group without a single verified rollout is probed but not logged.
+    """
+    width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
+    logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id
+    row = np.minimum(np.searchsorted(logged, wanted), len(logged) - 1)
+    use = (logged[row] == wanted) & (probes.samples >= 2)
     if not use.any():
         return None
-    samples = probe_log.samples[use].astype(np.float64)
-    return Probes(at[use], samples, probe_log.successes[use], probe_log.squares[use])
+    samples = probes.samples[use].astype(np.float64)
+    return ProbedVisits(row[use], samples, probes.successes[use], probes.squares[use], probes.mean[use])

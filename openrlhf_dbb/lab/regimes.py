@@ -1,4 +1,4 @@
-"""Ways in which prompts' success probabilities may move between visits: named, seeded, for simulation.
+"""Named ways in which success probabilities may change between visits, for simulation.
 
 Axes: P prompts, T visits. A visit is one epoch.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from estimators.base import Floats
+
 _EDGE = 1e-6  # keeps logits finite
 
 
@@ -111,29 +111,29 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-# Ten that look like training runs of one kind or another.
-_add("stationary-U", "nothing moves; U-shaped Beta(.3, .3)", _walk((0.3, 0.3), _constant(0, 0)))
+# Ten that resemble training runs.
+_add("stationary-U", "nothing moves; U-shaped Beta(0.3, 0.3)", _walk((0.3, 0.3), _constant(0, 0)))
 _add("stationary-flat", "nothing moves; uniform", _walk((1, 1), _constant(0, 0)))
-_add("paper-walk", "Beta(.3, .3), logits walk, sd .9", _walk((0.3, 0.3), _constant(0, 0.9)))
-_add("paper-drift", "Beta(.25, .75), logits drift +.6, sd .3", _walk((0.25, 0.75), _constant(0.6, 0.3)))
-_add("slow-drift", "Beta(1, 3), logits drift +.3, sd .3", _walk((1, 3), _constant(0.3, 0.3)))
-_add("fast-drift", "Beta(1, 3), logits drift +1, sd .5", _walk((1, 3), _constant(1.0, 0.5)))
-_add("fast-walk", "Beta(.5, 2), logits walk, sd 1.5", _walk((0.5, 2), _constant(0, 1.5)))
+_add("paper-walk", "Beta(0.3, 0.3), logits walk, sd 0.9", _walk((0.3, 0.3), _constant(0, 0.9)))
+_add("paper-drift", "Beta(0.25, 0.75), logits drift +0.6, sd 0.3", _walk((0.25, 0.75), _constant(0.6, 0.3)))
+_add("slow-drift", "Beta(1, 3), logits drift +0.3, sd 0.3", _walk((1, 3), _constant(0.3, 0.3)))
+_add("fast-drift", "Beta(1, 3), logits drift +1, sd 0.5", _walk((1, 3), _constant(1.0, 0.5)))
+_add("fast-walk", "Beta(0.5, 2), logits walk, sd 1.5", _walk((0.5, 2), _constant(0, 1.5)))
 _add(
     "decelerating",
-    "Beta(.5, 2), logits move by 2, .4, then .1 a visit: most is learnt in the first epoch",
+    "Beta(0.5, 2), logits move by 2, 0.4, then 0.1 a visit: most is learnt in the first epoch",
     _walk((0.5, 2), _one_after_another([(2.0, 0.5), (0.4, 0.1), (0.1, 0.1)])),
 )
-_add("jumps", "Beta(.5, .5), one prompt in ten starts anew at each visit", _jumps((0.5, 0.5), 0.1))
-_add("very-fast", "Beta(.5, 2), logits drift +1.5, sd .5", _walk((0.5, 2), _constant(1.5, 0.5)))
+_add("jumps", "Beta(0.5, 0.5), one prompt in ten starts anew at each visit", _jumps((0.5, 0.5), 0.1))
+_add("very-fast", "Beta(0.5, 2), logits drift +1.5, sd 0.5", _walk((0.5, 2), _constant(1.5, 0.5)))
 
-# Seven meant to be hard for an estimator that shares a prior and a discount over all prompts.
+# Seven meant to be hard for an estimator whose prior and discount are shared by all prompts.
 _add(
     "declining",
-    "Beta(.75, .25), logits drift -.8, sd .3: it forgets",
+    "Beta(0.75, 0.25), logits drift -0.8, sd 0.3: the policy forgets",
     _walk((0.75, 0.25), _constant(-0.8, 0.3)),
 )
-_add("grokking", "hard prompts, each solved at once at a visit of its own", _grokking)
+_add("grokking", "hard prompts, each solved suddenly at a random visit", _grokking)
 _add("two-speeds", "half of the prompts as stationary-U, half as very-fast", _two_speeds)
 _add(
     "late-change",
@@ -142,4 +142,4 @@ _add(
 )
 _add("oscillating", "logits swing by 2 from visit to visit: the past misleads", _oscillating)
 _add("alike", "Beta(20, 20), nothing moves: all prompts are about equally hard", _walk((20, 20), _constant(0, 0)))
-_add("hard", "Beta(.1, 2), logits drift +.3, sd .3: most groups are all wrong", _walk((0.1, 2), _constant(0.3, 0.3)))
+_add("hard", "Beta(0.1, 2), logits drift +0.3, sd 0.3: most groups are all wrong", _walk((0.1, 2), _constant(0.3, 0.3)))

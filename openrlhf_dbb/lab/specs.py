@@ -42,7 +42,7 @@ def parse(text: str) -> RewardEstimator:
 
 
 def label(estimator: RewardEstimator) -> str:
-    """Short name for tables: the discount or smoothing always, other parameters if they are not the default.
+    """Short name for tables: always with the discount or smoothing, with other parameters if not the default.
 
     Example:
         >>> label(parse("dbb")), label(parse("dbb:discount=0.25,prior_alpha=2")), label(parse("point"))
@@ -63,8 +63,13 @@ def family(estimator: RewardEstimator) -> str:
     return estimator.name + _others(estimator)
 
 
+def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator]:
+    """One estimator for each curve over the discount or smoothing, by the curve's name."""
+    return {family(estimator): estimator for estimator in estimators if knob(estimator)}
+
+
 def knob(estimator: RewardEstimator) -> str | None:
-    """The parameter that lies on the axis of the curves, ``discount`` or ``smoothing``; None if it has neither."""
+    """The parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
     names = estimator.parameter_names()
     return next((name for name in _KNOBS if name in names), None)
 
@@ -79,16 +84,38 @@ def turned(estimator: RewardEstimator, value: float) -> RewardEstimator | None:
     on_axis = knob(estimator)
     assert on_axis is not None
     try:
-        replaced: RewardEstimator = dataclasses.replace(estimator, **{on_axis: value})  # type: ignore[type-var]
+        return _replaced(estimator, **{on_axis: value})
     except ValueError:
         return None
-    return replaced
 
 
 def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, RewardEstimator]:
     """The estimator with its knob at each of the values that are in its range."""
     candidates = {value: turned(estimator, value) for value in values}
     return {value: candidate for value, candidate in candidates.items() if candidate is not None}
+
+
+def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEstimator:
+    """The estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
+    if getattr(estimator, "updates_per_epoch", None) != 0:
+        return estimator
+    return _replaced(estimator, updates_per_epoch=float(updates))
+
+
+def with_prior(estimator: RewardEstimator, alpha: float, beta: float) -> RewardEstimator:
+    """The estimator with the prior Beta(alpha, beta), if it has such a prior.
+
+    Raises:
+        ValueError: alpha or beta is outside its range.
+    """
+    if "prior_alpha" not in estimator.parameter_names():
+        return estimator
+    return _replaced(estimator, prior_alpha=alpha, prior_beta=beta)
+
+
+def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
+    changed: RewardEstimator = dataclasses.replace(estimator, **parameters)  # type: ignore[type-var]
+    return changed
 
 
 def _others(estimator: RewardEstimator) -> str:

@@ -11,12 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimators import Estimate, RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.play import with_updates
 
-Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -26,24 +25,29 @@ class Visits:
     Attributes:
         step: (V,) ascending.
         prompt: (V,) position of the prompt, 0 to ``prompts`` - 1.
-        number: (V,) 0 for a prompt's first visit, 1 for its second, and so on.
+        earlier: (V,) how many earlier visits its prompt had, 0 for the first.
         successes, rollouts: (V,) S and N.
         rewards_V_G: S ones, then N - S zeros, then NaN; the order within a group is not stored and does not matter.
         prompts: P.
     """
 
-    step: Whole
-    prompt: Whole
-    number: Whole
+    step: Integers
+    prompt: Integers
+    earlier: Integers
     successes: Floats
     rollouts: Floats
     rewards_V_G: Floats
     prompts: int
 
+    @property
+    def usual_rollouts(self) -> int:
+        """The most frequent N."""
+        return int(np.bincount(self.rollouts.astype(np.int64)).argmax())
+
 
 @dataclass(frozen=True)
 class Rerun:
-    """What an estimator says at each of V visits.
+    """An estimator's output at each of V visits.
 
     Attributes:
         estimate: what the visit's rollouts would have been scored with.
@@ -56,7 +60,7 @@ class Rerun:
     predictive: tuple[Floats, Floats] | None
 
 
-def visits(step: Whole, prompt_id: Whole, successes: Floats, rollouts: Whole) -> Visits:
+def visits(step: Integers, prompt_id: Integers, successes: Floats, rollouts: Integers) -> Visits:
     """Visits from the columns of a run's log, each (V,) and ordered by step.
 
     Raises:
@@ -67,44 +71,40 @@ def visits(step: Whole, prompt_id: Whole, successes: Floats, rollouts: Whole) ->
         at = int(wrong.argmax())
         raise UsageError(
             f"step {step[at]}, prompt {prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; only "
-            "rewards 0 and 1 can be replayed, since a group's single scores are not stored; choose another run"
+            "rewards 0 and 1 can be replayed, since the single scores of a group are not stored; choose another run"
         )
     known, prompt = np.unique(prompt_id, return_inverse=True)
-    order = np.argsort(prompt, kind="stable")
-    sizes = np.bincount(prompt, minlength=len(known))
-    number = np.empty_like(prompt)
-    number[order] = np.arange(len(prompt)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     slot = np.arange(rollouts.max(initial=0))
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
-    return Visits(step, prompt, number, successes, rollouts.astype(np.float64), rewards_V_G, len(known))
+    return Visits(step, prompt, earlier_visits(prompt), successes, rollouts.astype(np.float64), rewards_V_G, len(known))
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in the order they were recorded.
 
     Raises:
-        UsageError: the estimator refuses.
+        UsageError: the estimator cannot be used on these rewards.
     """
-    steps_an_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
-    estimator = with_updates(estimator, max(round(steps_an_epoch), 1))
-    shared = estimator.shared_fields
-    # Prompts that share nothing may be taken together visit by visit: the same result in fewer calls.
-    when = visits.step if shared else visits.number
+    steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
+    estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
+    # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
+    when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
     mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
     weight_known = predictive_known = True
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
-        before = {field: values if field in shared else values[members] for field, values in state.items()}
         try:
-            expected = estimator.predictive(before)
-            after, estimate = estimator.observe(before, rewards_P_G)
+            expected = estimator.predictive(estimator.state_at(state, members))
+            estimate = estimator.observe_at(state, members, rewards_P_G)
         except ValueError as error:
             raise UsageError(f"{specs.label(estimator)}: {error}") from error
         mean[rows], variance[rows] = estimate.mean, estimate.variance
-        # An estimator that reads first has seen nothing of the group.
-        share = estimator.group_weight(after, rewards_P_G) if estimator.reads == "after" else np.zeros(len(rows))
+        # An estimator that reads before it updates has seen nothing of the group.
+        share: Floats | None = np.zeros(len(rows))
+        if estimator.reads == "after":
+            share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
         if share is None:
             weight_known = False
         else:
@@ -113,11 +113,20 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
             predictive_known = False
         else:
             alpha[rows], beta[rows] = expected
-        for field, values in after.items():
-            if field in shared:
-                state[field] = values
-            else:
-                state[field][members] = values
     return Rerun(
         Estimate(mean, variance), weight if weight_known else None, (alpha, beta) if predictive_known else None
     )
+
+
+def earlier_visits(prompt: Integers) -> Integers:
+    """For each entry the number of earlier entries with the same value, (V,).
+
+    Example:
+        >>> earlier_visits(np.array([7, 9, 7, 7]))
+        array([0, 0, 1, 2])
+    """
+    _, member, sizes = np.unique(prompt, return_inverse=True, return_counts=True)
+    order = np.argsort(member, kind="stable")
+    earlier = np.empty(len(prompt), dtype=np.int64)
+    earlier[order] = np.arange(len(prompt)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return earlier

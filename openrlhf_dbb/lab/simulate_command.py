@@ -1,4 +1,4 @@
-"""``lab simulate``: any estimator on named regimes of moving success probabilities."""
+"""``lab simulate``: any estimator on named regimes of changing success probabilities."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import curves, regimes, specs
-from openrlhf_dbb.lab.curves import Curve, Floats
-from openrlhf_dbb.lab.experiment import Result, Setting, families, simulate
+from openrlhf_dbb.lab import error_curves, regimes, specs
+from openrlhf_dbb.lab.error_curves import ErrorCurve
+from openrlhf_dbb.lab.simulation import Result, Setting, simulate
 from openrlhf_dbb.terminal import table
 
 _ESTIMATORS = (
@@ -42,8 +43,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default 4 8 16)"
     )
-    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default .02, .05, .1, .15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=curves.DISCOUNTS, help=text)
+    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default 0.02, 0.05, 0.1, 0.15 ... 1)"
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=error_curves.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "epochs, in each of which every prompt is visited once"),
@@ -83,12 +84,12 @@ def _checked(arguments: argparse.Namespace) -> tuple[Setting, list[str], list[in
     """Setting, regimes, group sizes and discounts, each once."""
     for name in ("prompts", "visits", "batch", "seeds"):
         if getattr(arguments, name) < 1:
-            raise UsageError(f"--{name} {getattr(arguments, name)} is not a number from 1")
+            raise UsageError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     if arguments.seed < 0:
-        raise UsageError(f"--seed {arguments.seed} is not a number from 0")
+        raise UsageError(f"--seed must be at least 0, got {arguments.seed}")
     for size in arguments.rollouts:
         if size < 1:
-            raise UsageError(f"--rollouts {size} is not a number from 1")
+            raise UsageError(f"--rollouts must be at least 1, got {size}")
     for discount in arguments.discounts:
         if not 0 < discount <= 1:
             raise UsageError(f"--discounts {discount:g} is not in (0, 1]")
@@ -148,24 +149,21 @@ def _mean_and_error(values_K: Floats) -> tuple[float, float | None]:
     return float(values_K.mean()), float(values_K.std(ddof=1) / count**0.5) if count > 1 else None
 
 
-def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[Curve]:
-    """Curves of what has a discount or smoothing, levels of what has none."""
-    names = {label: e.name for label, e in families(estimators).items()}
-    found = [Curve(names[label], label, x, mse.mean(axis=1)) for label, (x, mse) in result.sweeps.items() if x.size]
-    for e, mse_K in zip(estimators, result.mse_E_K, strict=True):
-        if not specs.knob(e):
-            found.append(Curve(e.name, specs.label(e), np.empty(0), mse_K.mean(keepdims=True)))
-    return curves.merged(found)
+def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[ErrorCurve]:
+    """Means over seeds: curves over the discount or smoothing, levels for estimators with neither."""
+    sweeps = {label: (x, mse_X_K.mean(axis=1)) for label, (x, mse_X_K) in result.sweeps.items() if x.size}
+    mean_E = dict(zip(estimators, result.mse_E_K.mean(axis=1), strict=True))
+    return error_curves.assembled(estimators, sweeps, lambda e: float(mean_E[e]))
 
 
 def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> list[Path]:
     """A panel for each regime."""
     figure, panels = small_multiples(len(results), panel_height=1.6)
     for panel, result in zip(panels, results, strict=True):
-        curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
+        error_curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
         panel.set_title(result.regime)
         panel.set_ylim(0, 1.4)
-    figure.supxlabel(curves.DISCOUNT_LABEL)
+    figure.supxlabel(error_curves.DISCOUNT_LABEL)
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figures.save(figure, folder, f"discounts_N{results[0].rollouts}")
@@ -174,11 +172,11 @@ def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: 
 def _draw_close_up(folder: Path, estimators: Sequence[RewardEstimator], result: Result) -> list[Path]:
     name = f"discounts_{result.regime}_N{result.rollouts}"
     title = f"{result.regime}, N = {result.rollouts}"
-    return curves.discount_figure(folder, name, title, _curves(estimators, result))
+    return error_curves.discount_figure(folder, name, title, _curves(estimators, result))
 
 
 def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float], setting: Setting) -> list[Path]:
-    """MSE against N: what takes no tuning, beside dbb at .4 and at the best discount of each N."""
+    """MSE against N: estimators without tuning, beside dbb at 0.4 and at the best discount of each N."""
     fixed = [specs.parse(text) for text in ("point", "empirical_bayes", "auto", "dbb:discount=0.4")]
     labelled = [(e.name, specs.label(e)) for e in fixed] + [("dbb", "dbb, best discount")]
     sizes = np.array(_GROUP_SIZES, dtype=np.float64)
@@ -189,7 +187,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
         mse_N_E_K = np.array([[*result.mse_E_K, result.best_K] for result in results])
         relative_E_N = (mse_N_E_K.mean(axis=2) / mse_N_E_K[:, :1].mean(axis=2)).T
         drawn = zip(labelled, relative_E_N, strict=True)
-        curves.draw_rollouts(panel, [Curve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
+        error_curves.draw_rollouts(panel, [ErrorCurve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
         panel.set_title(regime)
         panel.set_ylim(0, 1.4)
         records += [
@@ -213,4 +211,4 @@ def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], settin
         mse_X = mse_X_K.mean(axis=1)
         return float(x[mse_X.argmin()]), float(mse_X.min())
 
-    return curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)
+    return error_curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)

@@ -1,4 +1,4 @@
-"""``lab mse``: closed forms of bias, variance and mean squared error, for given or for probed success probabilities."""
+"""``lab mse``: closed forms of bias, variance and mean squared error, for given or probed success probabilities."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import curves, paper, probed, specs
-from openrlhf_dbb.lab.curves import Curve, Floats
-from openrlhf_dbb.lab.experiment import families
-from openrlhf_dbb.lab.known import Known
+from openrlhf_dbb.lab import error_curves, paper, probed, recorded, specs
+from openrlhf_dbb.lab.error_curves import DISCOUNTS, ErrorCurve
+from openrlhf_dbb.lab.probabilities import Probabilities
+from openrlhf_dbb.lab.recorded import RecordedRun
 from openrlhf_dbb.terminal import table
-from storage import DEFAULT_URL, URL_VARIABLE
 
 _ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 _GROUP_SIZES = (2, 4, 8, 16, 32)
@@ -34,8 +34,7 @@ def add_command(commands: Any) -> None:
     source.add_argument("--p", nargs="+", metavar="P1,P2,...", help="a prompt's success probabilities, visit by visit")
     source.add_argument("--csv", metavar="FILE", help="the same, a row for each prompt, without a header")
     source.add_argument("--run", metavar="RUN", help="a stored run with probes: name, number or start of the uuid")
-    url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
-    parser.add_argument("--store.url", dest="store_url", metavar="URL", help=url)
+    recorded.add_store(parser)
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
     text = f"as dbb:discount=0.4 (default: {' '.join(_ESTIMATORS)})"
     parser.add_argument("--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=text)
@@ -46,24 +45,28 @@ def add_command(commands: Any) -> None:
 def _command(arguments: argparse.Namespace) -> None:
     estimators = [specs.parse(text) for text in arguments.estimators]
     if arguments.rollouts is not None and arguments.rollouts < 1:
-        raise UsageError(f"--rollouts {arguments.rollouts} is not a number from 1")
+        raise UsageError(f"--rollouts must be at least 1, got {arguments.rollouts}")
     if arguments.run is not None:
-        probes = probed.read(arguments.store_url, arguments.run)
-        known, rollouts = probes.known, arguments.rollouts or probes.rollouts
-        title = f"{probes.run.name}, N = {rollouts}"
+        run = recorded.read(arguments)
+        probabilities = probed.probabilities(run)
+        rollouts = arguments.rollouts or run.visits.usual_rollouts
+        title = f"{run.record.name}, N = {rollouts}"
     else:
-        known, rollouts = Known.exactly(_sequences(arguments)), arguments.rollouts or 8
+        probabilities, rollouts = Probabilities.exactly(_sequences(arguments)), arguments.rollouts or 8
         title = f"given probabilities, N = {rollouts}"
-    header, rows = by_visit(known, estimators, rollouts)
+    header, rows = by_visit(probabilities, estimators, rollouts)
     folder = figures.folder(arguments)
-    print(f"{title}: mean over {len(known.p_Q_T)} prompts\n")
+    print(f"{title}: mean over {len(probabilities.p_Q_T)} prompts\n")
     print(table(header, rows), end="\n\n")
     if arguments.run is not None:
-        _print_probed(probes, rollouts)
-    files = [_write_moments(folder, known, estimators, rollouts), _write_curves(folder, known, estimators, rollouts)]
-    files += curves.discount_figure(folder, "discounts", title, _curves(known, estimators, rollouts))
-    files += _draw_rollouts(folder, known, rollouts)
-    files += _draw_prior(folder, title, known, rollouts)
+        _print_probed(run, probabilities, rollouts)
+    files = [
+        _write_moments(folder, probabilities, estimators, rollouts),
+        _write_curves(folder, probabilities, estimators, rollouts),
+    ]
+    files += error_curves.discount_figure(folder, "discounts", title, _curves(probabilities, estimators, rollouts))
+    files += _draw_rollouts(folder, probabilities, rollouts)
+    files += _draw_prior(folder, title, probabilities, rollouts)
     print("\n".join(str(path) for path in files))
 
 
@@ -99,80 +102,88 @@ def _probability(source: str, row: int, text: str) -> float:
 
 
 def by_visit(
-    known: Known, estimators: Sequence[RewardEstimator], rollouts: int
+    probabilities: Probabilities, estimators: Sequence[RewardEstimator], rollouts: int
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """The table: header, and bias^2, variance and MSE by estimator and visit, then over all visits."""
     rows: list[tuple[Any, ...]] = []
     for estimator in estimators:
-        found = known.moments(estimator, rollouts)
+        found = probabilities.moments(estimator, rollouts)
         parts = (found.bias**2, found.variance, found.mse)
-        for visit in range(known.p_Q_T.shape[1]):
+        for visit in range(probabilities.p_Q_T.shape[1]):
             rows.append((specs.label(estimator), str(visit + 1), *(float(np.nanmean(x[:, visit])) for x in parts)))
         rows.append((specs.label(estimator), "all", *(float(np.nanmean(x)) for x in parts)))
     return ["estimator", "visit", "bias^2", "variance", "mse"], rows
 
 
-def _print_probed(probes: probed.Probed, rollouts: int) -> None:
-    if probes.run.parent is not None:
-        print("The run was warm-started; the closed forms begin with the estimators' own priors all the same.\n")
+def _print_probed(run: RecordedRun, probabilities: Probabilities, rollouts: int) -> None:
+    if run.record.parent is not None:
+        print("The run was warm-started; the closed forms start from the estimators' own priors nevertheless.\n")
     print("Closed forms with the probed p~ in place of p, beside the paper's (Qwen3-1.7B-Base, N = 8). Squared")
-    print("differences of p~ between visits hold the probes' noise as well; the second column is without it.\n")
-    print(table(*paper.beside(probes.known, rollouts)), end="\n\n")
-    print("What the run's own estimates missed, noise of the probes removed\n")
-    rows = [(name, *values) for name, values in probes.realised.items()]
+    print("differences of p~ between visits include the probes' noise; it is removed in the second column.\n")
+    print(table(*paper.beside(probabilities, rollouts)), end="\n\n")
+    print("Errors of the run's own estimates, noise of the probes removed\n")
+    rows = [(name, *values) for name, values in probed.realised_errors(run).items()]
     print(table(("estimate", "mse", "standard error"), rows), end="\n\n")
 
 
-def _write_moments(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
+def _write_moments(
+    folder: Path, probabilities: Probabilities, estimators: Sequence[RewardEstimator], rollouts: int
+) -> Path:
     rows = []
     for estimator in estimators:
-        found = known.moments(estimator, rollouts)
-        for prompt, visit in np.argwhere(~np.isnan(known.p_Q_T)):
+        found = probabilities.moments(estimator, rollouts)
+        for prompt, visit in np.argwhere(~np.isnan(probabilities.p_Q_T)):
             cell = (prompt, visit)
-            values = (known.p_Q_T[cell], found.bias[cell], found.variance[cell], found.mse[cell])
+            values = (probabilities.p_Q_T[cell], found.bias[cell], found.variance[cell], found.mse[cell])
             rows.append((specs.label(estimator), prompt + 1, visit + 1, *values))
     header = ("estimator", "prompt", "visit", "p", "bias", "variance", "mse")
     return write_csv(folder / "moments.csv", header, rows)
 
 
-def _write_curves(folder: Path, known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> Path:
+def _write_curves(
+    folder: Path, probabilities: Probabilities, estimators: Sequence[RewardEstimator], rollouts: int
+) -> Path:
     """Errors over the discount, with the probabilities as they are and with the noise of probes removed."""
     candidates: list[tuple[str, float | None, RewardEstimator]] = []
-    for label, estimator in families(estimators).items():
-        candidates += [(label, x, candidate) for x, candidate in specs.swept(estimator, curves.DISCOUNTS).items()]
+    for label, estimator in specs.families(estimators).items():
+        candidates += [(label, x, candidate) for x, candidate in specs.swept(estimator, DISCOUNTS).items()]
     candidates += [(specs.label(e), None, e) for e in estimators if not specs.knob(e)]
-    rows = ((label, x, known.mse(e, rollouts), known.mse_without_noise(e, rollouts)) for label, x, e in candidates)
+    rows = (
+        (label, x, probabilities.mse(e, rollouts), probabilities.mse_without_noise(e, rollouts))
+        for label, x, e in candidates
+    )
     header = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
     return write_csv(folder / "discounts.csv", header, rows)
 
 
-def _curves(known: Known, estimators: Sequence[RewardEstimator], rollouts: int) -> list[Curve]:
-    found = []
-    for label, estimator in families(estimators).items():
-        swept = specs.swept(estimator, curves.DISCOUNTS)
-        mse = np.array([known.mse(candidate, rollouts) for candidate in swept.values()])
-        found.append(Curve(estimator.name, label, np.array(list(swept)), mse))
-    for e in estimators:
-        if not specs.knob(e):
-            found.append(Curve(e.name, specs.label(e), np.empty(0), np.array([known.mse(e, rollouts)])))
-    return curves.merged(found)
+def _curves(probabilities: Probabilities, estimators: Sequence[RewardEstimator], rollouts: int) -> list[ErrorCurve]:
+    sweeps = {}
+    for label, estimator in specs.families(estimators).items():
+        swept = specs.swept(estimator, DISCOUNTS)
+        sweeps[label] = (
+            np.array(list(swept)),
+            np.array([probabilities.mse(candidate, rollouts) for candidate in swept.values()]),
+        )
+    return error_curves.assembled(estimators, sweeps, lambda e: probabilities.mse(e, rollouts))
 
 
-def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
-    """MSE against N of dbb at .4 and at the discount that is best for ``rollouts``, and of the point estimator."""
-    (dbb,) = _curves(known, [specs.parse("dbb")], rollouts)
+def _draw_rollouts(folder: Path, probabilities: Probabilities, rollouts: int) -> list[Path]:
+    """MSE against N of dbb at 0.4 and at the discount that is best for ``rollouts``, and of the point estimator."""
+    (dbb,) = _curves(probabilities, [specs.parse("dbb")], rollouts)
     discounts = sorted({0.4, dbb.best()[0]})
     shown = [specs.parse("point"), *(specs.parse(f"dbb:discount={x}") for x in discounts)]
     sizes = np.array(_GROUP_SIZES, dtype=np.float64)
-    mse_E_N = np.array([[known.mse(e, size) for size in _GROUP_SIZES] for e in shown])
+    mse_E_N = np.array([[probabilities.mse(e, size) for size in _GROUP_SIZES] for e in shown])
     with np.errstate(divide="ignore", invalid="ignore"):  # point is exact where p is 0 or 1
         relative_E_N = mse_E_N / mse_E_N[0]
     figure, (absolute, relative) = small_multiples(2, panel_height=3.2, sharey=False)
     for panel, values_E_N in ((absolute, mse_E_N), (relative, relative_E_N)):
         pairs = zip(shown, values_E_N, strict=True)
-        curves.draw_rollouts(panel, [Curve(e.name, specs.label(e), sizes, values_N) for e, values_N in pairs])
+        error_curves.draw_rollouts(
+            panel, [ErrorCurve(e.name, specs.label(e), sizes, values_N) for e, values_N in pairs]
+        )
         panel.set_ylim(bottom=0)
-    absolute.set_ylabel(curves.MSE_LABEL)
+    absolute.set_ylabel(error_curves.MSE_LABEL)
     relative.set_ylabel("MSE / MSE of point")
     figure.supxlabel("rollouts of a group, N")
     figure.legend(*absolute.get_legend_handles_labels(), loc="outside upper center", ncols=3)
@@ -185,11 +196,11 @@ def _draw_rollouts(folder: Path, known: Known, rollouts: int) -> list[Path]:
     return [csv_file, *figures.save(figure, folder, "rollouts")]
 
 
-def _draw_prior(folder: Path, title: str, known: Known, rollouts: int) -> list[Path]:
+def _draw_prior(folder: Path, title: str, probabilities: Probabilities, rollouts: int) -> list[Path]:
     def best_of(alpha: float, beta: float) -> tuple[float, float]:
         prior = specs.parse(f"dbb:prior_alpha={alpha},prior_beta={beta}")
-        errors = {x: known.mse(e, rollouts) for x, e in specs.swept(prior, curves.DISCOUNTS).items()}
+        errors = {x: probabilities.mse(e, rollouts) for x, e in specs.swept(prior, DISCOUNTS).items()}
         best = min(errors, key=errors.__getitem__)
         return best, errors[best]
 
-    return curves.prior_figure(folder, title, best_of)
+    return error_curves.prior_figure(folder, title, best_of)

@@ -1,6 +1,6 @@
-"""``lab calibration``: were the forecasts of a run's next visits right.
+"""``lab calibration``: were the forecasts of a run's next visits right?
 
-A forecast is made before the visit's rollouts are seen; the estimate that scores a group holds that group, and is none.
+A forecast is made before the visit's rollouts are seen; the estimate that scores a group is none, as it includes them.
 Axes: V visits with history, S possible numbers of successes.
 """
 
@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
+from estimators.base import Floats
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import criteria, curves, forecast, recorded, specs
+from openrlhf_dbb.lab import criteria, error_curves, forecast, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
-from openrlhf_dbb.lab.recorded import Recorded
-from openrlhf_dbb.lab.visits import Floats, Visits, Whole, rerun
+from openrlhf_dbb.lab.recorded import RecordedRun
+from openrlhf_dbb.lab.visits import Integers, Visits, rerun
 from openrlhf_dbb.terminal import table
 
 LEVELS = (0.5, 0.8, 0.95)
@@ -37,7 +38,7 @@ PIT off: mean over bins of |density - 1| (by chance alone)"""
 
 @dataclass(frozen=True)
 class Calibration:
-    """How an estimator's forecasts came out.
+    """How good an estimator's forecasts were.
 
     Attributes:
         reliability: of the forecast means.
@@ -57,14 +58,14 @@ class Calibration:
 
 
 def calibrate(estimator: RewardEstimator, visits: Visits, *, seed: int = 0) -> Calibration:
-    """Replay the visits with ``estimator`` and compare its forecasts with what came.
+    """Replay the visits with ``estimator`` and compare its forecasts with the outcomes.
 
     Raises:
-        UsageError: no prompt was visited twice, or the estimator refuses.
+        UsageError: no prompt was visited twice, or the estimator cannot be used on these rewards.
     """
-    past = np.flatnonzero(visits.number > 0)
+    past = np.flatnonzero(visits.earlier > 0)
     if not len(past):
-        raise UsageError("every prompt was visited once, so no visit can be forecast; come back after the second pass")
+        raise UsageError("every prompt was visited once, so no visit can be forecast; try again after the second pass")
     again = rerun(estimator, visits)
     label, name = specs.label(estimator), estimator.name
     share = (visits.successes / visits.rollouts)[past]
@@ -88,7 +89,7 @@ def calibrate(estimator: RewardEstimator, visits: Visits, *, seed: int = 0) -> C
 
 
 def pit_band(visits: int) -> tuple[float, float]:
-    """95 % interval of each bin of the density, if the PIT of so many visits is uniform."""
+    """95 % interval of each bin of the density, if the PIT of this many visits is uniform."""
     deviation = np.sqrt((PIT_BINS - 1) / visits)
     return 1 - _BAND * deviation, 1 + _BAND * deviation
 
@@ -110,19 +111,19 @@ def add_command(commands: Any) -> None:
 
 
 def calibration(arguments: argparse.Namespace) -> None:
-    """Do what ``lab calibration`` was asked to.
+    """Run ``lab calibration``.
 
     Raises:
-        UsageError, storage.StoreError: the run, a flag or a candidate does not fit.
+        UsageError, storage.StoreError: the run or a flag cannot be used.
     """
-    what = recorded.read(arguments)
+    run = recorded.read(arguments)
     named = [specs.parse(text) for text in arguments.estimators or ()]
-    chosen = {specs.label(estimator): estimator for estimator in named or _usual(what)}
-    results = [calibrate(estimator, what.visits, seed=arguments.seed) for estimator in chosen.values()]
-    count = int((what.visits.number > 0).sum())
-    print(f"run {what.run.name}: {count} visits forecast, of prompts seen before")
-    if what.run.parent is not None:
-        print(f"warm-started from {what.run.parent['name']}: replayed from the estimators' own priors instead")
+    chosen = {specs.label(estimator): estimator for estimator in named or _usual(run)}
+    results = [calibrate(estimator, run.visits, seed=arguments.seed) for estimator in chosen.values()]
+    count = int((run.visits.earlier > 0).sum())
+    print(f"run {run.record.name}: {count} visits forecast, of prompts seen before")
+    if run.record.parent is not None:
+        print(f"warm-started from {run.record.parent['name']}: replayed from the estimators' own priors instead")
     if not named:
         print("dbb is shown at the discount with the best log score")
     print(f"\n{_table(results)}\n")
@@ -131,17 +132,17 @@ def calibration(arguments: argparse.Namespace) -> None:
         print(path)
 
 
-def _usual(what: Recorded) -> list[RewardEstimator]:
-    own = recorded.own_estimator(what.run)
-    dbb = recorded.sweep(["dbb"], curves.DISCOUNTS)
-    scores = [calibrate(candidate, what.visits).log_score or 0.0 for candidate in dbb]
+def _usual(run: RecordedRun) -> list[RewardEstimator]:
+    own = recorded.own_estimator(run.record)
+    dbb = recorded.sweep(["dbb"], error_curves.DISCOUNTS)
+    scores = [calibrate(candidate, run.visits).log_score or 0.0 for candidate in dbb]
     best = dbb[int(np.argmax(scores))]
     return [*([own] if own is not None else []), best, specs.parse("auto")]
 
 
-def _previous(visits: Visits) -> Whole:
-    """(V,) position of the same prompt's visit before; of no meaning for first visits."""
-    order = np.lexsort((visits.number, visits.prompt))
+def _previous(visits: Visits) -> Integers:
+    """(V,) position of the same prompt's previous visit; arbitrary for first visits."""
+    order = np.lexsort((visits.earlier, visits.prompt))
     previous = np.empty_like(order)
     previous[order] = np.roll(order, 1)
     return previous
@@ -203,7 +204,7 @@ def _draw_pit(folder: Path, results: Sequence[Calibration], count: int) -> list[
         axes.axhspan(*pit_band(count), color="#7F7F7F", alpha=0.5, linewidth=0)
         axes.axhline(1, color="black", linewidth=1)
         axes.set_title(result.label)
-        axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     figure.supxlabel("PIT of the next visit's successes (grey: 95 % if right)", fontsize="medium")
     figure.supylabel("density", fontsize="medium")
     return figures.save(figure, folder, "calibration_pit")
@@ -219,8 +220,8 @@ def _draw_reliability(folder: Path, results: Sequence[Calibration]) -> list[Path
         axes.set_title(result.label)
         axes.text(0.05, 0.95, f"error {bins.calibration_error:.3f}", ha="left", va="top", transform=axes.transAxes)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-        axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-        axes.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
+        axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
     figure.supxlabel("forecast success rate", fontsize="medium")
     figure.supylabel("observed S/N", fontsize="medium")
     return figures.save(figure, folder, "calibration_reliability")

@@ -1,18 +1,74 @@
-"""Estimators and discounts measured on simulated trainings, all on the same draws.
+"""Simulated trainings, where the truth is known: every estimator and every discount on the same draws.
 
-Axes: K seeds, E estimators, X discounts.
+Axes: P prompts, G rollouts per group, T visits (one visit of every prompt is an epoch); K seeds, E estimators, X
+discounts.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimators import RewardEstimator
-from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.play import Draws, Floats, draw, mean_squared_error
+from estimators.base import Floats
+from openrlhf_dbb.lab import regimes, specs
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What happened in one simulated training.
+
+    Attributes:
+        p_P_T: success probabilities.
+        rewards_T_P_G: 0 or 1, sorted within a group: estimators ignore the order.
+        order_T_P: the order in which an epoch visits the prompts.
+    """
+
+    p_P_T: Floats
+    rewards_T_P_G: Floats
+    order_T_P: NDArray[np.int64]
+
+
+def draw(regime: str, rollouts: int, prompts: int, visits: int, seed: int) -> Draws:
+    """One training of a regime; probabilities and order do not depend on ``rollouts``.
+
+    Raises:
+        ValueError: there is no such regime.
+    """
+    paths = regimes.get(regime).paths
+    key = zlib.crc32(regime.encode())
+    rng = np.random.default_rng([seed, key])
+    p_P_T = paths(rng, prompts, visits)
+    order_T_P = np.stack([rng.permutation(prompts) for _ in range(visits)])
+    successes_P_T = np.random.default_rng([seed, key, rollouts]).binomial(rollouts, p_P_T)
+    rewards_T_P_G = (np.arange(rollouts) < successes_P_T.T[:, :, None]).astype(np.float64)
+    return Draws(p_P_T, rewards_T_P_G, order_T_P)
+
+
+def estimated_means(estimator: RewardEstimator, draws: Draws, batch: int) -> Floats:
+    """The means an estimator gives at each visit, (P, T), with ``batch`` prompts per policy step.
+
+    Estimators without run-wide state take a whole epoch per call; the result is identical.
+    """
+    visits, prompts, _ = draws.rewards_T_P_G.shape
+    estimator = specs.with_updates_per_epoch(estimator, -(-prompts // batch))
+    size = batch if estimator.shared_fields else prompts
+    state = estimator.initial_state(prompts)
+    mean_T_P = np.empty((visits, prompts))
+    for visit, rewards_P_G in enumerate(draws.rewards_T_P_G):
+        for start in range(0, prompts, size):
+            seen = draws.order_T_P[visit, start : start + size]
+            mean_T_P[visit, seen] = estimator.observe_at(state, seen, rewards_P_G[seen]).mean
+    return mean_T_P.T
+
+
+def mean_squared_error(estimator: RewardEstimator, draws: Draws, batch: int) -> float:
+    """Mean over prompts and visits of (mean - p)^2."""
+    return float(np.mean((estimated_means(estimator, draws, batch) - draws.p_P_T) ** 2))
 
 
 @dataclass(frozen=True)
@@ -88,7 +144,7 @@ def simulate(
         ValueError: there is no such regime.
     """
     draws = setting.draws(regime, rollouts)
-    sweeps = {name: setting.sweep(e, discounts, draws) for name, e in families(estimators).items()}
+    sweeps = {name: setting.sweep(e, discounts, draws) for name, e in specs.families(estimators).items()}
     _, dbb_X_K = sweeps["dbb"] if "dbb" in sweeps else setting.sweep(specs.parse("dbb"), discounts, draws)
     return Result(
         regime,
@@ -98,8 +154,3 @@ def simulate(
         point_K=setting.measure([specs.parse("point")], draws)[0],
         best_K=dbb_X_K[dbb_X_K.mean(axis=1).argmin()],
     )
-
-
-def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator]:
-    """One estimator for each curve over the discount, by the curve's label."""
-    return {specs.family(e): e for e in estimators if specs.knob(e)}

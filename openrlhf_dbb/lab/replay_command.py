@@ -12,10 +12,10 @@ import numpy as np
 from estimators import RewardEstimator
 from openrlhf_dbb import figures
 from openrlhf_dbb.csv_files import write_csv
-from openrlhf_dbb.lab import criteria, curves, recorded, specs
-from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Verdict, evaluate, judge, shown
-from openrlhf_dbb.lab.recommend import DRAWS
-from openrlhf_dbb.lab.recorded import Recorded
+from openrlhf_dbb.lab import criteria, error_curves, recorded, specs
+from openrlhf_dbb.lab.bootstrap import DRAWS
+from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Ranking, evaluate, judge, shown
+from openrlhf_dbb.lab.recorded import RecordedRun
 from openrlhf_dbb.lab.replay_figures import draw_advantages, draw_criterion
 from openrlhf_dbb.lab.visits import Visits
 from openrlhf_dbb.terminal import table
@@ -39,13 +39,13 @@ def add_command(commands: Any) -> None:
         nargs="+",
         type=float,
         metavar="X",
-        default=curves.DISCOUNTS,
-        help="discounts (and smoothings) to try (default .02 to 1)",
+        default=error_curves.DISCOUNTS,
+        help="discounts (and smoothings) to try (default 0.02 to 1)",
     )
     parser.add_argument(
         "--priors", nargs="+", type=recorded.prior, metavar="A,B", default=(), help="Beta priors to try (default 1,1)"
     )
-    text = "what decides (default: probes if any, else mse); likelihood judges forecasts, which want a longer memory"
+    text = "what decides (default: probes if any, else mse); likelihood favours longer memory, as forecasts need it"
     parser.add_argument("--criterion", choices=CRITERIA, help=text)
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
     figures.add_out(parser)
@@ -53,76 +53,76 @@ def add_command(commands: Any) -> None:
 
 
 def replay(arguments: argparse.Namespace) -> None:
-    """Do what ``lab replay`` was asked to.
+    """Run ``lab replay``.
 
     Raises:
-        UsageError, storage.StoreError: the run, a flag or a candidate does not fit.
+        UsageError, storage.StoreError: the run or a flag cannot be used.
     """
-    what = recorded.read(arguments)
+    run = recorded.read(arguments)
     named = arguments.estimators or recorded.ESTIMATORS
     candidates = recorded.sweep(named, arguments.discounts, arguments.priors)
-    own = recorded.own_estimator(what.run)
+    own = recorded.own_estimator(run.record)
     if own is not None and not arguments.estimators and specs.label(own) not in map(specs.label, candidates):
         candidates.append(own)
-    outcomes = [evaluate(candidate, what.visits, what.probes) for candidate in candidates]
-    criterion = arguments.criterion or ("probes" if what.probes is not None else "mse")
-    verdict = judge(outcomes, what.visits, criterion, seed=arguments.seed)
-    print("\n".join(introduction(what, own)))
-    print(f"\n{_table(verdict, outcomes, own)}\n")
-    print("\n".join(recommendation(verdict, what.visits)))
+    outcomes = [evaluate(candidate, run.visits, run.probes) for candidate in candidates]
+    criterion = arguments.criterion or ("probes" if run.probes is not None else "mse")
+    ranking = judge(outcomes, run.visits, criterion, seed=arguments.seed)
+    print("\n".join(introduction(run, own)))
+    print(f"\n{_table(ranking, outcomes, own)}\n")
+    print("\n".join(recommendation(ranking, run.visits)))
     print()
-    for path in _write(figures.folder(arguments), verdict, outcomes, what.visits):
+    for path in _write(figures.folder(arguments), ranking, outcomes, run.visits):
         print(path)
 
 
-def introduction(what: Recorded, own: RewardEstimator | None) -> list[str]:
-    """What was replayed, and what to bear in mind."""
-    run, visits = what.run, what.visits
-    unanimous = np.mean((visits.successes == 0) | (visits.successes == visits.rollouts))
+def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
+    """What was replayed, and the caveats."""
+    record, visits = run.record, run.visits
+    zero_variance = np.mean((visits.successes == 0) | (visits.successes == visits.rollouts))
     lines = [
-        f"run {run.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
-        f"{visits.rollouts.mean():.3g} rollouts a visit, {unanimous:.0%} of the groups unanimous",
-        f"trained with {specs.label(own) if own is not None else run.estimator + ', which is not installed here'}",
+        f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
+        f"{visits.rollouts.mean():.3g} rollouts a visit, {zero_variance:.0%} of the groups have zero variance",
+        f"trained with {specs.label(own) if own is not None else record.estimator + ', which is not installed here'}",
     ]
-    if run.parent is not None:
+    if record.parent is not None:
         lines.append(
-            f"warm-started from {run.parent['name']}: candidates are replayed from their own priors instead, "
+            f"warm-started from {record.parent['name']}: candidates are replayed from their own priors instead, "
             "which puts the first visits at a disadvantage"
         )
-    if what.probes is not None:
-        lines.append(f"probes: {len(what.probes.visit)} visits, {what.probes.samples.mean():.3g} samples each")
+    if run.probes is not None:
+        lines.append(f"probes: {len(run.probes.visit)} visits, {run.probes.samples.mean():.3g} samples each")
     return lines
 
 
-def recommendation(verdict: Verdict, visits: Visits) -> list[str]:
+def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     """The estimator and the discount to use next, and how sure that is."""
-    if not visits.number.any():
+    if not visits.earlier.any():
         return [
-            "every prompt was visited once: discounts and memories cannot be told apart (on a first visit a discount",
-            "only weakens the prior); keep what you have and replay again after the second pass",
+            "every prompt was visited once: discounts cannot be compared (on a first visit a discount only weakens the",
+            "prior); keep what you have and replay again after the second pass",
         ]
-    lines = [f"criterion: {CRITERIA[verdict.criterion]}"]
+    lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
     if visits.prompts < _FEW_PROMPTS:
         lines.append(f"only {visits.prompts} prompts: the intervals below say little")
-    ranking, best = verdict.ranking, verdict.best
-    wins = ranking.wins([outcome.estimator.name for outcome in verdict.candidates])
+    bootstrap, best = ranking.bootstrap, ranking.best
+    wins = bootstrap.wins([outcome.estimator.name for outcome in ranking.candidates])
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {_percent(wins[best.estimator.name])} draws")
-    lines += _second(verdict, visits)
-    lines += _discount(verdict)
+    lines += _second(ranking, visits)
+    lines += _discount(ranking)
     return [*lines, f"use next: {recorded.flags(best.estimator)}"]
 
 
-def _second(verdict: Verdict, visits: Visits) -> list[str]:
+def _second(ranking: Ranking, visits: Visits) -> list[str]:
     """How far behind the best candidate of any other estimator is."""
-    ranking, best = verdict.ranking, verdict.best
-    at = next((verdict.best_of(name) for name in verdict.names()[1:]), None)
+    bootstrap, best = ranking.bootstrap, ranking.best
+    at = next((ranking.best_of(name) for name in ranking.names()[1:]), None)
     if at is None:
         return []
-    label = verdict.candidates[at].label
-    excess, low, high = (values[at] for values in ranking.excess(ranking.best))
-    relative = "" if verdict.criterion == "likelihood" else f" or {excess / ranking.mean_C[ranking.best]:.1%}"
+    label = ranking.candidates[at].label
+    excess, low, high = (values[at] for values in bootstrap.excess(bootstrap.best))
+    relative = "" if ranking.criterion == "likelihood" else f" or {excess / bootstrap.mean_C[bootstrap.best]:.1%}"
     lines = [f"second: {label}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
-    if verdict.criterion == "mse" and best.estimator.shared_fields:
+    if ranking.criterion == "mse" and best.estimator.shared_fields:
         optimism = criteria.OPTIMISM * float(np.nanmean(criteria.noise(visits))) / visits.prompts
         low -= optimism
         lines.append(f"{best.label} is fitted to these very groups, so its mse may be too low by {optimism:.2g}")
@@ -131,15 +131,15 @@ def _second(verdict: Verdict, visits: Visits) -> list[str]:
     return lines
 
 
-def _discount(verdict: Verdict) -> list[str]:
-    members = verdict.members("dbb")
-    values = [float(verdict.candidates[at].value or 0) for at in members]
+def _discount(ranking: Ranking) -> list[str]:
+    members = ranking.members("dbb")
+    values = [float(ranking.candidates[at].value or 0) for at in members]
     if len(set(values)) < 2:
         return []
-    value, low, high = verdict.ranking.best_value(members, values)
+    value, low, high = ranking.bootstrap.best_value(members, values)
     line = f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g})"
     if high - low >= (max(values) - min(values)) / 2:
-        line += "; the log does not tell it"
+        line += "; this log does not determine it"
     return [line]
 
 
@@ -147,7 +147,7 @@ def _percent(share: float) -> str:
     return f"{share:.0%} of {DRAWS} bootstrap" if share < 1 else f"all {DRAWS} bootstrap"
 
 
-def _table(verdict: Verdict, outcomes: Sequence[Outcome], own: RewardEstimator | None) -> str:
+def _table(ranking: Ranking, outcomes: Sequence[Outcome], own: RewardEstimator | None) -> str:
     header = ("best of each", "mse (probes)", "mse (log)", "log-likelihood", "zero-advantage groups", "mean |A|")
     rows = [
         (
@@ -158,7 +158,7 @@ def _table(verdict: Verdict, outcomes: Sequence[Outcome], own: RewardEstimator |
             f"{outcome.advantages.zero_groups:.1%}",
             outcome.advantages.size,
         )
-        for outcome in shown(verdict, outcomes, own)
+        for outcome in shown(ranking, outcomes, own)
     ]
     return f"{table(header, rows)}\n{len(outcomes)} candidates; all are in replay.csv"
 
@@ -167,27 +167,27 @@ def _negative(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _write(folder: Path, verdict: Verdict, outcomes: Sequence[Outcome], visits: Visits) -> list[Path]:
-    header, rows = csv_rows(verdict, outcomes)
+def _write(folder: Path, ranking: Ranking, outcomes: Sequence[Outcome], visits: Visits) -> list[Path]:
+    header, rows = csv_rows(ranking, outcomes)
     paths = [write_csv(folder / "replay.csv", header, rows)]
     bins = [f"{low:g} to {high:g}" for low, high in zip(criteria.EDGES[:-1], criteria.EDGES[1:], strict=True)]
     histograms = [(o.label, o.advantages.zeros, *o.advantages.histogram) for o in outcomes]
     paths.append(write_csv(folder / "replay_advantages.csv", ("estimator", "0", *bins), histograms))
-    if visits.number.any():
-        paths += draw_criterion(folder, verdict)
-    return paths + draw_advantages(folder, shown(verdict, outcomes))
+    if visits.earlier.any():
+        paths += draw_criterion(folder, ranking)
+    return paths + draw_advantages(folder, shown(ranking, outcomes))
 
 
-def csv_rows(verdict: Verdict, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
+def csv_rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
     """Header and rows of ``replay.csv``: every candidate with all its numbers."""
     header = ["estimator", "parameters", "discount or smoothing", "mse probes", "mse log", "log-likelihood"]
     header += ["zero-advantage groups", "zero-advantage rollouts", "mean abs advantage"]
     header += ["criterion", "excess over best", "excess low", "excess high", "share of draws won"]
-    excess = np.stack(verdict.ranking.excess(verdict.ranking.best), axis=1)
-    wins = verdict.ranking.wins([outcome.label for outcome in verdict.candidates])
+    excess = np.stack(ranking.bootstrap.excess(ranking.bootstrap.best), axis=1)
+    wins = ranking.bootstrap.wins([outcome.label for outcome in ranking.candidates])
     judged = {
-        outcome.label: [verdict.criterion, *excess[at], wins[outcome.label]]
-        for at, outcome in enumerate(verdict.candidates)
+        outcome.label: [ranking.criterion, *excess[at], wins[outcome.label]]
+        for at, outcome in enumerate(ranking.candidates)
     }
     rows = [
         [

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_dbb.lab.visits import Floats, Whole
+from estimators.base import Floats
+from openrlhf_dbb.lab.visits import Integers
 
 DRAWS = 1000
 _CHUNK = 50  # draws at a time: 50 x 17,280 prompts are 7 MB
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """Mean loss of C candidates, and how it would have come out with other prompts.
+class Bootstrap:
+    """Mean loss of C candidates, and how it varies with the choice of prompts.
 
     Attributes:
         mean_C: over visits.
-        mean_B_C: the same of B resamples of the prompts, with replacement; all candidates see the same ones.
-        best: position of the lowest mean.
+        mean_B_C: over the visits of prompts resampled with replacement; in a draw all candidates see the same prompts.
     """
 
     mean_C: Floats
@@ -31,6 +31,7 @@ class Ranking:
 
     @property
     def best(self) -> int:
+        """Position of the candidate with the lowest mean."""
         return int(self.mean_C.argmin())
 
     def excess(self, over: int) -> tuple[Floats, Floats, Floats]:
@@ -39,29 +40,30 @@ class Ranking:
         return self.mean_C - self.mean_C[over], low, high
 
     def wins(self, names: Sequence[str]) -> dict[str, float]:
-        """Share of the draws in which the best candidate is one of this name, by name."""
+        """By name, the share of the draws in which the best candidate has that name."""
         winners = np.asarray(names)[self.mean_B_C.argmin(axis=1)]
         return {name: float((winners == name).mean()) for name in dict.fromkeys(names)}
 
     def best_value(self, members: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:
-        """The value of the best of some candidates, and the ends of its 95 % interval.
+        """The value (its discount, for example) of the best of some candidates, and the ends of its 95 % interval.
 
         Args:
             members: positions of the candidates.
-            values: of each of them, its discount for example.
+            values: one for each of them.
         """
         among, of = list(members), np.asarray(values)
         low, high = np.percentile(of[self.mean_B_C[:, among].argmin(axis=1)], [2.5, 97.5], method="nearest")
         return float(of[self.mean_C[among].argmin()]), float(low), float(high)
 
 
-def rank(losses: Sequence[Floats], prompt: Whole, *, seed: int = 0) -> Ranking:
+def bootstrap(losses: Sequence[Floats], prompt: Integers, *, seed: int = 0) -> Bootstrap:
     """Compare candidates by their mean loss over visits.
 
     Visits of one prompt depend on each other, so prompts are resampled, not visits.
 
     Args:
-        losses: of each of the C candidates, (V,), lower is better; NaN where a visit does not count, for all alike.
+        losses: of each of the C candidates, (V,), lower is better; NaN where a visit does not count, which must be
+            the same visits for all.
         prompt: (V,) position of the visit's prompt.
     """
     counted = ~np.isnan(losses[0])
@@ -75,4 +77,4 @@ def rank(losses: Sequence[Floats], prompt: Whole, *, seed: int = 0) -> Ranking:
         chosen = rng.integers(len(prompts), size=(size, len(prompts))) + len(prompts) * np.arange(size)[:, None]
         times_B_P = np.bincount(chosen.ravel(), minlength=size * len(prompts)).reshape(size, -1)
         means.append(times_B_P @ sums_P_C / (times_B_P @ visits_P)[:, None])
-    return Ranking(sums_P_C.sum(axis=0) / visits_P.sum(), np.concatenate(means))
+    return Bootstrap(sums_P_C.sum(axis=0) / visits_P.sum(), np.concatenate(means))
