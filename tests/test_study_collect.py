@@ -235,10 +235,10 @@ def test_runs_come_in_the_order_of_the_study_and_the_others_are_named(trained, f
     assert list(dict.fromkeys(column(found["epochs"], "run"))) == expected
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
     assert sorted(said) == [
-        "left out: mine, which is no name of the study",
+        "left out: mine, not the name of a run of the study",
         "left out: n2-auto-s1, unfinished at step 8",
-        "left out: n2-dbb-s1-again, which is no name of the study",
-        "left out: n2-other-s1, which is no name of the study",
+        "left out: n2-dbb-s1-again, not the name of a run of the study",
+        "left out: n2-other-s1, not the name of a run of the study",
     ]
     assert collected(trained, folder) == found
 
@@ -259,15 +259,6 @@ def test_names(text, name):
     assert Name.parse(text) == name
 
 
-def test_numbers_have_six_digits_and_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "numbers.csv"
-    path.write_text("something much longer than what comes\n")
-    rows = [{"a": 1 / 3, "b": 12345678}, {"a": float("nan"), "b": None}, {"a": 1234567.8, "c": "not asked for"}]
-    collect.write(path, ("a", "b"), rows)
-    assert path.read_text() == "a,b\n0.333333,12345678\n,\n1.23457e+06,\n"
-    assert [file.name for file in tmp_path.iterdir()] == ["numbers.csv"]
-
-
 def test_without_a_finished_run(trained, folder):
     trained("n2-grpo-s1", finished=False)
     with pytest.raises(UsageError, match=r"has no finished run of the study; train some, or name another store$"):
@@ -277,10 +268,10 @@ def test_without_a_finished_run(trained, folder):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "n4-grpo-s1"}, "run 'n4-grpo-s1' was trained with N 2, its name says 4; train it again"),
+        ({"name": "n4-grpo-s1"}, "run 'n4-grpo-s1' was trained with N 2, but its name says 4; train it again"),
         (
             {"name": "pilot-n2-grpo-lr0.001-s1"},
-            "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, its name says 0.001; train it",
+            "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, but its name says 0.001; train it",
         ),
         (
             {"name": "n2-grpo-s1", "sources": ("easy", "ood")},
@@ -331,7 +322,7 @@ def test_rows_of_runs_that_another_machine_has_trained_stay(trained, folder, cap
     found = collected(trained, folder)
     assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
     assert (out / "epochs.csv").read_text() == before
-    assert f"{out}/runs.csv: 2 rows, 1 of them of runs that are not in the store" in capsys.readouterr().out
+    assert f"{out}/runs.csv: 2 rows, 1 of them from runs that are not in this store" in capsys.readouterr().out
 
 
 def test_a_file_with_other_columns_is_not_overwritten(trained, folder):

@@ -14,7 +14,8 @@ cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from study import control, exact, protocol  # noqa: E402
-from study.policy_gradient import NOTHING, Tokens, sample  # noqa: E402
+from study.policy_gradient import sample  # noqa: E402
+from study.tokens import NOTHING, Tokens  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
 

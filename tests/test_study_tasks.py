@@ -85,6 +85,6 @@ def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_p
 
 
 def test_unknown_start_is_refused_and_nothing_is_made(tmp_path):
-    with pytest.raises(UsageError, match="'easy' is none of medium, hard"):
+    with pytest.raises(UsageError, match="unknown start 'easy'; available: medium, hard"):
         tasks.prepare(tmp_path / "task", 1, "easy")
     assert list(tmp_path.iterdir()) == []
