@@ -27,7 +27,7 @@ from study.cells import (
     plain_difference,
     tested,
     with_error,
-)  # fmt: skip
+)
 from study.data import ARMS, EXPERIMENTS, Study, is_pilot
 from study.verdict import REPEATED, repeated_title, verdict
 
