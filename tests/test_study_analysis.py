@@ -297,9 +297,7 @@ def test_everything_is_drawn_and_the_page_is_self_contained(tmp_path):
     assert not re.search(r'(src|href)="(?!data:|#)', html)
     for name in ("arms-n2", "contrasts-n8", "efficiency", "mechanism-n8", "gradients", "mse", "pilot", "cost"):
         assert f'<h3 id="{name}">' in html
-    assert not tables.fill(
-        document, tables.build(files.load(tmp_path / "study"))
-    )  # a second time changes nothing
+    assert not tables.fill(document, tables.build(files.load(tmp_path / "study")))  # a second time changes nothing
 
 
 @pytest.mark.parametrize("only", ["runs", "epochs", "gradients", "mse", "one seed", "no baseline"])
