@@ -1,9 +1,9 @@
-"""Redraw the study from its CSV files: tables, figures, page, and the tables within its document.
+"""Redraw the study from its CSV files: figures, tables, page, and the tables in its document.
 
-    python scripts/draw_study.py [--data docs/study] [--output docs/study]        seconds; needs no training stack
+    python scripts/draw_study.py [--data docs/study] [--output docs/study]        takes seconds; needs no training stack
 
-Writes ``OUTPUT/*.png``, ``OUTPUT/tables.md`` and ``OUTPUT/index.html``. In ``OUTPUT.md`` (docs/study.md), if there,
-what stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced by the table of that name in tables.md.
+Writes ``OUTPUT/*.png``, ``OUTPUT/tables.md`` and ``OUTPUT/index.html``. If ``OUTPUT.md`` (docs/study.md) exists, what
+stands in it between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced by the table of that name in tables.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
-from study.page import draw
 
-FOLDER = Path(__file__).parents[1] / "docs" / "study"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "study"
 
 
 def main() -> None:
@@ -24,6 +24,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the CSV files (default docs/study)")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write to (default docs/study)")
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # study/ is not installed
+    from study.page import draw
+
     try:
         for path in draw(options.data, options.output):
             print(path)

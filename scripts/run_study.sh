@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then trains and draws the study in ./study; stopped anywhere, the same command continues it.
+# Sets up what is missing, then trains and draws the study into ./study-runs. If interrupted, the same command continues.
 #
-#   bash scripts/run_study.sh --smoke                    all of its machinery, in minutes
+#   bash scripts/run_study.sh --smoke                    the whole machinery in minutes, into ./study-smoke
 #   bash scripts/run_study.sh                            the study of docs/study.md, hours on two cores
-#   bash scripts/run_study.sh --experiments n2           only its primary experiment
+#   bash scripts/run_study.sh --experiments n2           only the primary experiment
 #   bash scripts/run_study.sh --protocol gpu             the same arms at the paper's scale (not run yet)
 #
 # Other arguments: python -m study --help
@@ -22,4 +22,5 @@ for argument in "$@"; do
     esac
 done
 PATH=$OPENRLHF_DBB_VENV/bin:$PATH
+export PYTHONPATH="$repo${PYTHONPATH:+:$PYTHONPATH}"  # study/ is not installed
 exec python -m study "${arguments[@]}"

@@ -1,1 +1,32 @@
-"""The study: what history buys, with controls, seeds and tests, through the real pipeline."""
+"""The study of docs/study.md: does history make a better policy at equal rollouts? Not part of the installed package.
+
+    python -m study            train a protocol's runs, measure, collect and draw (scripts/run_study.sh sets it up)
+    scripts/draw_study.py      redraw from the committed CSV files; needs no training stack
+
+Train, through the real pipeline:
+    protocols/       what is trained, one TOML file per protocol: cpu, smoke, gpu
+    protocol         reads a protocol into runs and their command lines
+    tasks            a seed's data and warm-started model
+    run              trains what is not finished, in lanes side by side; lane() is the process of one lane
+    session          trainings one after another in the same Ray actors
+
+Measure, at the policies of finished runs and without the pipeline:
+    measure          what is still to be measured, in processes side by side
+    tokens           prompts and answers as token ids, policies to measure
+    policy_gradient  sampling, log-probabilities and gradients of a tiny policy
+    exact            accuracy without sampling
+    gradients        cosine of each estimator's update with a low-noise gradient
+    control          the same training in plain PyTorch
+
+Collect and show:
+    collect          from the store, event files and measurements to CSV
+    data             the rows of the CSV files, and the study made of them
+    files            reads and writes these files
+    analysis         paired differences, rollouts to a target, gradients, errors of estimates
+    cells            table cells as text
+    tables           the tables
+    explanations     the tables of the control and of the masked token
+    verdict          the results in one line per comparison
+    figures          the figures
+    page             everything drawn at once: figures, tables, the HTML page, the tables in docs/study.md
+"""

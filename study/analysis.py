@@ -1,7 +1,7 @@
-"""The study's numbers out of its CSV files: paired differences, rollouts to a target, gradients, errors of estimates.
+"""The study's results from its rows: paired differences, rollouts to a target, gradients, errors of estimates.
 
 Axes: R seeds (runs of an arm), E points of a curve (0 and the epochs), B bootstrap draws. Accuracies and rewards are
-in [0, 1]; percentage points are made when they are printed. NaN stands for an empty field.
+in [0, 1] and become percentage points when printed. NaN stands for an empty field.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm
-from study.data import ARMS, EXPERIMENTS, Epoch, Error, Floats, Gradient, Run, Study, is_pilot, load
-
-__all__ = ["ARMS", "EXPERIMENTS", "Study", "is_pilot", "load"]
+from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm, paired_t
+from study.data import EpochRow, ErrorRow, Floats, GradientRow, RunRow, Study
 
 BASELINE = "grpo"
 PRIMARY = (("dbb", "grpo"), ("auto", "grpo"))
@@ -29,24 +26,26 @@ SECONDARY = (
     ("laplace", "grpo"),
     ("dr_grpo-dbb", "dr_grpo"),
 )
-"""Contrasts (first less second) that were set before any run; Holm's correction is over each of the two tuples."""
+"""Contrasts (first - second) fixed before any run; Holm's correction is within each of the two tuples."""
 FAMILIES = ("point", "laplace", "empirical_bayes", "ema", "dbb", "auto")
 """Estimators of mse.csv, in the order of tables and figures."""
 TARGET = "n8"
 """Experiment whose GRPO runs set the accuracy to be reached."""
 DRAWS = 2000
+_DECIMALS = 12  # differences of accuracies that are equal on paper differ beyond
 
 
 class Paired(NamedTuple):
     """Differences of two arms, paired by seed.
 
     Attributes:
-        n: pairs; all else is NaN without any, and all but the mean with one.
+        n: pairs; without any, all other values are NaN, with one all but the mean.
         mean: of the differences.
         error: standard error of the mean.
         low, high: ends of the 95 % t-interval.
-        p: two-sided paired t-test; without any variance the exact sign-flip test.
-        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance.
+        p: two-sided paired t-test; with zero variance the exact sign-flip test.
+        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance; NaN if
+            that is zero.
         difference_R: the differences, by seed.
     """
 
@@ -61,12 +60,12 @@ class Paired(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Rollouts that an arm needed for an accuracy.
+    """Rollouts that an arm needed to reach an accuracy.
 
     Attributes:
-        n, reached: curves, and those that got there.
-        median: over all n, curves that did not get there counting as infinite; infinite if fewer than half did.
-        low, high: ends of the 95 % bootstrap interval over seeds; infinite where beyond what was run.
+        n, reached: curves, and those that reached it.
+        median: over all n, with infinity for curves that did not reach it; infinite if fewer than half did.
+        low, high: ends of the 95 % bootstrap interval over seeds; infinite if beyond the rollouts run.
         most: rollouts of the longest run.
     """
 
@@ -79,18 +78,18 @@ class Reached(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """Gradients of an estimator; averaged over draws, then over n batches of all seeds (differences: to ``point``)."""
+    """Gradients of an estimator: means over draws, then over n batches of all seeds."""
 
     n: int
     cosine: float
     error: float
-    less_point: Paired
+    minus_point: Paired
     cosine_normalised: float
     mse: float
 
 
 class Accuracy(NamedTuple):
-    """MSE of an estimator at its best discount (NaN if it has none), mean over n runs; ``ratio`` to ``point``."""
+    """MSE of an estimator at a discount (NaN if it has none), mean over n runs; ``ratio`` to ``point``."""
 
     n: int
     discount: float
@@ -99,7 +98,7 @@ class Accuracy(NamedTuple):
 
 
 def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
-    """Mean and its standard error; NaN for what there are too few values for.
+    """Mean and its standard error; NaN where there are too few values.
 
     Example:
         >>> mean_and_error([1.0, 2.0, 3.0])
@@ -111,29 +110,26 @@ def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
 
 
 def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Paired:
-    """Two-sided paired t-test of first less second over the seeds (or other keys) that both have.
+    """Two-sided paired t-test of first - second over the seeds (or other keys) that both have.
 
     Raises:
         UsageError: scipy is not installed.
     """
-    # Equal on paper is equal: differences of decimal numbers are not exact.
-    return _paired(np.round([first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())], 12))
+    keys = sorted(first.keys() & second.keys())
+    first_R, second_R = (np.array([values[key] for key in keys], dtype=np.float64) for values in (first, second))
+    if not keys:
+        return Paired(0, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, first_R)
+    better, worse = paired_t(first_R, second_R), paired_t(second_R, first_R)
+    mean, error, degrees = better.difference, better.error, better.degrees
+    half, detectable = error, math.nan  # without variance, or with a single pair
+    if error > 0:
+        from scipy.stats import t  # installed: paired_t has used it
 
-
-def _paired(difference_R: Floats) -> Paired:
-    count = len(difference_R)
-    mean, error = mean_and_error(difference_R)
-    if count < 2:
-        return Paired(count, mean, math.nan, math.nan, math.nan, math.nan, math.nan, difference_R)
-    if np.ptp(difference_R) == 0:
-        p = 1.0 if mean == 0 else 2 * 0.5**count
-        return Paired(count, mean, 0.0, mean, mean, p, math.nan, difference_R)
-    t = _scipy_stats().t
-    degrees = count - 1
-    half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
-    p = 2 * float(t.sf(abs(mean) / error, degrees))
-    detectable = float(t.ppf(1 - ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * error
-    return Paired(count, mean, error, mean - half, mean + half, p, detectable, difference_R)
+        half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
+        detectable = float(t.ppf(1 - ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * error
+    two_sided = float(np.minimum(1.0, 2 * np.minimum(better.p, worse.p)))
+    difference_R = np.round(first_R - second_R, _DECIMALS)
+    return Paired(len(keys), mean, error, mean - half, mean + half, two_sided, detectable, difference_R)
 
 
 def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:
@@ -141,15 +137,22 @@ def compare(study: Study, experiment: str, first: str, second: str, name: str = 
     return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
 
 
+def against_baseline(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, tuple[Paired, float]]:
+    """Final accuracy of arms against GRPO, by arm: the test, and its p-value with Holm's correction over these arms."""
+    tests = {arm: compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE}
+    corrected = holm([test.p for test in tests.values()])
+    return {arm: (test, float(p)) for (arm, test), p in zip(tests.items(), corrected, strict=True)}
+
+
 def compared(study: Study, experiment: str) -> Study:
-    """Without the seeds of an experiment that GRPO alone has, which are only the target of other experiments' seeds."""
-    rows: list[Run | Epoch] = [*study.runs, *study.epochs]
+    """The study without seeds that GRPO alone has in the experiment: they set targets for other experiments only."""
+    rows: list[RunRow | EpochRow] = [*study.runs, *study.epochs]
     seeds = {row.seed for row in rows if row.experiment == experiment and row.arm != BASELINE}
     return study.of_seeds(seeds) if seeds else study
 
 
 def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
-    """The contrasts of an experiment with their p value by Holm, over the primary and over the secondary ones.
+    """The contrasts of an experiment and their p-values with Holm's correction, primary and secondary separately.
 
     Args:
         study: the rows.
@@ -157,7 +160,7 @@ def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str],
         name: the outcome, see :meth:`Study.outcome`.
 
     Returns:
-        By (first, second), in order; those without a pair are left out.
+        By (first, second), in order; contrasts without a common seed are left out.
     """
     found: dict[tuple[str, str], tuple[Paired, float]] = {}
     for family in (PRIMARY, SECONDARY):
@@ -169,7 +172,7 @@ def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str],
 
 
 def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> float:
-    """Rollouts at which a curve, linear between its points, first reaches the target; infinite if it does not.
+    """Rollouts at which a curve, linear between its points, first reaches the target; infinite if it never does.
 
     Example:
         >>> rollouts_needed(np.array([0.0, 100.0, 200.0]), np.array([0.4, 0.5, 0.6]), 0.55)
@@ -185,9 +188,9 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> fl
 
 
 def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
-    """Rollouts that the arm needs for the final accuracy of GRPO at N = 8.
+    """Rollouts that the arm needs to reach the final accuracy of GRPO at N = 8.
 
-    The target of a seed is the accuracy of its own GRPO run at N = 8, which began at the same model; seeds without one
+    A seed's target is the accuracy of its own GRPO run at N = 8, which started from the same model; seeds without one
     are left out.
 
     Returns:
@@ -211,13 +214,13 @@ def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
 
 
 def _quantile(values: Floats, share: float) -> Any:
-    """Along the last axis, always one of the values: between a number and infinity there is nothing."""
+    """Along the last axis; always one of the values, as infinity cannot be interpolated."""
     return np.quantile(values, share, axis=-1, method="inverted_cdf")
 
 
 def alignments(study: Study, n: int) -> dict[str, Alignment]:
-    """Gradients at a frozen policy with n rollouts a prompt, by estimator, in the order of the file."""
-    draws: dict[str, dict[tuple[int, int], list[Gradient]]] = defaultdict(lambda: defaultdict(list))
+    """Gradients at a frozen policy with n rollouts per prompt, by estimator, in file order."""
+    draws: dict[str, dict[tuple[int, int], list[GradientRow]]] = defaultdict(lambda: defaultdict(list))
     for row in study.gradients:
         if row.n == n:
             draws[row.estimator][row.seed, row.batch].append(row)
@@ -238,11 +241,11 @@ def alignments(study: Study, n: int) -> dict[str, Alignment]:
 
 
 def errors(study: Study, n: int) -> dict[str, dict[float, Accuracy]]:
-    """Error of estimates with n rollouts a prompt by estimator and discount, means over runs with probes.
+    """Errors of the estimates with n rollouts per prompt, by estimator and discount; means over runs with probes.
 
     An estimator without a discount has one entry, NaN.
     """
-    found: dict[tuple[str, float | None], list[Error]] = defaultdict(list)
+    found: dict[tuple[str, float | None], list[ErrorRow]] = defaultdict(list)
     for row in study.mse:
         if row.n == n:
             found[row.estimator, None if math.isnan(row.discount) else row.discount].append(row)
@@ -255,13 +258,5 @@ def errors(study: Study, n: int) -> dict[str, dict[float, Accuracy]]:
 
 
 def best(curve: Mapping[float, Accuracy]) -> Accuracy:
-    """The entry of :func:`errors` with the lowest error."""
+    """The entry with the lowest error in one estimator's :func:`errors`."""
     return min(curve.values(), key=lambda entry: entry.mse)
-
-
-def _scipy_stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError:
-        raise UsageError("paired tests need scipy: pip install 'openrlhf-dbb[lab]'") from None
-    return stats

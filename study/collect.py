@@ -1,7 +1,7 @@
 """The study's numbers, from the posterior store and the runs' folders into CSV files.
 
 An epoch is one of E equal parts of a run's steps, not a pass over the data: some methods take several passes.
-Shares of rollouts, rewards and lengths are of all that were generated, those that were filtered out included.
+Shares of rollouts, rewards and lengths are over all generated rollouts, including those that were filtered out.
 
 Axes: T points of a curve, E epochs.
 """
@@ -9,14 +9,11 @@ Axes: T points of a curve, E epochs.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import itertools
 import json
 import math
-import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,19 +26,20 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import curves
 from openrlhf_dbb.evaluation.curves import Curve
 from openrlhf_dbb.lab import outcomes, recorded
-from study.data import ARMS, EXPERIMENTS, Epoch, Error, Run
+from study import files
+from study.data import ARMS, EXPERIMENTS, EpochRow, ErrorRow, RunRow
 
 NAMES = ("pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8")
 """All experiments, in the order of the files."""
 
 HELD_OUT, OOD = "heldout", "ood"
-"""Data sources of the evaluation data; one that is alone is the held-out one, whatever its name."""
+"""Data sources of the evaluation data; a single one is the held-out one, whatever its name."""
 
 TIMES, EXACT = "times.jsonl", "exact.jsonl"
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
-"""Tried with the estimators of the probed runs, where they allow it; of laplace it is the smoothing."""
+"""Tried with each estimator that has a discount, on the runs with probes; for laplace this is the smoothing."""
 
-# What the store does not hold of a step.
+# Per-step values that the store does not hold.
 _EVENTS = {
     "abs_advantage": "train/estimator/abs_advantage",
     "clip_fraction": "train/ppo_clip_ratio",
@@ -57,10 +55,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Name:
-    """What a run's name says: ``EXPERIMENT-ARM-sSEED``, or ``EXPERIMENT-ARM-lrRATE-sSEED``.
+    """A run's name in parts: ``EXPERIMENT-ARM-sSEED``, or ``EXPERIMENT-ARM-lrRATE-sSEED``.
 
     Attributes:
-        learning_rate: None where the name has none.
+        learning_rate: None if the name has none.
     """
 
     experiment: str
@@ -70,7 +68,7 @@ class Name:
 
     @classmethod
     def parse(cls, text: str) -> Name | None:
-        """None if it is no name of the study.
+        """None if it is not the name of a run of the study.
 
         Example:
             >>> Name.parse("pilot-n2-grpo-lr0.0002-s101")
@@ -84,7 +82,7 @@ class Name:
 
     @property
     def samples(self) -> int | None:
-        """N, where the experiment's name tells."""
+        """N, if the experiment's name has it."""
         found = re.search("n([0-9]+)$", self.experiment)
         return None if found is None else int(found[1])
 
@@ -105,7 +103,7 @@ class StudyRun:
 
     @classmethod
     def of(cls, record: storage.RunRecord, name: Name) -> StudyRun:
-        """The run with what its configuration says.
+        """The run with N and learning rate from its configuration.
 
         Raises:
             UsageError: its name says something else.
@@ -114,59 +112,58 @@ class StudyRun:
         for what, said, value in (("N", name.samples, samples), ("learning rate", name.learning_rate, rate)):
             if said not in (None, value):
                 raise UsageError(
-                    f"run {record.name!r} was trained with {what} {value:g}, its name says {said:g}; "
+                    f"run {record.name!r} was trained with {what} {value:g}, but its name says {said:g}; "
                     "train it again, or collect from another store"
                 )
         return cls(record, name, int(samples), float(rate))
 
     @property
     def key(self) -> tuple[int, int, int, float, str]:
-        """Where it comes in the files."""
+        """Its place in the order of the files."""
         return *_place(self.record.name), self.record.name
 
     @property
     def ends(self) -> list[int]:
-        """The last step of each epoch, after a 0: (1 + E,)."""
+        """0, then the last step of each epoch: (1 + E,)."""
         epochs = int(self.record.config["train.num_episodes"])
         return [round(epoch * self.record.last_step / epochs) for epoch in range(epochs + 1)]
 
     @property
     def discards(self) -> bool:
-        """Whether it discards rollouts, so that nobody knew its number of steps and when to evaluate."""
+        """Whether it discards rollouts, so that its number of steps, and when to evaluate, was not known in advance."""
         return bool(self.record.config["rollout.strategy"] != "plain")
 
     @property
     def row(self) -> Row:
-        """The columns that several files have."""
+        """The columns shared by several files."""
         name = self.name
         first = {"run": self.record.name, "experiment": name.experiment, "arm": name.arm}
         return first | {"n": self.samples, "seed": name.seed, "learning_rate": self.learning_rate}
 
 
 def _place(run: str) -> tuple[int, int, int, float]:
-    """Where the rows of a run come in the files."""
+    """The place of a run's rows in the order of the files."""
     name = Name.parse(run)
     if name is None:
-        raise UsageError(f"{run!r} is no name of a run of the study; remove its rows")
+        raise UsageError(f"{run!r} is not the name of a run of the study; remove its rows")
     return NAMES.index(name.experiment), list(ARMS).index(name.arm), name.seed, name.learning_rate or 0.0
 
 
 def collect(store_url: str | None, folder: Path, output: Path) -> None:
-    """Write ``runs.csv``, ``epochs.csv`` and ``mse.csv``, each whole or not at all, and say what was left out.
+    """Write ``runs.csv``, ``epochs.csv`` and ``mse.csv``, each whole or not at all, and print what was left out.
 
-    Rows of runs that the store does not have stay as they are, so that parts of a study from several machines come
-    together in one output. The same store, folder and output give the same bytes.
+    Rows of runs that are not in the store are kept, so that parts of a study from several machines can be collected
+    into one output. The same store, folder and output give the same bytes.
 
     Args:
         store_url: None for the default store.
-        folder: the working directory of the trainings: their TensorBoard folders lie below it, and ``times.jsonl`` may,
-            with a line ``{"run": NAME, "seconds": FLOAT}`` for each run, the last of which counts; so may
+        folder: the working directory of the trainings, with their TensorBoard folders. Optional in it: ``times.jsonl``
+            with a line ``{"run": NAME, "seconds": FLOAT}`` for each run (the last line of a run counts), and
             ``exact.jsonl`` with exact and ends_at_once.
-        output: where to write; made if need be.
+        output: where to write; created if needed.
 
     Raises:
-        UsageError: no run of the study is finished, or a run, its evaluations, a file of lines or of rows are not as
-            they must be.
+        UsageError: no run of the study is finished, or a run, its evaluations or an existing file cannot be used.
         storage.StoreError: there is no such store.
     """
     seconds = read_lines(folder / TIMES, ("seconds",))
@@ -183,57 +180,22 @@ def collect(store_url: str | None, folder: Path, output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
     here = {run.record.name for run in runs}
     for file, header, rows in (
-        ("runs", Run._fields, of_run),
-        ("epochs", Epoch._fields, of_epoch),
-        ("mse", Error._fields, errors),
+        ("runs", RunRow._fields, of_run),
+        ("epochs", EpochRow._fields, of_epoch),
+        ("mse", ErrorRow._fields, errors),
     ):
         path = output / f"{file}.csv"
-        kept = [row for row in read_rows(path, header) if row["run"] not in here]
+        kept = [row for row in files.read_texts(path, header) if row["run"] not in here]
         every = sorted([*kept, *rows], key=lambda row: (*_place(row["run"]), row["run"]))
-        write(path, header, every)
-        print(
-            f"{path}: {len(every)} rows" + (f", {len(kept)} of them of runs that are not in the store" if kept else "")
-        )
-
-
-def read_rows(path: Path, header: Sequence[str]) -> list[Row]:
-    """The rows of a file of :func:`write`; none if there is no such file.
-
-    Raises:
-        UsageError: it has other columns.
-    """
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows: list[Row] = list(reader)
-    if list(reader.fieldnames or []) != list(header):
-        raise UsageError(f"{path} has other columns than this version writes; move it away")
-    return rows
-
-
-def merge(source: Path, into: Path, key: Sequence[str]) -> None:
-    """Add the rows of a CSV file to another one, in place of those that are equal in some columns.
-
-    Raises:
-        UsageError: the two have other columns.
-    """
-    if not source.exists():
-        return
-    with source.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows: list[Row] = list(reader)
-    header = list(reader.fieldnames or [])
-    here = {tuple(row[name] for name in key) for row in rows}
-    kept = [row for row in read_rows(into, header) if tuple(row[name] for name in key) not in here]
-    write(into, header, [*kept, *rows])
-    print(f"{into}: {len(kept) + len(rows)} rows")
+        files.write(path, header, every)
+        others = f", {len(kept)} of them from runs that are not in this store" if kept else ""
+        print(f"{path}: {len(every)} rows{others}")
 
 
 def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequence[Row]) -> None:
-    """Give every run the mean of what was found for its model before a training, so that its arms start at one point.
+    """Set every run's start to the mean over the evaluations of its model before training, so that all arms share it.
 
-    Not every run is evaluated there, and two evaluations of a model differ by what is sampled.
+    Not every run is evaluated before training, and two evaluations of a model differ by sampling.
     """
     starts: dict[Any, dict[str, float]] = {}
     for model in set(models):
@@ -254,50 +216,33 @@ def _share_starts(models: Sequence[str], of_run: Sequence[Row], of_epoch: Sequen
 
 
 def read_lines(path: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The numbers of some names that JSON lines have for runs; none if there is no such file.
+    """Numbers by run and name from a file of JSON lines, the last line of a run; none if the file does not exist.
 
     Raises:
-        UsageError: a line is not as it must be.
+        UsageError: a line has no run or lacks one of the numbers.
     """
     if not path.exists():
         return {}
     found: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
             found[row["run"]] = {name: float(row[name]) for name in names}
         except (ValueError, TypeError, KeyError) as error:
             wanted = ", ".join(f'"{name}": FLOAT' for name in names)
             raise UsageError(
-                f'{path}, line {number}: {line!r} is not {{"run": NAME, {wanted}}}; remove or correct it'
+                f'{path}, line {place}: {line!r} is not {{"run": NAME, {wanted}}}; remove or correct it'
             ) from error
     return found
 
 
-def write(path: Path, header: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows as CSV, real numbers with 6 significant digits, None and NaN as nothing; whole or not at all."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_shown(row.get(column)) for column in header] for row in rows)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(part, path)
-
-
-def _shown(value: Any) -> Any:
-    if not isinstance(value, float):
-        return "" if value is None else value
-    return "" if math.isnan(value) else f"{value:.6g}"
-
-
 def _find(store: storage.PosteriorStore) -> list[StudyRun]:
-    """The finished runs of the study in the order of the files; the others are named."""
+    """The finished runs of the study in the order of the files; other runs are printed as left out."""
     runs = []
     for record in store.runs():
         name = Name.parse(record.name)
         if name is None:
-            print(f"left out: {record.name}, which is no name of the study")
+            print(f"left out: {record.name}, not the name of a run of the study")
         elif record.status != "finished":
             print(f"left out: {record.name}, unfinished at step {record.last_step}")
         else:
@@ -308,7 +253,7 @@ def _find(store: storage.PosteriorStore) -> list[StudyRun]:
 
 
 def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tuple[list[Row], Row]:
-    """The run's rows of ``epochs.csv``, and that of ``runs.csv`` without its seconds."""
+    """The run's rows of ``epochs.csv``, and its row of ``runs.csv`` without seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
     trained = curves.training(store, run.record)
     ledger = storage.inspection.usage_by_step(store, run.record)
@@ -345,7 +290,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
 
 
 def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[Curve | None, ...]:
-    """Acc@N and Best@N on the held-out prompts, Acc@N on those of another distribution; None where there are none."""
+    """Held-out Acc@N, held-out Best@N and out-of-distribution Acc@N; None if not evaluated."""
     found = curves.validation(store, run)
     if found is None:
         return None, None, None
@@ -359,36 +304,27 @@ def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple
 
 
 def _events(run: storage.RunRecord, folder: Path) -> dict[str, Curve]:
-    """What the run logged to TensorBoard, over steps; what it did not log is missing."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    """The columns of ``_EVENTS`` that the run logged to TensorBoard, over steps."""
     place = folder / run.config["logger.tensorboard_dir"] / run.config["logger.wandb.run_name"]
     if not any(place.glob("events.out.tfevents.*")):
         print(f"{run.name}: no event files in {place}; its {', '.join(_EVENTS)} are left empty")
         return {}
-    accumulator = EventAccumulator(str(place), size_guidance={"scalars": 0})  # 0: all of them
-    accumulator.Reload()
-    logged = {}
+    logged = curves.read_scalars(place, run.last_step)
     for column, tag in _EVENTS.items():
-        if tag not in accumulator.Tags()["scalars"]:
+        if tag not in logged:
             print(f"{run.name}: {tag} was not logged; its {column} is left empty")
-            continue
-        # Steps that a resume has made again are there twice.
-        values = {event.step: event.value for event in sorted(accumulator.Scalars(tag), key=lambda e: e.wall_time)}
-        steps = sorted(step for step in values if step <= run.last_step)
-        logged[column] = Curve(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
-    return logged
+    return {column: logged[tag] for column, tag in _EVENTS.items() if tag in logged}
 
 
 def _at(curve: Curve | None, step: int, between: bool = False) -> float:
-    """The value at a step, or else NaN; ``between``: interpolated where it lies between two others."""
+    """The value at a step, NaN if there is none; ``between``: interpolated between neighbouring steps."""
     if curve is None or not (between or step in curve.x):
         return math.nan
     return float(np.interp(step, curve.x, curve.y, left=math.nan, right=math.nan))
 
 
 def _mean(curve: Curve | None, before: int, end: int) -> float:
-    """Mean over the steps after ``before``, to ``end``; NaN if there are none."""
+    """Mean over the steps after ``before`` up to ``end``; NaN if there are none."""
     if curve is None:
         return math.nan
     inside = (curve.x > before) & (curve.x <= end)
@@ -396,7 +332,7 @@ def _mean(curve: Curve | None, before: int, end: int) -> float:
 
 
 def _errors(store_url: str | None, run: StudyRun) -> list[Row]:
-    """Mean squared errors that the estimators would have had on the run's recorded groups, against its probes."""
+    """Mean squared errors, against the run's probes, of each estimator replayed on its recorded groups."""
     what = recorded.read(argparse.Namespace(store_url=store_url, run=str(run.record.run_id)))
     if what.probes is None:
         raise UsageError(f"run {run.record.name!r} has no probes; train it with --probe.fraction 0.2")

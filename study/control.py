@@ -1,7 +1,7 @@
-"""The study's training without its pipeline: one process of plain PyTorch in float32, a control.
+"""The study's training without its pipeline, as a control: one process of plain PyTorch in float32.
 
-Same task, model, estimators, loss, clip, optimizer and batches; no vLLM, DeepSpeed or bf16. Where both agree, the
-pipeline is not the cause of what is found.
+Same task, model, estimators, loss, clip, optimizer and batches; no vLLM, DeepSpeed or bf16. A result that both show is
+not caused by the pipeline.
 
 Axes: P prompts of a batch, G rollouts of a prompt, L tokens of the longest response, R responses in one list.
 """
@@ -17,24 +17,24 @@ import torch
 
 import estimators
 from estimators import FORMS, Form
-from study.data import Control
+from study.data import ControlRow
 from study.exact import Task, read
-from study.gradients import observe_into
-from study.policy_gradient import NOTHING, sample, token_log_probabilities
-from study.protocol import LEARNING_RATE, Run
+from study.policy_gradient import sample, token_log_probabilities
+from study.protocol import LEARNING_RATE, PlannedRun
+from study.tokens import NOTHING
 
-PROMPTS, MINI_BATCH = 128, 64  # prompts of a step, and of a gradient step
+PROMPTS, MINI_BATCH = 128, 64  # prompts per step, and per gradient step
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What a training does with its rollouts.
+    """How a training turns rollouts into updates.
 
     Attributes:
         estimator: its registered name.
+        clip: lower and upper bound on how far the ratio may be from 1.
         parameters: of the estimator.
         form: of the advantage; "dr_grpo" sums over tokens, "group_norm" takes their mean.
-        clip: lower and upper, of the ratio.
     """
 
     estimator: str
@@ -58,12 +58,12 @@ ARMS = {
 def train(
     task: Task, arm: Arm, *, rollouts: int, seed: int, rate: float, epochs: int = 4, shortest: int = 0
 ) -> tuple[list[float], float]:
-    """Train, and say what became of the policy.
+    """Train, and measure the policy before, in between and after.
 
     Args:
         rollouts: G.
-        rate: learning rate of AdamW with the pipeline's other values (betas .9 and .95, no decay, gradient norm at
-            most 1).
+        rate: learning rate of AdamW; its other values are the pipeline's (betas 0.9 and 0.95, no weight decay,
+            gradients clipped to norm 1).
         shortest: see :func:`study.policy_gradient.sample`.
 
     Returns:
@@ -81,7 +81,7 @@ def train(
             batch = tokens.batch(members)
             responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
             rewards_P_G = (responses_P_G_L == batch.answers_P_L[:, None]).all(-1).double().numpy()
-            estimate = observe_into(estimator, state, members, rewards_P_G)
+            estimate = estimator.observe_at(state, members, rewards_P_G)
             advantages_R = torch.from_numpy(FORMS[arm.form](rewards_P_G, estimate).ravel()).float()
             responses_R_L = responses_P_G_L.flatten(0, 1)
             prompt_R = np.repeat(np.arange(PROMPTS), rollouts)
@@ -99,25 +99,25 @@ def train(
     return found, task.ends_at_once(policy)
 
 
-def measure(folder: Path, run: Run, seed: int, shortest: int) -> Control:
-    """Train as a run of the study does, with another seed.
+def measure(folder: Path, run: PlannedRun, seed: int, shortest: int) -> ControlRow:
+    """Train as a run of the study does, with a given seed.
 
     Args:
-        folder: of the task of that seed, see :func:`study.tasks.prepare`.
-        run: whose arm is in ``ARMS``; its N and learning rate are used.
+        folder: of that seed's task, see :func:`study.tasks.prepare`.
+        run: its arm (in ``ARMS``), N, passes and learning rate are used.
         shortest: as for :func:`train`.
 
     Raises:
         UsageError: there is no such task.
     """
-    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])
     task = read(folder)
     epochs = int(run.flags["train.num_episodes"])
     arm = ARMS[run.arm]
     accuracy, at_once = train(task, arm, rollouts=run.n, seed=seed, rate=rate, epochs=epochs, shortest=shortest)
     half = accuracy[len(accuracy) // 2]
-    return Control(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    return ControlRow(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
 
 
 def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:

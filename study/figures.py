@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.statistics import ALPHA, holm
+from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.evaluation.tables import points
-from openrlhf_dbb import figures as figures_style
+from openrlhf_dbb.figures import mark_best, new_figure, style
 from study import analysis
 from study.analysis import BASELINE, TARGET
 from study.data import ARMS, EXPERIMENTS, Floats, Study
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE: dict[str, dict[str, Any]] = {
-    "grpo": figures_style.style("point"),
+    "grpo": style("point"),
     "grpo-wide": {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
-    "laplace": figures_style.style("laplace"),
-    "dbb": figures_style.style("dbb"),
-    "auto": figures_style.style("auto"),
+    "laplace": style("laplace"),
+    "dbb": style("dbb"),
+    "auto": style("auto"),
     "dr_grpo": {"color": "#CC79A7", "marker": "s", "linestyle": (0, (4, 2))},
     "dr_grpo-dbb": {"color": "#882255", "marker": "o", "linestyle": "-"},
     "dapo": {"color": "#E69F00", "marker": "^", "linestyle": "-"},
@@ -37,12 +37,12 @@ STYLE: dict[str, dict[str, Any]] = {
 ESTIMATOR_ARMS = ("grpo", "grpo-wide", "laplace", "dbb", "auto")
 METHOD_ARMS = ("grpo", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo")
 CAPTIONS = {
-    "accuracy": "What held-out accuracy has gained over the rollouts generated, mean and standard error over seeds.",
+    "accuracy": "Gain in held-out accuracy over the rollouts generated, mean and standard error over seeds.",
     "methods": "The same for the other methods at N = 8.",
-    "differences": "Every arm's difference to GRPO in final accuracy, with 95 % interval, by experiment.",
+    "differences": "Each arm's difference to GRPO in final accuracy, with 95 % interval, by experiment.",
     "seeds": "The same differences by seed; the bar is the mean.",
     "gradients": "Cosine of each estimator's gradient with the true one at a frozen policy, mean and standard error.",
-    "mse": "Mean squared error of the estimated success probabilities over the discount, on recorded runs.",
+    "mse": "Mean squared error of the estimated success probabilities against the discount, on recorded runs.",
     "mechanism-n2": "What the arms do in training at N = 2, epoch by epoch, means over seeds.",
     "mechanism-n8": "What the arms do in training at N = 8, epoch by epoch, means over seeds.",
 }
@@ -61,7 +61,7 @@ _PANELS = {
 
 
 def draw(study: Study, folder: Path) -> list[Path]:
-    """Write every figure that there are data for as PNG; their paths, in the order of ``CAPTIONS``.
+    """Write each figure that has data as PNG; their paths, in the order of ``CAPTIONS``.
 
     Raises:
         UsageError: matplotlib or scipy is not installed.
@@ -104,15 +104,15 @@ def _accuracy(study: Study, experiments: Sequence[str], arms: Sequence[str]) -> 
         axes.set_title(f"{EXPERIMENTS[experiment]}, {_seed_count([len(seeds)])}")
         axes.set_xlabel("rollouts, thousands")
     panels[0].set_ylabel(_GAIN)
-    _title(figure, "DBB 0.5 less GRPO at the end, in points", _changes(study, experiments, ("dbb",), named=False))
+    _title(figure, "DBB 0.5 - GRPO at the end, in points", _changes(study, experiments, ("dbb",), named=False))
     _legend(figure, panels)
     return figure
 
 
 def _gains(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, dict[int, tuple[Floats, Floats]]]:
-    """By arm and seed: rollouts, and what the accuracy has gained since the start. Only seeds that all the arms have.
+    """Rollouts and the gain in accuracy since the start, by arm and seed; only seeds that all arms have.
 
-    Seeds start from different models; without their start, the spread over seeds would be that of the models.
+    Seeds start from different models: without subtracting the start, the spread over seeds would be that of the models.
     """
     curves = {arm: found for arm in arms if (found := study.curves(experiment, arm))}
     if not curves:
@@ -126,7 +126,7 @@ def _gains(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, dict
 
 
 def _draw_curve(axes: Axes, arm: str, curves: Sequence[tuple[Floats, Floats]]) -> None:
-    """Mean and standard error over seeds; rollouts are means too, as DAPO's differ from seed to seed."""
+    """Mean and standard error over seeds; rollouts are means too, as DAPO's differ between seeds."""
     epochs = min(len(rollouts_E) for rollouts_E, _ in curves)
     x_E = np.mean([rollouts_E[:epochs] for rollouts_E, _ in curves], axis=0) / 1000
     gain_R_E = 100 * np.array([gain_E[:epochs] for _, gain_E in curves])
@@ -148,7 +148,7 @@ def _methods(study: Study) -> Figure | None:
     axes.set_ylabel(_GAIN)
     axes.set_title(f"{EXPERIMENTS[TARGET]}, {_seed_count([len(curves) for curves in gains.values()])}")
     changes = _changes(study, [TARGET], list(gains))
-    _title(figure, "Final accuracy less GRPO's, in points", changes)
+    _title(figure, "Final accuracy vs. GRPO, in points", changes)
     _legend(figure, [axes])
     return figure
 
@@ -160,24 +160,23 @@ def _differences(study: Study) -> Figure | None:
     arms = [arm for arm in ARMS if any(arm in study.arms(name) for name in experiments) and arm != BASELINE]
     figure, panels = _grid(len(experiments), height=0.42 * len(arms) + 2.0, sharex=True)
     for axes, experiment in zip(panels, experiments, strict=True):
-        tests = {arm: analysis.compare(study, experiment, arm, BASELINE) for arm in arms}
-        corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+        tests = analysis.against_baseline(study, experiment, arms)
         axes.axvline(0, color="black", linewidth=1)
-        for place, (arm, test) in enumerate(tests.items()):
+        for place, (arm, (test, corrected)) in enumerate(tests.items()):
             if not test.n:
                 continue
             color = STYLE[arm]["color"]
             axes.plot([100 * test.low, 100 * test.high], [place, place], color=color)
-            filled = color if corrected[arm] < ALPHA else "white"
+            filled = color if corrected < ALPHA else "white"
             axes.plot(100 * test.mean, place, color=color, marker=STYLE[arm]["marker"], markerfacecolor=filled)
         axes.set_yticks(range(len(arms)), [ARMS[arm] for arm in arms])
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
         title = EXPERIMENTS[experiment].replace(", ", ",\n")
-        axes.set_title(f"{title}\n{_seed_count([test.n for test in tests.values() if test.n])}", fontsize="small")
-    figure.supxlabel(f"final Acc@8 less GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
+        axes.set_title(f"{title}\n{_seed_count([test.n for test, _ in tests.values() if test.n])}", fontsize="small")
+    figure.supxlabel(f"final Acc@8 vs. GRPO, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
     changes = _changes(study, experiments, ("dbb",), named=False)
-    _title(figure, "DBB 0.5 less GRPO, in points", changes)
+    _title(figure, "DBB 0.5 - GRPO, in points", changes)
     return figure
 
 
@@ -210,14 +209,14 @@ def _seeds(study: Study) -> Figure | None:
         axes.set_xticks([])
         axes.set_xlim(-0.6, len(arms) - 0.4)
         axes.set_title(EXPERIMENTS[experiment].replace(", ", ",\n"), fontsize="small")
-    panels[0].set_ylabel("less GRPO, same seed, points")
+    panels[0].set_ylabel("vs. GRPO, same seed, points")
     _title(figure, "Seeds on which DBB 0.5 ends above GRPO", ", ".join(above))
     _legend(figure, panels)
     return figure
 
 
 def _gradients(study: Study) -> Figure | None:
-    counts = sorted({row.n for row in study.gradients})
+    counts = study.rollouts_of_gradients()
     if not counts:
         return None
     by_n = {n: analysis.alignments(study, n) for n in counts}
@@ -227,7 +226,8 @@ def _gradients(study: Study) -> Figure | None:
         for place, name in enumerate(names):
             if name in found:
                 look = _estimator_style(name)
-                axes.errorbar(found[name].cosine, place, xerr=_known(found[name].error), **look | {"linestyle": ""})
+                error = None if math.isnan(found[name].error) else found[name].error
+                axes.errorbar(found[name].cosine, place, xerr=error, **look | {"linestyle": ""})
         if "point" in found:
             axes.axvline(found["point"].cosine, color="black", linewidth=1, linestyle=(0, (4, 2)))
         axes.set_yticks(range(len(names)), names)
@@ -235,16 +235,16 @@ def _gradients(study: Study) -> Figure | None:
         axes.set_title(f"N = {n}, {max(entry.n for entry in found.values())} batches")
     figure.supxlabel("cosine with the gradient of the expected reward", fontsize="small")
     changes = [
-        f"{found['dbb_0.5'].less_point.mean:+.3f} (N = {n})"
+        f"{found['dbb_0.5'].minus_point.mean:+.3f} (N = {n})"
         for n, found in by_n.items()
-        if "dbb_0.5" in found and found["dbb_0.5"].less_point.n
+        if "dbb_0.5" in found and found["dbb_0.5"].minus_point.n
     ]
-    _title(figure, "Gradient cosine of DBB 0.5 less that of point", ", ".join(changes))
+    _title(figure, "Gradient cosine, DBB 0.5 - point", ", ".join(changes))
     return figure
 
 
 def _errors(study: Study) -> Figure | None:
-    counts = sorted({row.n for row in study.mse})
+    counts = study.rollouts_of_errors()
     if not counts:
         return None
     figure, panels = _grid(len(counts), height=4.8, sharey=False)
@@ -252,7 +252,7 @@ def _errors(study: Study) -> Figure | None:
     for axes, n in zip(panels, counts, strict=True):
         curves = analysis.errors(study, n)
         for name, curve in curves.items():
-            look = figures_style.style(name)
+            look = style(name)
             entries = sorted(curve.values(), key=lambda entry: entry.discount)
             if len(entries) == 1:
                 axes.axhline(entries[0].mse, color=look["color"], linestyle=look["linestyle"], label=name)
@@ -261,9 +261,9 @@ def _errors(study: Study) -> Figure | None:
                 axes.plot([entry.discount for entry in entries], [entry.mse for entry in entries], **look)
         if "dbb" in curves:
             least = analysis.best(curves["dbb"])
-            figures_style.mark_best(axes, least.discount, least.mse, "dbb")
+            mark_best(axes, least.discount, least.mse, "dbb")
             gains.append(f"{100 * (least.ratio - 1):+.0f} % (N = {n})")
-        if "point" in curves:  # beyond twice its error a curve is of no interest
+        if "point" in curves:  # curves above twice its error are of no interest
             axes.set_ylim(0, 2 * analysis.best(curves["point"]).mse)
         axes.set_title(f"N = {n}")
         axes.set_xlabel("discount")
@@ -281,7 +281,7 @@ def _mechanism(study: Study, experiment: str) -> Figure | None:
         return None
     common = set.intersection(*(seeds_of[arm] for arm in arms))
     rows = [row for row in rows if row.seed in common]
-    figure, grid = figures_style.new_figure(3, 2, width=_WIDTH, height=6.6, sharex=True, squeeze=False)
+    figure, grid = new_figure(3, 2, width=_WIDTH, height=6.6, sharex=True, squeeze=False)
     rescued = None
     for axes, (name, (title, factor)) in zip(grid.flat, _PANELS.items(), strict=True):
         for arm in arms:
@@ -304,23 +304,23 @@ def _mechanism(study: Study, experiment: str) -> Figure | None:
 
 
 def _grid(panels: int, *, height: float, rows: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of panels that share the y axis unless told.
+    """A figure of panels that share the y axis unless told otherwise.
 
     Args:
         height: of a row with its share of title and legend, in inches.
     """
     columns = math.ceil(panels / rows)
     options = {"squeeze": False, "sharey": True} | subplots
-    figure, grid = figures_style.new_figure(columns, rows, width=_WIDTH, height=height * rows, **options)
+    figure, grid = new_figure(columns, rows, width=_WIDTH, height=height * rows, **options)
     for spare in grid.flat[panels:]:
         spare.set_visible(False)
     return figure, list(grid.flat)[:panels]
 
 
 def _title(figure: Figure, subject: str, found: str) -> None:
-    """What is shown, and what came out; the subject alone where that cannot be said."""
-    text = re.sub(r"(?<=[N=%]) | (?==)", "\N{NO-BREAK SPACE}", f"{subject}: {found}" if found else subject)
-    figure.suptitle("\n".join(textwrap.wrap(text, _TITLE_WIDTH)), fontsize="medium")
+    """The subject and the result as title; the subject alone if there is no result."""
+    text = re.sub(r"(?<=[N=%]) | (?=[=%(])", "\N{NO-BREAK SPACE}", f"{subject}: {found}" if found else subject)
+    figure.suptitle("\n".join(textwrap.wrap(text, _TITLE_WIDTH, break_on_hyphens=False)), fontsize="medium")
 
 
 def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -330,7 +330,7 @@ def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def _compared(study: Study) -> list[str]:
-    """Experiments in which some arm can be compared with GRPO."""
+    """Experiments in which at least one arm can be compared with GRPO."""
     return [
         name
         for name in EXPERIMENTS
@@ -339,7 +339,7 @@ def _compared(study: Study) -> list[str]:
 
 
 def _changes(study: Study, experiments: Sequence[str], arms: Sequence[str], *, named: bool = True) -> str:
-    """Differences to GRPO in words."""
+    """Differences to GRPO as text."""
 
     def parts() -> Iterator[str]:
         for experiment in experiments:
@@ -360,11 +360,7 @@ def _seed_count(counts: Sequence[int]) -> str:
 
 
 def _estimator_style(name: str) -> dict[str, Any]:
-    """Of a row of gradients.csv: the registry's colour; lighter for Dr.GRPO; grey for what knows the truth."""
+    """The style of an estimator of gradients.csv: its family's; other colours for Dr.GRPO, grey for the oracles."""
     if name.startswith("dr_"):
         return dict(STYLE["dr_grpo-dbb"] if name != "dr_point" else STYLE["dr_grpo"])
-    return figures_style.style("dbb" if name.startswith("dbb") else name)
-
-
-def _known(error: float) -> float | None:
-    return None if math.isnan(error) else error
+    return style("dbb" if name.startswith("dbb") else name)

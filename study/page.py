@@ -1,4 +1,4 @@
-"""The study as one self-contained page that opens offline, and everything drawn at once."""
+"""Everything that shows the study, drawn at once, and the study as one self-contained page that opens offline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from study import figures, tables
-from study.data import EXPERIMENTS, Study, load
+from study.cells import Table
+from study.data import EXPERIMENTS, Study
+from study.files import load
+from study.verdict import verdict
 
 TITLE = "GRPO with a reward estimator that remembers: the study"
 _OWN_STYLE = """
@@ -24,19 +27,19 @@ main { padding-bottom: 4rem; }
 
 
 def draw(data: Path, output: Path) -> list[Path]:
-    """Redraw all that shows the study: figures, tables.md, index.html, and the tables in its document.
+    """Redraw figures, tables.md, index.html, and the tables in the study's document.
 
-    The document of a folder ``docs/study`` is ``docs/study.md``; without one nothing is filled in.
+    The document of a folder ``docs/study`` is ``docs/study.md``; it is filled in only if it exists.
 
     Args:
         data: folder of the CSV files.
-        output: folder to write to, made if need be.
+        output: folder to write to, created if needed.
 
     Returns:
         The files written; the document only if it changed.
 
     Raises:
-        UsageError: the data cannot be used, the document has a wrong marker, matplotlib or scipy is not installed.
+        UsageError: the data cannot be used, the document has a wrong marker, or matplotlib or scipy is not installed.
     """
     study = load(data)
     written = figures.draw(study, output)
@@ -51,11 +54,11 @@ def draw(data: Path, output: Path) -> list[Path]:
 
 
 def write(study: Study, folder: Path) -> Path:
-    """Write index.html with verdict, tables, and those figures that ``folder`` holds; its path."""
+    """Write index.html with the verdict, the tables and the figures found in ``folder``; its path."""
     style = (files("openrlhf_dbb.inspect") / "page.css").read_text(encoding="utf-8") + _OWN_STYLE
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"  # nothing is fetched, nothing runs
-    lines = "".join(f"<li>{html.escape(line)}</li>\n" for line in tables.verdict(study))
+    lines = "".join(f"<li>{html.escape(line)}</li>\n" for line in verdict(study))
     drawn = "".join(_figure(folder / f"{name}.png", text) for name, text in figures.CAPTIONS.items())
     made = "".join(_table(name, table) for name, table in tables.sections(study).items())
     path = folder / "index.html"
@@ -115,7 +118,7 @@ def _figure(path: Path, text: str) -> str:
     )
 
 
-def _table(name: str, table: tables.Table) -> str:
+def _table(name: str, table: Table) -> str:
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
     rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
     return (

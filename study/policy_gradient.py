@@ -7,41 +7,28 @@ R responses in one list, U distinct ones, T tokens of a prompt with its response
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from estimators.base import Floats
 from estimators import Form
+from estimators.base import Floats
+from study.tokens import NOTHING, Tokens
 
-NOTHING = -1  # in token arrays: no token here, the response has ended
 _ROWS = 1024  # responses differentiated at a time; bounds the memory
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """P prompts as token ids, the right answers (with the end token, then ``NOTHING``) and the end token's id."""
-
-    prompts: list[list[int]]
-    answers_P_L: torch.Tensor
-    end: int
-
-    def batch(self, members: NDArray[np.int64]) -> Tokens:
-        """Only these prompts."""
-        return Tokens([self.prompts[i] for i in members], self.answers_P_L[torch.from_numpy(members)], self.end)
 
 
 @torch.no_grad()
 def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, *, shortest: int = 0) -> torch.Tensor:
     """``group`` responses to each prompt at temperature 1, (P, G, L): up to the end token, then ``NOTHING``.
 
-    A response without an end token fills all L places. Responses share prefixes, so each distinct one is run once.
+    A response without an end token fills all L places. Responses share prefixes; each distinct prefix is run once.
 
     Args:
-        shortest: tokens before the end token is allowed (vLLM's ``min_tokens``). Above 0, this is not the policy.
+        shortest: tokens before the end token is allowed (vLLM's ``min_tokens``). Above 0 this is not the policy's own
+            distribution.
     """
     longest = tokens.answers_P_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, np.repeat(np.arange(len(tokens.prompts)), group), longest)
@@ -69,16 +56,16 @@ def weights(advantages_P_G: Floats, responses_P_G_L: torch.Tensor, form: Form) -
     """Weight of each response's log-probability in the policy gradient, (P, G).
 
     "group_norm": mean over a response's tokens, then over responses. "dr_grpo": sum over the tokens; the constant
-    length it is divided by is left out, which changes no direction.
+    length it is divided by is left out, as it does not change the direction.
     """
     length_P_G = (responses_P_G_L != NOTHING).sum(-1).numpy()
     return advantages_P_G / (length_P_G if form == "group_norm" else 1) / advantages_P_G.size
 
 
 def gradients(policy: Any, tokens: Tokens, responses_P_G_L: torch.Tensor, weights_E_P_G: Floats) -> torch.Tensor:
-    """Gradient of ``sum of weight * log-probability of the response``, for each weighting: (E, D) float32.
+    """Gradient of the sum of weight * log-probability over the responses, for each weighting: (E, D) float32.
 
-    One forward pass for all and one backward pass each; equal responses to a prompt are taken together.
+    One forward pass for all weightings and one backward pass for each; equal responses to a prompt are merged.
     """
     group, longest = responses_P_G_L.shape[1:]
     prompt_R = torch.arange(len(responses_P_G_L)).repeat_interleave(group)
@@ -101,14 +88,14 @@ def gradients(policy: Any, tokens: Tokens, responses_P_G_L: torch.Tensor, weight
 def log_probabilities(
     policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each whole response, its end token included, to prompt ``prompt_R``: (R,)."""
+    """Log-probability of each whole response to prompt ``prompt_R``, including its end token: (R,)."""
     return token_log_probabilities(policy, tokens, prompt_R, responses_R_L).sum(-1)
 
 
 def token_log_probabilities(
     policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probability of each token of each response, (R, L), 0 where there is none."""
+    """Log-probability of each token of each response, (R, L); 0 after its end."""
     longest = responses_R_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, prompt_R, longest)
     places_R_L = starts_R[:, None] + torch.arange(longest)
@@ -121,16 +108,16 @@ def token_log_probabilities(
 
 
 def cosine(one_D: torch.Tensor, other_D: torch.Tensor) -> float:
-    """Of the angle between two directions; NaN if one of them is 0."""
+    """Cosine of the angle between two directions; NaN if one of them is 0."""
     one, other = one_D.double(), other_D.double()
     size = float(one.norm() * other.norm())
     return float(one @ other) / size if size > 0 else math.nan
 
 
 def _rows(tokens: Tokens, prompt_R: NDArray[np.int64], room: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts at the left of (R, T) with ``room`` for a response, and where it begins, (R,).
+    """Left-aligned prompts, (R, T), with ``room`` for a response, and the position where it begins, (R,).
 
-    What fills the rest comes after all that matters, where a causal model does not look.
+    The padding comes after the response, where a causal model does not look.
     """
     width = max(map(len, tokens.prompts)) + room
     rows_P_T = torch.tensor([prompt + [tokens.end] * (width - len(prompt)) for prompt in tokens.prompts])

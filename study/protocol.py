@@ -1,4 +1,4 @@
-"""What the study trains, as data: experiments of arms over seeds, one TOML file a protocol."""
+"""What the study trains, as data: experiments of arms over seeds, one TOML file per protocol."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _KEYS = {"n", "arms", "seeds", "more_seeds", "start", "learning_rates", "flags"}
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training.
+class PlannedRun:
+    """A training of the protocol.
 
     Attributes:
-        name: in the store; ``EXPERIMENT-ARM-sSEED``, with ``-lrRATE`` before the seed where rates are tried.
-        n: rollouts of a group.
-        start: which warm start of the seed's task; "" where the preset names the model and the data.
-        flags: of the training command, over the preset.
+        name: in the store; ``EXPERIMENT-ARM-sSEED``, with ``-lrRATE`` before the seed if learning rates are tried.
+        n: rollouts per group.
+        start: which warm start of the seed's task; "" if the preset names the model and the data.
+        flags: of the training command, overriding the preset.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Protocol:
     """A protocol.
 
     Attributes:
-        task: "tiny", or "" where the preset names the model and the data.
-        runs: in the order in which they are trained: seed by seed, so that what is there can be paired.
+        task: "tiny", or "" if the preset names the model and the data.
+        runs: in training order, seed by seed, so that the finished ones can be paired at any time.
     """
 
     name: str
     description: str
     preset: str
     task: str
-    runs: list[Run]
+    runs: list[PlannedRun]
 
-    def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[Run]:
-        """The runs of some experiments, all if none is named; the first ``seeds`` seeds of each.
+    def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[PlannedRun]:
+        """The runs of the given experiments, or of all; only the first ``seeds`` seeds of each.
 
         Raises:
             UsageError: there is no such experiment.
@@ -60,7 +60,7 @@ class Protocol:
         known = list(dict.fromkeys(run.experiment for run in self.runs))
         unknown = [name for name in experiments if name not in known]
         if unknown:
-            raise UsageError(f"protocol {self.name} has no experiment {unknown[0]!r}; it has {', '.join(known)}")
+            raise UsageError(f"protocol {self.name} has no experiment {unknown[0]!r}; available: {', '.join(known)}")
         chosen = []
         for experiment in experiments or known:
             runs = [run for run in self.runs if run.experiment == experiment]
@@ -70,19 +70,19 @@ class Protocol:
 
 
 def names() -> list[str]:
-    """Protocols that can be asked for by name."""
+    """The protocols that have a name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load(name: str) -> Protocol:
-    """A protocol by name, or from a TOML file of one's own.
+    """A protocol by name, or from a TOML file.
 
     Raises:
-        UsageError: there is none, or it is not well-formed.
+        UsageError: it does not exist, or is not well-formed.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
-        raise UsageError(f"--protocol {name}: no such protocol; known: {', '.join(names())}, or a .toml file")
+        raise UsageError(f"--protocol {name}: no such protocol; available: {', '.join(names())}, or a .toml file")
     table = presets.read_toml(path)
     runs = [
         run
@@ -94,43 +94,45 @@ def load(name: str) -> Protocol:
 
 def _runs(
     protocol: str, experiment: str, entry: dict[str, Any], arms: dict[str, Any], flags: dict[str, Any], task: str
-) -> Iterator[Run]:
+) -> Iterator[PlannedRun]:
     unknown = sorted(entry.keys() - _KEYS)
     if unknown:
         raise UsageError(
-            f"protocol {protocol}: {experiment} sets {unknown[0]}, allowed are {', '.join(sorted(_KEYS))}; "
-            "flags of the training stand in its table flags"
+            f"protocol {protocol}: {experiment} sets {unknown[0]}; allowed: {', '.join(sorted(_KEYS))}; training flags "
+            "belong in its table flags"
         )
     start = entry.get("start", STARTS[0]) if task else ""
     if task and start not in STARTS:
-        raise UsageError(f"protocol {protocol}: {experiment} starts {start!r}, allowed are {', '.join(STARTS)}")
+        raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(STARTS)}")
     more = entry.get("more_seeds", {})
     for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
         arms_of_seed = [arm for arm in entry["arms"] if seed in entry["seeds"] or seed in more.get(arm, [])]
         for rate in entry.get("learning_rates", [None]):
             for place, arm in enumerate(arms_of_seed):
                 if arm not in arms:
-                    raise UsageError(f"protocol {protocol}: {experiment} has the arm {arm!r}, known: {', '.join(arms)}")
+                    raise UsageError(
+                        f"protocol {protocol}: {experiment} has the unknown arm {arm!r}; available: {', '.join(arms)}"
+                    )
                 n = entry["n"]
                 sizes = {"rollout.n_samples_per_prompt": n, "train.batch_size": _MINI_BATCH * n}
                 if task:  # small enough for one pass
                     sizes |= dict.fromkeys(("train.micro_batch_size", "rollout.micro_batch_size"), _MINI_BATCH * n)
                 own = dict(entry.get("flags", {})) | ({LEARNING_RATE: rate} if rate is not None else {})
                 tried = f"-lr{rate:g}" if rate is not None else ""
-                # All arms of a seed start from the same model: the first one's evaluation serves all.
+                # All arms of a seed start from the same model, so the first one's evaluation serves all.
                 values = sizes | flags | arms[arm] | own | {"eval.skip_start": place > 0}
-                yield Run(f"{experiment}-{arm}{tried}-s{seed}", experiment, arm, n, seed, start, values)
+                yield PlannedRun(f"{experiment}-{arm}{tried}-s{seed}", experiment, arm, n, seed, start, values)
 
 
-_MINI_BATCH = 64  # prompts a gradient step, as in the paper
+_MINI_BATCH = 64  # prompts per gradient step, as in the paper
 
 
-def argv(run: Run, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
+def argv(run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
     """Arguments of ``openrlhf_dbb.cli.train_grpo`` for a run.
 
     Args:
         task: flags that name the run's model and data.
-        resume: whether the run has been begun.
+        resume: whether the run has been started before.
     """
     values = {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed} | task | run.flags
     arguments = []

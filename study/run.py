@@ -1,7 +1,7 @@
-"""Trains the runs of a protocol in lanes that work side by side; what is finished is not trained again.
+"""Trains the runs of a protocol in lanes side by side; finished runs are not trained again.
 
-A lane is a process with a :class:`study.session.Session`. It is given one run at a time, so a lane that
-fails loses one run, and is started anew for the next.
+A lane is a process with a :class:`study.session.Session`. It gets one run at a time: a lane that fails loses one run,
+and is restarted for the next.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any
 
 import storage
 from openrlhf_dbb.errors import UsageError
 from study import protocol
 from study.collect import TIMES
-from study.protocol import Protocol, Run
+from study.protocol import PlannedRun, Protocol
 
 STORE, TASKS = "study.db", "tasks"
 
@@ -35,31 +33,28 @@ def store_url(folder: Path) -> str:
 
 
 def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
-    """Finished runs of the study's store, by name."""
+    """Finished runs in the study's store, by name."""
     with storage.open_store(store_url(folder), create=False) as store:
         return {record.name: record for record in store.runs() if record.status == "finished"}
 
 
 def task_folder(folder: Path, start: str, seed: int) -> Path:
-    """Where the files of a start and a seed are."""
+    """The folder of the task of a start and a seed."""
     return folder / TASKS / f"{start}-s{seed}"
 
 
-@dataclass
-class Outcome:
-    """How the runs ended; by name."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-
-
-def train(chosen: Sequence[Run], of: Protocol, folder: Path, *, lanes: int, separate: bool = False) -> Outcome:
-    """Train what is not finished.
+def train(
+    chosen: Sequence[PlannedRun], of: Protocol, folder: Path, *, lanes: int, separate: bool = False
+) -> dict[str, str]:
+    """Train the runs that are not finished.
 
     Args:
         folder: of the study; holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
         lanes: runs trained side by side.
-        separate: start Ray and the engines anew for every run.
+        separate: restart Ray and the engines for every run.
+
+    Returns:
+        What went wrong, by the names of the runs that failed.
 
     Raises:
         storage.StoreError: the store cannot be used.
@@ -70,27 +65,27 @@ def train(chosen: Sequence[Run], of: Protocol, folder: Path, *, lanes: int, sepa
     left = [run for run in chosen if status.get(run.name) != "finished"]
     print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
     tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if of.task else {}
-    waiting: SimpleQueue[tuple[Run, list[str]]] = SimpleQueue()
+    waiting: SimpleQueue[tuple[PlannedRun, list[str]]] = SimpleQueue()
     for run in left:
         task = tasks.get((run.start, run.seed), {})
         waiting.put((run, protocol.argv(run, of, store_url(folder), task, resume=run.name in status)))
-    outcome = Outcome()
+    failed: dict[str, str] = {}
     with _Progress(len(left)) as progress:
         threads = [
-            threading.Thread(target=_lane, args=(number, waiting, folder, separate, outcome, progress), daemon=True)
+            threading.Thread(target=_lane, args=(number, waiting, folder, separate, failed, progress), daemon=True)
             for number in range(min(lanes, len(left)))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return outcome
+    return failed
 
 
 def prepare_tasks(
     wanted: Collection[tuple[str, int]], folder: Path, lanes: int
 ) -> dict[tuple[str, int], dict[str, str]]:
-    """The flags that name each warm start's model and data, by start and seed; what is missing is made."""
+    """The flags that name a task's model and data, by start and seed; missing tasks are made."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -113,13 +108,13 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
 
 def _lane(
     number: int,
-    waiting: SimpleQueue[tuple[Run, list[str]]],
+    waiting: SimpleQueue[tuple[PlannedRun, list[str]]],
     folder: Path,
     separate: bool,
-    outcome: Outcome,
+    failed: dict[str, str],
     progress: _Progress,
 ) -> None:
-    """Have a lane's process train what waits, until nothing does."""
+    """Give the waiting runs to a lane's process, one at a time, until none is left."""
     log = folder / f"lane-{number}.log"
     process: subprocess.Popen[str] | None = None
     while True:
@@ -133,11 +128,10 @@ def _lane(
         error = _ask(process, argv)
         seconds = time.monotonic() - began
         if error is None:
-            outcome.seconds[run.name] = seconds
             with (folder / TIMES).open("a") as file:
                 file.write(json.dumps({"run": run.name, "seconds": round(seconds, 1)}) + "\n")
         else:
-            outcome.failed[run.name] = f"{error}; see {log}"
+            failed[run.name] = f"{error}; see {log}"
         if error is not None or separate:
             _end_lane(process)
             process = None
@@ -159,7 +153,7 @@ def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
 
 
 def _ask(process: subprocess.Popen[str], argv: list[str]) -> str | None:
-    """What went wrong in one line, or None."""
+    """Have a lane train a command line; what went wrong, in one line, or None."""
     assert process.stdin and process.stdout
     try:
         process.stdin.write(json.dumps(argv) + "\n")
@@ -184,9 +178,9 @@ def _end_lane(process: subprocess.Popen[str]) -> None:
 
 
 def lane() -> None:
-    """The process of a lane: reads a command line as JSON, trains it, answers in JSON, until its input ends."""
+    """The process of a lane: reads command lines as JSON, trains each and answers in JSON, until its input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else is printed goes to the log
+    os.dup2(2, 1)  # all other output goes to the log
     from openrlhf_dbb import cpu
 
     if cpu.active():
@@ -203,17 +197,12 @@ def lane() -> None:
         except Exception as failed:
             traceback.print_exc()
             error = (str(failed).strip() or repr(failed)).splitlines()[-1]
-        _answer(answers, {"error": error})
+        print(json.dumps({"error": error}), file=answers, flush=True)
     session.close()
 
 
-def _answer(answers: IO[str], value: dict[str, Any]) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
-
-
 class _Progress:
-    """A line a run where output goes to a file, a bar on a terminal."""
+    """A bar on a terminal; one line per run where output goes to a file."""
 
     def __init__(self, total: int) -> None:
         from tqdm import tqdm

@@ -1,9 +1,9 @@
-"""Trainings one after the other in the same Ray actors, so that a start-up is paid once.
+"""Trainings one after another in the same Ray actors, so that start-up is paid once.
 
-What lives on between runs are processes: Ray's, vLLM's engine and the imports of all of them. What a run could hand to
-the next one is made anew: the policy with its optimizer is loaded from the run's own model and sent to vLLM before the
-first rollout, random streams begin at the run's own seed, vLLM's cached prefixes are dropped, and trainer, estimator,
-order of the data and trackers are new objects.
+Only processes outlive a run: Ray's, vLLM's engine, and what they have imported. All that could carry over from one run
+to the next is made anew: the policy and its optimizer are loaded from the run's own model and sent to vLLM before the
+first rollout, random streams start from the run's own seed, vLLM's prefix cache is dropped, and trainer, estimator,
+data order and trackers are new objects.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openrlhf_dbb.driver import arguments, launch, preflight
 from openrlhf_dbb import cpu, upstream
-from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.actors.policy_actor import PolicyActor
-from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
 from openrlhf_dbb.actors.trainer import PosteriorTrainer, Progress
+from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
+from openrlhf_dbb.driver import arguments, launch, preflight
+from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url")
-"""Arguments of a vLLM engine in which the runs of a session may differ."""
+"""Arguments of a vLLM engine that may differ between the runs of a session."""
 
 
 class SharedPolicy(PolicyActor):
-    """The policy's actor, which can be given another model."""
+    """The policy's actor; can be given another model."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Forget the model of the run before, load that of this one, and send it to vLLM, which holds the other."""
+        """Drop the previous run's model, load this run's, and send it to vLLM, which still holds the previous one."""
         self.actor = self.actor_optim = self.actor_scheduler = self.trainer = None
         gc.collect()
         super().init_model_from_pretrained(strategy, *args, **kwargs)
@@ -35,10 +35,10 @@ class SharedPolicy(PolicyActor):
 
 
 class SharedRollouts(StrictRolloutActor):
-    """vLLM's actor, which can begin another run."""
+    """vLLM's actor; can begin another run."""
 
     async def begin(self, seed: int, reward: Any) -> None:
-        """Sample from a new random stream, and judge by this reward function."""
+        """Sample from a new random stream, and score with this reward function."""
         await self.llm.collective_rpc(_seed, args=(seed,))
         await self.llm.reset_prefix_cache()
         self.executor = StrictExecutor(reward)
@@ -52,13 +52,13 @@ def _seed(worker: Any, seed: int) -> None:
 
 
 class SharedTrainer:
-    """An actor around one trainer after the other; OpenRLHF sees it as its trainer."""
+    """An actor around one trainer after another; OpenRLHF takes it for its trainer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.begin(*args, **kwargs)
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
-        """Take up the next run, with the arguments of its trainer."""
+        """Begin the next run, with the arguments of its trainer."""
         self._trainer = PosteriorTrainer(*args, **kwargs)
 
     def get_max_steps(self) -> int:
@@ -71,18 +71,18 @@ class SharedTrainer:
         return self._trainer.progress()
 
     def finish(self) -> Progress:
-        """As the trainer's; then its database connections are closed."""
+        """The trainer's finish(); then its database connections are closed."""
         progress = self._trainer.finish()
         self._trainer.close()
         return progress
 
 
 class _Kept:
-    """Creates things for the first run, and gives them to the later ones in the same order.
+    """Creates objects for the first run, and returns the same ones to later runs, in the same order.
 
     Args:
-        create: makes one.
-        reuse: called with one, the keyword arguments that it was created with, and the arguments of the new run.
+        create: makes an object.
+        reuse: called with the object, the keyword arguments it was created with, and the arguments of the new run.
     """
 
     def __init__(self, create: Callable[..., Any], reuse: Callable[..., None] | None = None) -> None:
@@ -104,7 +104,7 @@ class _Kept:
 
 
 class _KeptActors(_Kept):
-    """In place of a Ray actor class."""
+    """Stands in for a Ray actor class."""
 
     def __init__(self, actor_class: Any, reuse: Callable[..., None] | None = None) -> None:
         super().__init__(lambda *args, **kwargs: actor_class.options(**self._options).remote(*args, **kwargs), reuse)
@@ -119,9 +119,9 @@ class _KeptActors(_Kept):
 
 
 class Session:
-    """Trains command lines one after the other in one Ray cluster. Not for several threads.
+    """Trains command lines one after another in one Ray cluster. Not thread-safe.
 
-    The runs of a session may differ in anything but the flags of vLLM's engines and the number of ranks.
+    The runs of a session may differ in everything except vLLM's engine flags and the number of ranks.
     """
 
     def __init__(self) -> None:
@@ -131,15 +131,17 @@ class Session:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments.
 
         Raises:
-            UsageError, storage.StoreError: the arguments cannot be trained with, or not in this session.
-            Exception: whatever ended the training; the session is to be closed then.
+            UsageError, storage.StoreError: the arguments are invalid, or this session cannot train them.
+            Exception: whatever ended the training; close the session then.
         """
         import ray
 
         settings = arguments.parse(list(argv))
         start = preflight.check(settings)
         if start is None:
-            raise UsageError("--estimator none has no run in the store; a session needs one, for instance point")
+            raise UsageError(
+                "--estimator none records no run in the store, which a session needs; use for instance point"
+            )
         if self._kept is None:
             launch.start_ray(settings)
             self._kept = _actors()
@@ -160,7 +162,7 @@ class Session:
         return progress
 
     def close(self) -> None:
-        """End all actors."""
+        """Stop all actors."""
         import ray
 
         ray.shutdown()
@@ -185,8 +187,8 @@ def _next_rollouts(actor: Any, made_with: dict[str, Any], **wanted: Any) -> None
     for name, value in wanted.items():
         if name not in _A_RUNS_OWN and value != made_with[name]:
             raise UsageError(
-                f"this run needs a vLLM engine with {name} = {value!r}, that of the session has {made_with[name]!r}; "
-                "train it by itself"
+                f"this run needs a vLLM engine with {name} = {value!r}, but the session's has {made_with[name]!r}; "
+                "train it on its own"
             )
     ray.get(actor.begin.remote(wanted["seed"], wanted["remote_rm_url"]))
 

@@ -1,22 +1,35 @@
-"""The study's tables, as Markdown by name, and the document that contains them between markers."""
+"""The study's tables by name, and the document that shows them between markers."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.statistics import ALPHA, POWER, holm
-from openrlhf_dbb.evaluation.tables import p_value, points
-from study import analysis
-from study.analysis import BASELINE, Paired
-from study.data import ARMS, EXPERIMENTS, Error, Gradient, Study, is_pilot
+from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
+from openrlhf_dbb.evaluation.tables import p_value
+from study import analysis, explanations
+from study.analysis import BASELINE
+from study.cells import (
+    ARROW,
+    PLUS_MINUS,
+    Table,
+    count,
+    difference,
+    markdown,
+    number,
+    percent,
+    plain_difference,
+    tested,
+    with_error,
+)
+from study.data import ARMS, EXPERIMENTS, Study, is_pilot
+from study.verdict import REPEATED, repeated_title, verdict
 
 OUTCOMES = {
     "accuracy": "final accuracy",
@@ -24,24 +37,12 @@ OUTCOMES = {
     "reward_last": "training reward, last epoch",
     "exact": "exact accuracy (not preregistered)",
 }
-"""Outcomes of the contrasts, and how they are printed."""
-REPEATED = {"long-n2": range(4, 9)}
-"""Experiments whose last seeds were added when the first had been looked at, and these seeds, tested by themselves."""
-_PLUS_MINUS, _ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
+"""Outcomes of the contrasts, and their printed names."""
 _MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)?", re.DOTALL)
 
 
-class Table(NamedTuple):
-    """A table under a title, with what its columns mean below; cells are text."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-
 def build(study: Study) -> dict[str, str]:
-    """All tables that the study has data for, as Markdown by name; ``verdict`` is a list.
+    """All tables that the study has data for, as Markdown by name; ``verdict`` is a bulleted list.
 
     Raises:
         UsageError: scipy is not installed.
@@ -57,8 +58,6 @@ def sections(study: Study) -> dict[str, Table]:
 
 
 def _makers() -> dict[str, Callable[[Study], Table]]:
-    from study import explanations  # which is written with what is here
-
     made: dict[str, Callable[[Study], Table]] = {
         f"arms-{name}": partial(_arms, experiment=name) for name in EXPERIMENTS
     }
@@ -70,17 +69,10 @@ def _makers() -> dict[str, Callable[[Study], Table]]:
     return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
 
 
-def markdown(table: Table) -> str:
-    """Title, table and note."""
-    rows = [table.header, ["---"] * len(table.header), *table.rows]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([f"**{table.title}**", "", *lines, *(["", table.note] if table.note else [])])
-
-
 def fill(path: Path, tables: dict[str, str]) -> bool:
-    """Put the tables into a document: what stands between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced.
+    """Replace what stands between ``<!-- table NAME -->`` and ``<!-- end -->`` in a document by the table of that name.
 
-    A table that there are no data for becomes "Not measured."
+    A table without data becomes "Not measured."
 
     Returns:
         Whether the document changed.
@@ -93,7 +85,7 @@ def fill(path: Path, tables: dict[str, str]) -> bool:
     def replaced(mark: re.Match[str]) -> str:
         start, name, _, end = mark.groups()
         if name not in known:
-            raise UsageError(f"{path}: no table is named {name!r}; tables are {', '.join(known)}")
+            raise UsageError(f"{path}: there is no table {name!r}; available: {', '.join(known)}")
         if end is None:
             raise UsageError(f"{path}: <!-- table {name} --> has no <!-- end -->; put one below the table")
         return f"{start}\n{tables.get(name, 'Not measured.')}\n\n{end}"
@@ -105,120 +97,58 @@ def fill(path: Path, tables: dict[str, str]) -> bool:
     return after != before
 
 
-def difference(test: Paired) -> str:
-    """Mean and standard error in percentage points; "-" without a pair."""
-    if not test.n:
-        return "-"
-    return points(test.mean) + ("" if math.isnan(test.error) else f" {_PLUS_MINUS} {100 * test.error:.2f}")
-
-
-def verdict(study: Study) -> list[str]:
-    """What the study found, a line for each main comparison, with its n."""
-    lines = [*_verdict_accuracy(study)]
-    for n in _rollouts(study.gradients):
-        found = analysis.alignments(study, n)
-        if "dbb_0.5" in found and found["dbb_0.5"].less_point.n:
-            test = found["dbb_0.5"].less_point
-            lines.append(
-                f"Gradients at a frozen policy, N = {n}: cosine {found['point'].cosine:.3f} with point, "
-                f"{found['dbb_0.5'].cosine:.3f} with DBB 0.5 "
-                f"({test.mean:+.3f}{_error(test.error)}, n = {test.n} batches)."
-            )
-    for n in _rollouts(study.mse):
-        if "dbb" in (curves := analysis.errors(study, n)):
-            least = analysis.best(curves["dbb"])
-            lines.append(
-                f"MSE of the estimates, N = {n}: DBB at its best discount {least.discount:g} has {least.ratio:.2f} "
-                f"times that of point (n = {_runs(least.n)} with probes)."
-            )
-    return lines
-
-
-def _verdict_accuracy(study: Study) -> Iterator[str]:
-    added = {name: study.of_seeds(seeds) for name, seeds in REPEATED.items()}
-    parts = [(study, experiment, title) for experiment, title in EXPERIMENTS.items()]
-    parts += [(part, name, _repeated(name, REPEATED[name])) for name, part in added.items()]
-    for part, experiment, title in parts:
-        looked = part is study and experiment in added and added[experiment].arms(experiment)
-        note = "; p does not allow for the look before seeds were added" if looked else ""
-        for (arm, baseline), (test, corrected) in analysis.contrasts(part, experiment, "accuracy").items():
-            if (arm, baseline) not in analysis.PRIMARY:
-                continue
-            found = f"{difference(test)} points ({_tested(test, corrected)}{note})"
-            yield f"{title}: {ARMS[arm]} less {ARMS[baseline]} {found}."
-
-
-def _repeated(experiment: str, seeds: range) -> str:
-    return f"{EXPERIMENTS[experiment]}, seeds {seeds[0]} to {seeds[-1]} alone"
-
-
-def _tested(test: Paired, corrected: float) -> str:
-    if math.isnan(corrected):
-        return f"n = {test.n}: no test"
-    found = f"n = {test.n}, 95 % interval {interval(test)}, p (Holm) {p_value(corrected)}"
-    if corrected < ALPHA:
-        return f"{found}: {'better' if test.mean > 0 else 'worse'}"
-    detectable = "" if math.isnan(test.detectable) else f" (detectable: {100 * test.detectable:.2f})"
-    return f"{found}: no difference shown{detectable}"
-
-
 def _arms(study: Study, experiment: str) -> Table:
     study = analysis.compared(study, experiment)
     arms = study.arms(experiment)
-    tests = {arm: analysis.compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE}
-    corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+    tests = analysis.against_baseline(study, experiment, arms)
     rows = []
     for arm in arms:
-        values = study.outcome(experiment, arm, "accuracy")
-        mean, error = analysis.mean_and_error(list(values.values()))
-        row = [ARMS[arm], _count(len(values), tests[arm].n if arm in tests else len(values)), percent(mean, error)]
+        values = list(study.outcome(experiment, arm, "accuracy").values())
+        mean, pairs, against = percent(*analysis.mean_and_error(values)), len(values), ["-"] * 9
         if arm in tests:
-            row += _against(study, experiment, arm, BASELINE, p_value(corrected[arm]))
-        else:
-            row += ["-"] * 9
-        rows.append(row)
-    if {"dr_grpo", "dr_grpo-dbb"} <= set(arms):
-        pairs = analysis.compare(study, experiment, "dr_grpo-dbb", "dr_grpo").n
-        label = f"{ARMS['dr_grpo-dbb']} less {ARMS['dr_grpo']}"
-        rows.append([label, str(pairs), "", *_against(study, experiment, "dr_grpo-dbb", "dr_grpo", "-")])
+            test, corrected = tests[arm]
+            pairs = test.n
+            against = tested(test, p_value(corrected)) + _secondary(study, experiment, arm, BASELINE)
+        rows.append([ARMS[arm], count(len(values), pairs), mean, *against])
+    first, second = "dr_grpo-dbb", "dr_grpo"
+    if {first, second} <= set(arms):
+        test = analysis.compare(study, experiment, first, second)
+        against = tested(test, "-") + _secondary(study, experiment, first, second)
+        rows.append([f"{ARMS[first]} - {ARMS[second]}", str(test.n), "", *against])
     header = (
-        "arm", "n", "Acc@8 %", "less GRPO", "95 % interval", "p", "p (Holm)", "detectable",
+        "arm", "n", "Acc@8 %", "vs. GRPO", "95 % interval", "p", "p (Holm)", "detectable",
         "Best@8", "OOD", "reward", "mean over evaluations",
     )  # fmt: skip
     note = (
-        "n: seeds (in brackets the pairs, where they are fewer; seeds of GRPO alone are left out); mean "
-        f"{_PLUS_MINUS} standard error over seeds. All columns from the fourth on are differences to GRPO in "
-        "percentage points, paired by seed. p: two-sided paired t-test on final Acc@8, by Holm over the arms compared "
+        "n: seeds (pairs in brackets where they are fewer; seeds that GRPO alone has are left out); mean "
+        f"{PLUS_MINUS} standard error over seeds. All columns from the fourth on are about the difference to GRPO in "
+        "percentage points, paired by seed. p: two-sided paired t-test on final Acc@8; Holm over the arms compared "
         f"with GRPO. Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: "
         "training, last epoch. Mean over evaluations: of held-out Acc@8, during and after training."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 
 
-def _against(study: Study, experiment: str, arm: str, baseline: str, corrected: str) -> list[str]:
-    test = analysis.compare(study, experiment, arm, baseline)
-    more = [
-        difference(analysis.compare(study, experiment, arm, baseline, name))
-        for name in ("best", "ood", "reward_last", "mean_accuracy")
-    ]
-    return [difference(test), interval(test), p_value(test.p), corrected, _detectable(test), *more]
+def _secondary(study: Study, experiment: str, arm: str, baseline: str) -> list[str]:
+    outcomes = ("best", "ood", "reward_last", "mean_accuracy")
+    return [difference(analysis.compare(study, experiment, arm, baseline, name)) for name in outcomes]
 
 
 def _contrasts(study: Study, experiment: str, seeds: range | None = None) -> Table:
     title = f"{EXPERIMENTS[experiment]}: the contrasts of the protocol"
     if seeds is not None:
-        study, title = study.of_seeds(seeds), _repeated(experiment, seeds)
+        study, title = study.of_seeds(seeds), repeated_title(experiment)
     rows = []
     primary, secondary = ("primary", "secondary") if experiment == "n2" else ("first two", "others")
     for name, label in OUTCOMES.items():
         for pair, (test, corrected) in analysis.contrasts(study, experiment, name).items():
             family = primary if pair in analysis.PRIMARY else secondary
-            cells = [difference(test), interval(test), p_value(test.p), p_value(corrected), _detectable(test)]
-            rows.append([label, f"{ARMS[pair[0]]} less {ARMS[pair[1]]}", family, str(test.n), *cells])
+            contrast = f"{ARMS[pair[0]]} - {ARMS[pair[1]]}"
+            rows.append([label, contrast, family, str(test.n), *tested(test, p_value(corrected))])
     header = ("outcome", "contrast", "family", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     note = (
-        f"Percentage points, mean {_PLUS_MINUS} standard error over n paired seeds; two-sided paired t-tests, by Holm "
-        "within a family and outcome."
+        f"Percentage points, mean {PLUS_MINUS} standard error over n paired seeds; two-sided paired t-tests, Holm "
+        "within each family and outcome."
     )
     return Table(title, header, rows, note)
 
@@ -243,15 +173,15 @@ def _efficiency(study: Study) -> Table:
             ]
             rows.append([*row, f"{found.most:,.0f}", *final])
     header = (
-        "experiment", "arm", "n", "reached", "rollouts (median)", "95 % interval", "rollouts run", "final less target",
-        "exact less target",
+        "experiment", "arm", "n", "reached", "rollouts (median)", "95 % interval", "rollouts run", "final vs. target",
+        "exact vs. target",
     )  # fmt: skip
     note = (
-        "First crossing of each seed's accuracy curve (linear between evaluations); the target is the same seed's own "
-        "GRPO run at N = 8, which began at the same model. Curves that do not get there count as more than was "
-        "run; of an even number of seeds the lower median. Interval: bootstrap over seeds, "
-        f"{analysis.DRAWS:,} draws of the median. Final less target: accuracy in percentage points, mean "
-        f"{_PLUS_MINUS} standard error; exact: that of the saved policies."
+        "First crossing of each seed's accuracy curve (linear between evaluations); the target is the same seed's "
+        "GRPO run at N = 8, which started from the same model. Curves that never reach it count as more rollouts than "
+        "were run; for an even number of seeds the lower median. Interval: bootstrap over seeds, "
+        f"{analysis.DRAWS:,} draws of the median. Final vs. target: accuracy in percentage points, mean "
+        f"{PLUS_MINUS} standard error; exact: of the saved policies."
     )
     return Table("Rollouts needed for the final accuracy of GRPO at N = 8", header, rows, note)
 
@@ -280,37 +210,37 @@ def _mechanism(study: Study, experiment: str) -> Table:
                     )[0]
                     for epoch in (1, last)
                 )
-                cells.append(f" {_ARROW} ".join(_number(factor * mean, digits) for mean in means))
+                cells.append(f" {ARROW} ".join(number(factor * mean, digits) for mean in means))
             rows.append([ARMS[arm], str(len({row.seed for row in mine})), *cells])
     heads = ("zero variance %", "rescued %", "clipped %", "gradient norm", "entropy", "length")
-    header = ("arm", "n", *(f"{head}, epoch 1 {_ARROW} {last}" for head in heads))
+    header = ("arm", "n", *(f"{head}, epoch 1 {ARROW} {last}" for head in heads))
     note = (
-        "Means over the steps of an epoch and over n seeds. Zero variance: rollouts in groups that agree wholly; "
-        "rescued: those of them that still got an advantage; both as shares of all rollouts. Length in tokens."
+        "Means over the steps of an epoch and over n seeds. Zero variance: rollouts in groups whose rewards are all "
+        "equal; rescued: those of them that still got an advantage; both as shares of all rollouts. Length in tokens."
     )
     return Table(f"{EXPERIMENTS[experiment]}: what the arms do in training", header, rows, note)
 
 
 def _gradients(study: Study) -> Table:
     rows = []
-    for n in _rollouts(study.gradients):
+    for n in study.rollouts_of_gradients():
         for name, found in analysis.alignments(study, n).items():
-            less = "-" if name == "point" else _plain_difference(found.less_point)
-            cosine = f"{found.cosine:.3f}{_error(found.error)}"
-            more = f"{found.cosine_normalised:.3f}", _number(found.mse, 4)
-            rows.append([str(n), name, str(found.n), cosine, less, *more])
-    header = ("N", "estimator", "n", "cosine", "less point", "cosine (normalised)", "MSE")
+            against = "-" if name == "point" else plain_difference(found.minus_point)
+            cosine = with_error(f"{found.cosine:.3f}", found.error, 3)
+            more = f"{found.cosine_normalised:.3f}", number(found.mse, 4)
+            rows.append([str(n), name, str(found.n), cosine, against, *more])
+    header = ("N", "estimator", "n", "cosine", "vs. point", "cosine (normalised)", "MSE")
     note = (
-        f"n: batches of all seeds, draws averaged first; mean {_PLUS_MINUS} standard error over batches, differences "
-        "paired by batch. Cosine: with the gradient of the expected reward; normalised: with that of the objective "
-        "divided by the exact standard deviation."
+        f"n: batches of all seeds, draws averaged first; mean {PLUS_MINUS} standard error over batches, differences "
+        "paired by batch. Cosine: with the gradient of the expected reward; normalised: with the gradient of the "
+        "objective divided by the exact standard deviation."
     )
     return Table("Gradients at a frozen policy", header, rows, note)
 
 
 def _errors(study: Study) -> Table:
     rows = []
-    for n in _rollouts(study.mse):
+    for n in study.rollouts_of_errors():
         for name, curve in analysis.errors(study, n).items():
             chosen = [analysis.best(curve)]
             if name == "dbb" and 0.5 in curve and chosen[0].discount != 0.5:
@@ -322,8 +252,8 @@ def _errors(study: Study) -> Table:
                 rows.append([str(n), name + fixed, str(entry.n), where, f"{entry.mse:.5f}", relative])
     header = ("N", "estimator", "n", "discount", "MSE", "relative to point")
     note = (
-        "n: runs with probes, means over them. The discount is the best in hindsight of each family; the fixed 0.5 of "
-        "dbb stands below it where that is another."
+        "n: runs with probes, means over them. The discount is each family's best in hindsight; for dbb the fixed 0.5 "
+        "follows if it is not the best."
     )
     return Table("Error of the estimated success probabilities, at the best discount", header, rows, note)
 
@@ -354,43 +284,5 @@ def _cost(study: Study) -> Table:
         median = f"{np.median(seconds):.0f}" if seconds else "-"
         totals = [f"{np.nansum([getattr(run, name) for run in runs]):,.0f}" for name in ("rollouts", "trained")]
         rows.append([experiment, str(len(runs)), median, *totals])
-    header = ("experiment", "runs", "seconds a run (median)", "rollouts", "trained on")
+    header = ("experiment", "runs", "seconds per run (median)", "rollouts", "trained on")
     return Table("Cost", header, rows)
-
-
-def _rollouts(rows: Sequence[Gradient] | Sequence[Error]) -> list[int]:
-    return sorted({row.n for row in rows})
-
-
-def _count(seeds: int, pairs: int) -> str:
-    return str(seeds) if seeds == pairs else f"{seeds} ({pairs})"
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
-
-
-def percent(mean: float, error: float) -> str:
-    """Mean and standard error in percent."""
-    return "-" if math.isnan(mean) else f"{100 * mean:.2f}" + ("" if math.isnan(error) else _error(100 * error, 2))
-
-
-def _error(value: float, digits: int = 3) -> str:
-    return "" if math.isnan(value) else f" {_PLUS_MINUS} {value:.{digits}f}"
-
-
-def _plain_difference(test: Paired) -> str:
-    return "-" if not test.n else f"{test.mean:+.3f}{_error(test.error)}"
-
-
-def interval(test: Paired) -> str:
-    """In percentage points."""
-    return "-" if math.isnan(test.low) else f"{points(test.low)} to {points(test.high)}"
-
-
-def _detectable(test: Paired) -> str:
-    return "-" if math.isnan(test.detectable) else f"{100 * test.detectable:.2f}"
-
-
-def _number(value: float, digits: int) -> str:
-    return "-" if math.isnan(value) else f"{value:.{digits}f}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from openrlhf_dbb.tiny import model as tiny_model
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.tiny import model as tiny_model
 from openrlhf_dbb.tiny.model import Recipe
 
 PROMPTS = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
 WARMUP_STEPS = {"medium": 700, "hard": 500}
-"""Of the supervised warm start. Over seeds 1 to 5, sampled at temperature 1, "medium" has 29 to 50 % right (mean 38 %)
-and 36 % of groups of 8 all wrong; "hard" has 19 to 31 % (mean 28 %) and 48 %."""
+"""Steps of the supervised warm start. Over seeds 1 to 5, sampled at temperature 1, "medium" gets 29 to 50 % right (mean
+38 %), with 36 % of groups of 8 all wrong; "hard" 19 to 31 % (mean 28 %), with 48 % all wrong."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StudyTask:
         model: folder of the warm-started model with its tokenizer.
         train: JSONL of 2048 training prompts, ``{"input", "label"}``.
         evaluation: JSONL of 512 held-out prompts and then 128 out-of-distribution ones, with a column "datasource",
-            "heldout" or "ood"; OpenRLHF evaluates by it.
+            "heldout" or "ood", by which OpenRLHF groups its evaluation.
     """
 
     model: Path
@@ -32,13 +32,13 @@ class StudyTask:
 
 
 def prepare(folder: Path, seed: int, start: str) -> StudyTask:
-    """Make a task's files unless they are there. Deterministic for a seed, a start and a torch version; about 15 s.
+    """Make a task's files unless they exist. Deterministic for a seed, a start and a torch version; about 15 s.
 
-    No prompt is of two of training, held-out, out-of-distribution and warm-up data, whatever their seeds. The folder
-    appears complete or not at all; of two callers at a time, one makes it and the other waits.
+    No prompt is in two of the training, held-out, out-of-distribution and warm-up data, whatever their seeds. The
+    folder appears complete or not at all; of two simultaneous callers, one makes it and the other waits.
 
     Args:
-        folder: of this seed and start alone; other files of :func:`openrlhf_dbb.tiny.model.prepare` are replaced.
+        folder: for this seed and start only; other files of :func:`openrlhf_dbb.tiny.model.prepare` are replaced.
         seed: of the prompts, the warm-up data, the initial weights and the order of the warm start.
         start: "medium" or "hard". Both have the same prompts.
 
@@ -47,6 +47,6 @@ def prepare(folder: Path, seed: int, start: str) -> StudyTask:
         FileExistsError: the folder holds something else.
     """
     if start not in WARMUP_STEPS:
-        raise UsageError(f"start {start!r} is none of {', '.join(WARMUP_STEPS)}; name one of them")
+        raise UsageError(f"unknown start {start!r}; available: {', '.join(WARMUP_STEPS)}")
     files = tiny_model.prepare(folder, seed, Recipe(**PROMPTS, warmup_steps=WARMUP_STEPS[start]))
     return StudyTask(files.model, files.train, files.heldout)

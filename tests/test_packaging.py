@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in ["setup.py", "pyproject.toml", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, source)
-    for name in ["estimators", "storage", "openrlhf_dbb", "tests", "scripts"]:
+    for name in ["estimators", "storage", "openrlhf_dbb", "study", "tests", "scripts"]:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""The study's CSV files, from stores and event files whose numbers are known."""
+"""Collecting the study: CSV files from stores and event files with known numbers."""
 
 import csv
 import dataclasses
@@ -11,9 +11,9 @@ from storage import ProbeRows
 from study import collect
 from study.collect import Name
 
-# Of two prompts with 2 rollouts each, in each of 8 steps; groups agree where it is 0 or 2.
+# Successes of two prompts with 2 rollouts each, in each of 8 steps; 0 or 2 is a zero-variance group.
 SUCCESSES = ((0, 1), (1, 1), (2, 1), (2, 2), (0, 0), (1, 0), (2, 1), (1, 1))
-# Of the 4 responses to each of two held-out prompts, after these steps.
+# Right ones of the 4 responses to each of two held-out prompts, after these steps.
 RIGHT = {0: (0, 1), 2: (1, 1), 4: (2, 1), 6: (2, 2), 8: (4, 1)}
 EVENTS = {
     "train/estimator/abs_advantage": [(step, step / 8) for step in range(1, 9)],
@@ -30,15 +30,15 @@ def folder(tmp_path):
 
 @pytest.fixture
 def trained(open_new, fill, folder):
-    """Function: a run of the study, finished unless said otherwise."""
+    """Function that makes a run of the study, finished by default."""
     store = open_new("sqlite")
     ids = fill.prompts(store, 4)
 
     def usage(successes, rescued, filtered):
         counts = fill.usage(ids[:2], successes, 2)
-        agreeing = counts.zero_variance > 0
+        zero_variance = counts.zero_variance > 0
         if filtered:
-            kept = np.where(agreeing, 0, counts.trained)
+            kept = np.where(zero_variance, 0, counts.trained)
             return dataclasses.replace(
                 counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0 * kept
             )
@@ -140,19 +140,19 @@ def test_every_number_of_a_run(trained, folder, capsys):
     ]  # fmt: skip
 
 
-def test_a_group_that_agrees_without_an_advantage_is_not_rescued(trained, folder):
+def test_a_zero_variance_group_without_an_advantage_is_not_rescued(trained, folder):
     trained("n2-grpo-s1", rescued=False)
     epochs = collected(trained, folder)["epochs"]
     assert column(epochs, "zero_variance") == ["", "0.25", "0.75", "0.75", "0.25"]
     assert column(epochs, "rescued") == ["", "0", "0", "0", "0"]
 
 
-def test_what_is_not_known_is_left_empty_and_said(trained, folder, capsys):
+def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
     trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, sources=("default",))
     trained("n2-grpo-s2")
     log(folder, "n2-grpo-s2", {tag: values for tag, values in EVENTS.items() if tag != "train/entropy_loss"})
     found = collected(trained, folder)
-    # The only data source is the held-out one; no seconds, no evaluation before the training and after every epoch.
+    # A single data source is the held-out one; no seconds, and no evaluation before training or after every epoch.
     assert found["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,"
     assert column(found["epochs"], "accuracy")[:5] == ["", "", "0.375", "", "0.625"]
     assert column(found["epochs"], "grad_norm") == ["", "", "", "", "", "", "1.5", "3.5", "5.5", "7.5"]
@@ -171,9 +171,9 @@ def test_a_method_that_discards_rollouts(trained, folder):
     found = collected(trained, folder)
     assert column(found["epochs"], "steps") == ["", "2", "1", "1", "2"]
     assert column(found["epochs"], "rollouts") == ["0", "8", "12", "16", "24"]
-    # 0 at step 0, .5 at 4, .75 at 6, and on the lines between.
+    # 0 at step 0, 0.5 at 4, 0.75 at 6, and on the lines between.
     assert column(found["epochs"], "accuracy") == ["0", "0.25", "0.375", "0.5", "0.75"]
-    # Of all that were generated: the groups that agree were not trained on.
+    # Over all generated rollouts: zero-variance groups were not trained on.
     assert column(found["epochs"], "zero_variance") == ["", "0.25", "0.5", "1", "0.75"]
     assert column(found["epochs"], "reward") == ["", "0.375", "0.75", "1", "0.125"]
     # 24 in steps and 6 left over; 1 + 2 + 1 + 0 + 0 + 1 groups of 2 differ.
@@ -188,7 +188,7 @@ def test_a_frozen_run_has_two_epochs(trained, folder):
     assert column(epochs, "accuracy") == ["0.125", "0.375", "0.625"]
 
 
-def test_steps_made_again_after_a_resume_count_once(trained, folder):
+def test_steps_repeated_after_a_resume_count_once(trained, folder):
     trained("n2-dbb-s1")
     tag = "train/actor_grad_norm"
     log(folder, "n2-dbb-s1", {tag: [*EVENTS[tag], (9, 100.0)]})
@@ -198,18 +198,18 @@ def test_steps_made_again_after_a_resume_count_once(trained, folder):
 
 def test_errors_against_probes(trained, folder, fill):
     ids = fill.prompts(trained.store, 1)
-    # p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = .0125.
+    # p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = 0.0125.
     probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
     trained("probe-n2-grpo-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
     trained("n2-grpo-s1")
     rows = list(csv.DictReader(collected(trained, folder)["mse"]))
     assert {row["run"] for row in rows} == {"probe-n2-grpo-s1"}
     found = {(row["estimator"], row["discount"]): row["mse"] for row in rows}
-    # point: .5, then 1, each 1/4 off; .0625 - .0125. ema without a past is the same.
+    # point: 0.5, then 1, each 1/4 off; 0.0625 - 0.0125. ema without a past is the same.
     assert found["point", ""] == found["ema", "0"] == "0.05"
-    # dbb .5: Beta(1.5, 1.5), then Beta(2.75, .75): (.05 + (2.75/3.5 - .75)^2 - .0125) / 2
+    # dbb 0.5: Beta(1.5, 1.5), then Beta(2.75, 0.75): (0.05 + (2.75/3.5 - 0.75)^2 - 0.0125) / 2
     assert found["dbb", "0.5"] == "0.0193878"
-    # laplace .5: 1.5/3, then 2.5/3: (.05 + (1/12)^2 - .0125) / 2
+    # laplace 0.5: 1.5/3, then 2.5/3: (0.05 + (1/12)^2 - 0.0125) / 2
     assert found["laplace", "0.5"] == "0.0222222"
     assert {row["mse_point"] for row in rows} == {"0.05"}
     every = [f"{step / 20:g}" for step in range(21)]
@@ -218,7 +218,7 @@ def test_errors_against_probes(trained, folder, fill):
     assert list(found) == keys
 
 
-def test_runs_come_in_the_order_of_the_study_and_the_others_are_named(trained, folder, capsys):
+def test_runs_come_in_the_order_of_the_study_and_the_others_are_reported(trained, folder, capsys):
     names = ["n2-dbb-s10", "n2-dbb-s9", "n2-grpo-wide-s1", "n2-grpo-s1", "hard-grpo-s1"]
     for name in names:
         trained(name)
@@ -235,10 +235,10 @@ def test_runs_come_in_the_order_of_the_study_and_the_others_are_named(trained, f
     assert list(dict.fromkeys(column(found["epochs"], "run"))) == expected
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
     assert sorted(said) == [
-        "left out: mine, which is no name of the study",
+        "left out: mine, not the name of a run of the study",
         "left out: n2-auto-s1, unfinished at step 8",
-        "left out: n2-dbb-s1-again, which is no name of the study",
-        "left out: n2-other-s1, which is no name of the study",
+        "left out: n2-dbb-s1-again, not the name of a run of the study",
+        "left out: n2-other-s1, not the name of a run of the study",
     ]
     assert collected(trained, folder) == found
 
@@ -259,15 +259,6 @@ def test_names(text, name):
     assert Name.parse(text) == name
 
 
-def test_numbers_have_six_digits_and_a_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "numbers.csv"
-    path.write_text("something much longer than what comes\n")
-    rows = [{"a": 1 / 3, "b": 12345678}, {"a": float("nan"), "b": None}, {"a": 1234567.8, "c": "not asked for"}]
-    collect.write(path, ("a", "b"), rows)
-    assert path.read_text() == "a,b\n0.333333,12345678\n,\n1.23457e+06,\n"
-    assert [file.name for file in tmp_path.iterdir()] == ["numbers.csv"]
-
-
 def test_without_a_finished_run(trained, folder):
     trained("n2-grpo-s1", finished=False)
     with pytest.raises(UsageError, match=r"has no finished run of the study; train some, or name another store$"):
@@ -277,10 +268,10 @@ def test_without_a_finished_run(trained, folder):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "n4-grpo-s1"}, "run 'n4-grpo-s1' was trained with N 2, its name says 4; train it again"),
+        ({"name": "n4-grpo-s1"}, "run 'n4-grpo-s1' was trained with N 2, but its name says 4; train it again"),
         (
             {"name": "pilot-n2-grpo-lr0.001-s1"},
-            "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, its name says 0.001; train it",
+            "run 'pilot-n2-grpo-lr0.001-s1' was trained with learning rate 0.0002, but its name says 0.001; train it",
         ),
         (
             {"name": "n2-grpo-s1", "sources": ("easy", "ood")},
@@ -289,7 +280,7 @@ def test_without_a_finished_run(trained, folder):
         ({"name": "probe-n2-grpo-s1"}, "run 'probe-n2-grpo-s1' has no probes; train it with --probe.fraction"),
     ],
 )
-def test_runs_that_are_not_as_they_must_be(trained, folder, values, message):
+def test_invalid_runs_are_refused(trained, folder, values, message):
     trained(**values)
     with pytest.raises(UsageError) as raised:
         collected(trained, folder)
@@ -297,7 +288,7 @@ def test_runs_that_are_not_as_they_must_be(trained, folder, values, message):
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"run": "n2-grpo-s1"}', '{"run": "n2-grpo-s1", "seconds": "long"}'])
-def test_a_line_of_times_that_cannot_be_read_is_named(tmp_path, line):
+def test_an_invalid_line_of_times_is_reported_with_its_place(tmp_path, line):
     path = tmp_path / "times.jsonl"
     path.write_text('{"run": "n2-grpo-s1", "seconds": 1}\n' + line + "\n")
     with pytest.raises(UsageError) as raised:
@@ -305,7 +296,7 @@ def test_a_line_of_times_that_cannot_be_read_is_named(tmp_path, line):
     assert str(raised.value).startswith(f"{path}, line 2: {line!r} is not ")
 
 
-def test_runs_start_at_the_mean_of_what_was_found_for_their_model(trained, folder):
+def test_runs_start_at_the_mean_over_the_evaluations_of_their_model(trained, folder):
     late = {step: right for step, right in RIGHT.items() if step}
     trained("n2-grpo-s1", right={**RIGHT, 0: (1, 1)})
     trained("n2-auto-s1", right={**RIGHT, 0: (3, 1)})
@@ -318,7 +309,7 @@ def test_runs_start_at_the_mean_of_what_was_found_for_their_model(trained, folde
     assert starts == ["0.375", "0.375", "", "0.375"]  # of (1 + 1) / 8 and (3 + 1) / 8
 
 
-def test_rows_of_runs_that_another_machine_has_trained_stay(trained, folder, capsys):
+def test_rows_of_runs_from_another_machine_are_kept(trained, folder, capsys):
     trained("n2-dbb-s1")
     collected(trained, folder)
     out = folder / "out"
@@ -331,7 +322,7 @@ def test_rows_of_runs_that_another_machine_has_trained_stay(trained, folder, cap
     found = collected(trained, folder)
     assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
     assert (out / "epochs.csv").read_text() == before
-    assert f"{out}/runs.csv: 2 rows, 1 of them of runs that are not in the store" in capsys.readouterr().out
+    assert f"{out}/runs.csv: 2 rows, 1 of them from runs that are not in this store" in capsys.readouterr().out
 
 
 def test_a_file_with_other_columns_is_not_overwritten(trained, folder):

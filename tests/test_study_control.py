@@ -1,4 +1,4 @@
-"""The study without its pipeline: exact accuracy, sampling of the whole policy, and the control's training."""
+"""The study without its pipeline: exact accuracy, sampling from the full policy, and the control's training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,14 @@ cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from study import control, exact, protocol  # noqa: E402
-from study.policy_gradient import NOTHING, Tokens, sample  # noqa: E402
+from study.policy_gradient import sample  # noqa: E402
+from study.tokens import NOTHING, Tokens  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
 
 
 class Bigram(torch.nn.Module):
-    """Logits that depend on the last token alone; all tokens are equally likely at first."""
+    """A policy whose logits depend on the last token only; all tokens are equally likely at first."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +58,7 @@ def test_accuracy_is_the_probability_of_the_answer(task):
     assert task.ends_at_once(policy) == pytest.approx((1 / 6 + 1 / 4) / 2)
 
 
-def test_a_policy_is_sampled_whole_unless_it_may_not_end_yet():
+def test_sampling_follows_the_policy_except_that_it_may_not_end_yet():
     policy, generator = Bigram(), torch.Generator().manual_seed(0)
     first = sample(policy, tokens([0]), 4000, generator)[0, :, 0]
     assert (first == END).double().mean().item() == pytest.approx(1 / 4, abs=0.03)  # 4 standard errors
@@ -66,11 +67,11 @@ def test_a_policy_is_sampled_whole_unless_it_may_not_end_yet():
     assert (first == 0).double().mean().item() == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_the_loss_is_that_of_the_arm():
+def test_the_loss_of_an_arm_by_hand():
     there = torch.tensor([[True, True], [True, False]])
     log_ratio = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
     advantages = torch.tensor([[2.0], [-1.0]])
-    # Ratios 1 and e, the latter clipped to 1.28; then e^-1, clipped to .8, where the advantage is negative.
+    # Ratios 1 and e, the latter clipped to 1.28; then e^-1, clipped to 0.8, where the advantage is negative.
     gains = [2 * 1 + 2 * 1.28, -0.8]
     grpo = control.Arm("point", control.NARROW)
     assert control._loss(log_ratio, advantages, there, grpo).item() == pytest.approx(-(gains[0] / 2 + gains[1] / 1) / 2)
@@ -79,14 +80,14 @@ def test_the_loss_is_that_of_the_arm():
 
 
 @pytest.mark.parametrize("arm", sorted(control.ARMS))
-def test_every_arm_learns_a_task_that_can_be_learned(task, arm):
+def test_every_arm_learns_an_easy_task(task, arm):
     found, _ = control.train(task, control.ARMS[arm], rollouts=4, seed=1, rate=0.1, epochs=20)
     assert found[0] == pytest.approx(1 / 16)
     assert len(found) == 21
     assert 0.15 < found[-1] <= 0.25  # one token decides both whether to go on and whether to end
 
 
-def test_a_seed_gives_the_same_training_and_a_rate_of_0_none(task):
+def test_a_seed_repeats_a_training_and_a_rate_of_0_changes_nothing(task):
     one, other = (control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.1, epochs=2) for _ in range(2))
     assert one == other
     found, at_once = control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.0, epochs=2)
@@ -94,14 +95,14 @@ def test_a_seed_gives_the_same_training_and_a_rate_of_0_none(task):
     assert at_once == pytest.approx(1 / 4)
 
 
-def test_what_is_no_task_and_no_model_is_named(tmp_path):
+def test_a_folder_without_task_or_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no task of the study"):
         exact.read(tmp_path)
     with pytest.raises(UsageError, match="holds no model"):
         exact.Task(tmp_path, tokens([0]), tokens([0])).policy()
 
 
-def test_arms_are_those_of_the_protocol():
+def test_the_arms_are_those_of_the_protocol():
     from study import protocol
 
     runs = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
@@ -112,7 +113,7 @@ def test_arms_are_those_of_the_protocol():
     assert np.allclose(control.WIDE, (0.98, 0.98))
 
 
-def test_a_run_is_repeated_with_its_own_passes_rollouts_and_rate(monkeypatch, tmp_path):
+def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatch, tmp_path):
     given = {}
 
     def train(task, arm, **more):

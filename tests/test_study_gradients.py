@@ -1,6 +1,5 @@
-"""Gradients at a frozen policy: closed forms on a policy of one table, and the whole measurement on a small run."""
+"""Gradients at a frozen policy: closed forms for a policy that is one table, and the measurement on a small run."""
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -19,21 +18,14 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import visits
 from storage import StepRows, open_store
 from study import gradients as study
-from study.policy_gradient import (
-    NOTHING,
-    Tokens,
-    cosine,
-    gradients,
-    log_probabilities,
-    sample,
-    weights,
-)
+from study.policy_gradient import cosine, gradients, log_probabilities, sample, weights
+from study.tokens import NOTHING, Tokens
 
 END = 3
 
 
 class Table(torch.nn.Module):
-    """A policy whose next token depends on the last one alone: row a of the table holds the logits after token a."""
+    """A policy whose next token depends only on the last one: row a of the table holds the logits after token a."""
 
     def __init__(self):
         super().__init__()
@@ -50,14 +42,14 @@ ALL_RESPONSES = [(END, NOTHING), *itertools.product((0, 1, 2), range(4))]
 
 
 def probability_of(policy, response, last=0):
-    """By hand: the product of table entries along the way, from the prompt's ``last`` token."""
+    """By hand: the product of the table entries along the response, starting at the prompt's ``last`` token."""
     table = policy.logits.detach().double().softmax(-1).numpy()
     first = table[last, response[0]]
     return first if response[1] == NOTHING else first * table[response[0], response[1]]
 
 
 def true_gradient(policy):
-    """Of p = pi(1 | 0) pi(end | 1): p times d log p, which is (one-hot - pi) in the two rows passed through."""
+    """Gradient of p = pi(1 | 0) pi(end | 1): p times d log p, which is (one-hot - pi) in the two rows used."""
     table = policy.logits.detach().double().softmax(-1)
     expected = torch.zeros(4, 4, dtype=torch.float64)
     expected[0] = torch.eye(4)[1] - table[0]
@@ -70,7 +62,7 @@ def test_log_probabilities_are_those_of_the_table():
     found = log_probabilities(policy, ONE_PROMPT, np.zeros(13, dtype=np.int64), torch.tensor(ALL_RESPONSES))
     expected = [probability_of(policy, response) for response in ALL_RESPONSES]
     np.testing.assert_allclose(found.detach().exp(), expected, rtol=1e-5)
-    assert sum(expected) == pytest.approx(1)  # these are all responses that there are
+    assert sum(expected) == pytest.approx(1)  # these are all possible responses
 
 
 def test_score_function_gives_the_gradient_of_the_expected_reward_with_any_baseline():
@@ -83,7 +75,7 @@ def test_score_function_gives_the_gradient_of_the_expected_reward_with_any_basel
     np.testing.assert_allclose(found[1], true_gradient(policy), atol=1e-6)
 
 
-def test_equal_responses_add_up_and_prompts_are_kept_apart():
+def test_weights_of_equal_responses_add_up_within_a_prompt_only():
     policy = Table()
     two = Tokens([[0], [2]], torch.tensor([[1, END], [1, END]]), END)
     responses = torch.tensor([[[1, END], [1, END]], [[1, END], [2, 2]]])
@@ -93,7 +85,7 @@ def test_equal_responses_add_up_and_prompts_are_kept_apart():
     np.testing.assert_allclose(found[0], expected.flatten(), atol=1e-6)
 
 
-def test_samples_have_the_probabilities_of_the_policy():
+def test_samples_follow_the_policy():
     policy, draws = Table(), 20_000
     # The second prompt ends in another token and is longer.
     two = Tokens([[0], [1, 1, 2]], torch.tensor([[1, END], [1, END]]), END)
@@ -121,7 +113,7 @@ def test_cosine():
     assert math.isnan(cosine(a, torch.zeros(2)))
 
 
-def test_update_with_the_exact_probability_turns_to_the_true_gradient_as_rollouts_grow():
+def test_the_update_with_the_exact_probability_approaches_the_true_gradient_with_more_rollouts():
     policy = Table()
     truth = true_gradient(policy)
     p = probability_of(policy, (1, END))
@@ -136,35 +128,25 @@ def test_update_with_the_exact_probability_turns_to_the_true_gradient_as_rollout
     assert found[2] > 0.999
 
 
-def test_squared_error_is_right_on_average():
-    p, mean, samples = 0.3, 0.45, 3
-    average = sum(
-        math.comb(samples, s) * p**s * (1 - p) ** (samples - s)
-        * study.squared_error(np.array([mean]), np.array([s / samples]), samples)
-        for s in range(samples + 1)
-    )  # fmt: skip
-    assert average == pytest.approx((mean - p) ** 2)
-
-
 def recorded():
     """Prompts 7, 8, 9 with N = 4: S = 4, 1 of 7 and 9 in step 1, 2 of 8 in step 2, 3, 0 of 7 and 9 in step 3."""
     step, prompt = np.array([1, 1, 2, 3, 3]), np.array([7, 9, 8, 7, 9])
     return visits(step, prompt, np.array([4.0, 1.0, 2.0, 3.0, 0.0]), np.full(5, 4))
 
 
-def test_replayed_history_is_the_posterior_by_hand():
+def test_the_replayed_history_gives_the_posterior_by_hand():
     dbb = build("dbb", discount=0.5)
     state = study.replay(dbb, recorded())
-    # 7: Beta(4.5, .5), then (2.25 + 3, .25 + 1). 8: (.5 + 2, .5 + 2). 9: (1.5, 3.5), then (.75, 1.75 + 4).
+    # 7: Beta(4.5, 0.5), then (2.25 + 3, 0.25 + 1). 8: (0.5 + 2, 0.5 + 2). 9: (1.5, 3.5), then (0.75, 1.75 + 4).
     np.testing.assert_allclose(state["alpha"], [5.25, 2.5, 0.75])
     np.testing.assert_allclose(state["beta"], [1.25, 2.5, 5.75])
     said = study.observe(dbb, state, np.array([2, 0]), np.array([[1.0, 1.0], [0.0, 0.0]]))
-    # 9: (.375 + 2, 2.875); 7: (2.625, .625 + 2)
+    # 9: (0.375 + 2, 2.875); 7: (2.625, 0.625 + 2)
     np.testing.assert_allclose(said.mean, [2.375 / 5.25, 2.625 / 5.25])
-    np.testing.assert_allclose(state["alpha"], [5.25, 2.5, 0.75])  # the draw has left no trace
+    np.testing.assert_allclose(state["alpha"], [5.25, 2.5, 0.75])  # unchanged by the draw
 
 
-def test_replay_carries_what_the_run_shares():
+def test_replay_carries_the_run_wide_state():
     state = study.replay(build("auto"), recorded())
     assert state["prompts"] == [3]
     np.testing.assert_allclose(state["successes_1"], [3, 2, 0])
@@ -233,7 +215,7 @@ def test_measure(finished):
     assert {(row.seed, row.n) for row in rows} == {(1, 2)}
     assert all(math.isnan(row.mse) == (row.estimator in study.ORACLES) for row in rows)
     error = {name: np.mean([row.mse for row in rows if row.estimator == name]) for name in names}
-    # Random weights succeed rarely: two failures say 0, which is nearly right, and Laplace's rule then says 1/4.
+    # Random weights rarely succeed: two failures give 0, which is nearly right, where Laplace's rule gives 1/4.
     assert error["point"] < 0.05 < error["laplace"] < 0.08
     assert error["dr_point"] == error["point"]
     for row in rows:
@@ -248,15 +230,15 @@ def test_measure_is_the_same_for_the_same_seed(finished):
 
 def test_oracles_with_many_rollouts_agree_with_their_references(finished, monkeypatch):
     read = study.read_history
-    # Twelve prompts of three kinds, whose right answer is to end at once.
+    # Twelve prompts of three kinds; the right answer is to end at once.
     tokens = Tokens([[0], [1], [2]] * 4, torch.tensor([[END, NOTHING]] * 12), END)
     monkeypatch.setattr(study, "load", lambda folder, history: (Table(), tokens))
     monkeypatch.setattr(study, "read_history", lambda *names: dataclasses.replace(read(*names), rollouts=20_000))
-    rows = measured(finished, batches=1, draws=1, reference=20_000, batch_size=12)  # each kind as often
+    rows = measured(finished, batches=1, draws=1, reference=20_000, batch_size=12)  # each kind equally often
     found = {row.estimator: row for row in rows}
     assert found["exact"].cosine > 0.999
     assert found["exact_sigma"].cosine_normalised > 0.999
-    # With such an N the group's own mean is the truth.
+    # With such an N the group's own mean is nearly exact.
     assert found["dr_point"].cosine == pytest.approx(found["exact"].cosine, abs=1e-3)
     assert found["point"].cosine_normalised == pytest.approx(found["exact_sigma"].cosine_normalised, abs=1e-3)
     # The angle between the two objectives, from all responses weighted by their probabilities.
@@ -271,7 +253,7 @@ def test_oracles_with_many_rollouts_agree_with_their_references(finished, monkey
     assert found["exact_sigma"].cosine == pytest.approx(cosine(true, normalised), abs=1e-3)
 
 
-def test_padding_changes_no_probability(finished):
+def test_padding_does_not_change_probabilities(finished):
     from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(finished[1], dtype=torch.float32).requires_grad_(False)
@@ -285,29 +267,15 @@ def test_padding_changes_no_probability(finished):
         assert float(found) == pytest.approx(float(logs[at, 4] + logs[at + 1, 2] + logs[at + 2, 14]), rel=1e-4)
 
 
-def test_file(tmp_path):
-    path = tmp_path / "gradients.csv"
-    row = study.Gradient(3, 8, "exact", 0, 1, 0.123456789, 1e-9, math.nan)
-    study.append([row], path)
-    study.append([row._replace(draw=2)], path)
-    with open(path, newline="") as file:
-        header, first, second = csv.reader(file)
-    assert header == ["seed", "n", "estimator", "batch", "draw", "cosine", "cosine_normalised", "mse"]
-    assert first == ["3", "8", "exact", "0", "1", "0.123457", "1e-09", ""]
-    assert second[4] == "2"
-    study.write([row], path)
-    assert len(path.read_text().splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"batches": 3}, r"'frozen' has 12 prompts, fewer than 3 batches of 6; measure fewer"),
-        ({"draws": 0}, r"draws = 0 is too few; give 1 or more"),
-        ({"reference": 1}, r"reference = 1 is too few; give 2 or more"),
+        ({"draws": 0}, r"draws must be at least 1, got 0"),
+        ({"reference": 1}, r"reference must be at least 2, got 1"),
     ],
 )
-def test_what_cannot_be_measured(finished, changes, message):
+def test_requests_that_cannot_be_measured(finished, changes, message):
     with pytest.raises(UsageError, match=message):
         measured(finished, **changes)
 

@@ -1,4 +1,4 @@
-"""Protocols of the study: which runs they mean, and with which arguments."""
+"""Protocols of the study: their runs and the arguments of these."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_runs_come_seed_by_seed_and_seeds_of_one_arm_come_last(small):
     ]  # fmt: skip
 
 
-def test_arguments_are_those_of_the_protocol_the_arm_the_experiment_and_the_sizes(small):
+def test_arguments_come_from_the_protocol_the_arm_the_experiment_and_the_sizes(small):
     plan = protocol.load(small())
     run = next(run for run in plan.runs if run.name == "n2-dbb-s2")
     assert protocol.argv(run, plan, "sqlite:///a.db", {"eval.dataset": "e.jsonl"}, resume=False) == [
@@ -64,14 +64,14 @@ def test_arguments_are_those_of_the_protocol_the_arm_the_experiment_and_the_size
     ]  # fmt: skip
 
 
-def test_the_first_arm_alone_is_evaluated_before_the_training_and_a_begun_run_is_resumed(small):
+def test_only_the_first_arm_is_evaluated_before_training_and_a_started_run_is_resumed(small):
     plan = protocol.load(small())
     argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)
     assert "--eval.skip_start" not in argv
     assert argv[-2:] == ["--resume", "n2-grpo-s1"]
 
 
-def test_a_choice_takes_whole_seeds(small):
+def test_choosing_takes_whole_seeds(small):
     plan = protocol.load(small())
     assert [run.name for run in plan.choose(["n2"], seeds=1)] == ["n2-grpo-s1", "n2-dbb-s1"]
     assert plan.choose([]) == plan.runs
@@ -80,25 +80,25 @@ def test_a_choice_takes_whole_seeds(small):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the arm 'ppo', known: grpo, dbb"),
-        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 starts 'easy', allowed are medium, hard"),
-        (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate, allowed are"),
+        (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the unknown arm 'ppo'; available: grpo, dbb"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard"),
+        (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate; allowed: "),
     ],
 )
-def test_what_a_protocol_cannot_say_is_named(small, change, message):
+def test_an_invalid_protocol_is_refused_with_the_cause(small, change, message):
     with pytest.raises(UsageError, match=message):
         protocol.load(small(SMALL.replace(*change, 1)))
 
 
-def test_unknown_protocols_and_experiments_are_named(small):
-    with pytest.raises(UsageError, match="--protocol big: no such protocol; known: cpu, gpu, smoke"):
+def test_unknown_protocols_and_experiments_are_refused_with_those_available(small):
+    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, gpu, smoke"):
         protocol.load("big")
-    with pytest.raises(UsageError, match="has no experiment 'n3'; it has n2, pilot-n2"):
+    with pytest.raises(UsageError, match="has no experiment 'n3'; available: n2, pilot-n2"):
         protocol.load(small()).choose(["n3"])
 
 
 @pytest.mark.parametrize("name", protocol.names())
-def test_every_run_of_ours_can_be_parsed_checked_and_collected(name, tmp_path):
+def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(name, tmp_path):
     plan = protocol.load(name)
     for run in plan.runs:
         found = Name.parse(run.name)
@@ -106,12 +106,12 @@ def test_every_run_of_ours_can_be_parsed_checked_and_collected(name, tmp_path):
         assert run.experiment in NAMES and run.arm in ARMS
     for arm in {run.arm: run for run in plan.runs}.values():
         settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
-        if plan.task:  # the presets of others need what a machine without CUDA does not have
+        if plan.task:  # other presets need CUDA
             preflight.check_arguments(settings)
         assert settings.args.rollout.n_samples_per_prompt == arm.n
 
 
-def test_the_primary_experiment_is_that_of_the_document():
+def test_the_primary_experiment_is_the_one_in_the_document():
     runs = [run for run in protocol.load("cpu").runs if run.experiment == "n2"]
     assert len(runs) == 7 * 8
     assert {run.seed for run in runs} == set(range(1, 9))

@@ -1,13 +1,17 @@
-"""Runs that share engines: none sees what the one before has left."""
+"""Runs that share engines: nothing carries over from one to the next."""
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[1]
 
 SMALL = [
     "--preset", "tiny", "--estimator", "dbb", "--reward.remote_url", "exact_match", "--data.max_samples", "32",
@@ -33,6 +37,7 @@ def lane(tmp_path_factory):
             [sys.executable, "-m", "study", "lane"],
             input="".join(json.dumps(line) + "\n" for line in lines),
             stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder, timeout=300,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},  # study/ is not installed
         )  # fmt: skip
     assert ended.returncode == 0, log.read_text()[-4000:]
     return [json.loads(line)["error"] for line in ended.stdout.splitlines()], folder
@@ -43,16 +48,16 @@ def rows(folder, sql):
         return connection.execute(sql).fetchall()
 
 
-def test_a_lane_answers_every_line_and_goes_on_after_one_that_is_refused(lane):
+def test_a_lane_answers_every_line_and_continues_after_a_refused_one(lane):
     errors, folder = lane
     assert errors[0] is None and errors[2] is None
     assert "is not a multiple of --train.batch_size 33" in errors[1]
-    assert "max_model_len = 48, that of the session has 32; train it by itself" in errors[3]
+    assert "max_model_len = 48, but the session's has 32; train it on its own" in errors[3]
     finished = rows(folder, "SELECT name, last_step FROM runs WHERE status = 'finished' ORDER BY name")
     assert finished == [("after", 4), ("destroyed", 4)]
 
 
-def test_a_run_starts_from_its_own_model_whatever_the_run_before_made_of_it(lane):
+def test_a_run_starts_from_its_own_model_whatever_the_previous_run_made_of_it(lane):
     _, folder = lane
     accuracy = {
         (name, step): value
@@ -62,7 +67,7 @@ def test_a_run_starts_from_its_own_model_whatever_the_run_before_made_of_it(lane
             "JOIN runs r ON r.run_id = v.run_id GROUP BY r.name, v.step",
         )
     }
-    # A learning rate of .3 leaves nothing; the model itself has 40 % right, +-3 on 32 prompts x 8 samples.
+    # A learning rate of 0.3 destroys the policy; the model itself has 40 % right, +-3 on 32 prompts x 8 samples.
     assert accuracy["destroyed", 0] > 0.2
     assert accuracy["destroyed", 4] < 0.05
     assert accuracy["after", 0] == pytest.approx(accuracy["destroyed", 0], abs=0.12)
@@ -89,7 +94,7 @@ def test_a_run_has_its_own_loss_and_history(lane):
         ("after", "dr_grpo"),
         ("destroyed", "grpo"),
     ]
-    # The prior (1, 1), discounted once, and this group's four rollouts: nothing of the run before.
+    # The prior (1, 1), discounted once, and this group's four rollouts: nothing of the previous run.
     first = rows(
         folder,
         "SELECT DISTINCT h.alpha + h.beta FROM posterior_history h JOIN runs r ON r.run_id = h.run_id "

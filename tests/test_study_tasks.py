@@ -1,4 +1,4 @@
-"""The study's task: the promised files, read by OpenRLHF's own loader, evaluated by data source."""
+"""The study's task: its files, read by OpenRLHF's own loader and evaluated by data source."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def short(monkeypatch):
     monkeypatch.setattr(tasks, "WARMUP_STEPS", {"medium": 2, "hard": 1})
 
 
-def test_starts_of_a_seed_share_their_prompts_and_seeds_share_nothing(tmp_path, short):
+def test_starts_of_a_seed_share_prompts_and_seeds_share_nothing(tmp_path, short):
     medium, hard, other = (
         tasks.prepare(tmp_path / f"{start}-{seed}", seed, start)
         for start, seed in (("medium", 1), ("hard", 1), ("medium", 2))
@@ -84,7 +84,7 @@ def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_p
     assert logs["eval_ood_best@2"] == pytest.approx(1 / 2)
 
 
-def test_unknown_start_is_refused_and_nothing_is_made(tmp_path):
-    with pytest.raises(UsageError, match="'easy' is none of medium, hard"):
+def test_an_unknown_start_is_refused_and_makes_nothing(tmp_path):
+    with pytest.raises(UsageError, match="unknown start 'easy'; available: medium, hard"):
         tasks.prepare(tmp_path / "task", 1, "easy")
     assert list(tmp_path.iterdir()) == []

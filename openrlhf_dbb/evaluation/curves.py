@@ -118,17 +118,29 @@ def entropy(run: storage.RunRecord, events: Path | None) -> Curve | str:
     if folder is None:
         return "no event files found"
     try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        logged = read_scalars(folder, run.last_step)
     except ImportError:
         return "tensorboard is not installed"
+    return logged.get(ENTROPY, "not logged, for want of --actor.entropy_coef 0")
+
+
+def read_scalars(folder: Path, last_step: int) -> dict[str, Curve]:
+    """The scalars in a folder of TensorBoard event files, by tag, up to a step.
+
+    Raises:
+        ImportError: tensorboard is not installed.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
     accumulator.Reload()
-    if ENTROPY not in accumulator.Tags()["scalars"]:
-        return "not logged, for want of --actor.entropy_coef 0"
-    # Steps that a resume has made again are there twice.
-    values = {event.step: event.value for event in sorted(accumulator.Scalars(ENTROPY), key=lambda e: e.wall_time)}
-    steps = sorted(step for step in values if step <= run.last_step)
-    return Curve(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps], dtype=np.float64))
+    curves = {}
+    for tag in accumulator.Tags()["scalars"]:
+        # Steps repeated after a resume are in the files twice; the value written last counts.
+        values = {event.step: event.value for event in sorted(accumulator.Scalars(tag), key=lambda e: e.wall_time)}
+        steps = sorted(step for step in values if step <= last_step)
+        curves[tag] = Curve(np.array(steps, dtype=np.float64), np.array([values[s] for s in steps], dtype=np.float64))
+    return curves
 
 
 def _event_folder(run: storage.RunRecord, events: Path | None) -> Path | None:
