@@ -26,8 +26,8 @@ import numpy as np
 import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import curves
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import training_curves
+from openrlhf_dbb.evaluation.training_curves import Curve
 from openrlhf_dbb.lab import outcomes, recorded
 from study.data import ARMS, EXPERIMENTS, Epoch, Error, Run
 
@@ -46,7 +46,7 @@ _EVENTS = {
     "abs_advantage": "train/estimator/abs_advantage",
     "clip_fraction": "train/ppo_clip_ratio",
     "grad_norm": "train/actor_grad_norm",
-    "entropy": curves.ENTROPY,
+    "entropy": training_curves.ENTROPY,
 }
 _NAME = re.compile(
     f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join(ARMS)})"
@@ -310,7 +310,7 @@ def _find(store: storage.PosteriorStore) -> list[StudyRun]:
 def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tuple[list[Row], Row]:
     """The run's rows of ``epochs.csv``, and that of ``runs.csv`` without its seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
-    trained = curves.training(store, run.record)
+    trained = training_curves.training(store, run.record)
     ledger = storage.inspection.usage_by_step(store, run.record)
     steps = ledger.step.astype(np.float64)
     means = {
@@ -346,7 +346,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
 
 def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[Curve | None, ...]:
     """Acc@N and Best@N on the held-out prompts, Acc@N on those of another distribution; None where there are none."""
-    found = curves.validation(store, run)
+    found = training_curves.validation(store, run)
     if found is None:
         return None, None, None
     sources = sorted(found.accuracy)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.evaluation import curves, dynamics
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import dynamics, training_curves
+from openrlhf_dbb.evaluation.training_curves import Curve
 
 
 def points(curve):
     return list(zip(curve.x.tolist(), curve.y.tolist(), strict=True))
 
 
-def log(folder, name, values, tag=curves.ENTROPY):
+def log(folder, name, values, tag=training_curves.ENTROPY):
     """Write a TensorBoard event file as OpenRLHF does; ``values`` are (step, value)."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -106,7 +106,7 @@ def test_evaluations_of_another_name_are_no_validation(trained, fill):
         rows = [fill.evaluation(ids, [4] * 4, "a")]
         trained.store.record_evaluation("by hand", rows, model="tiny", config={}, **values)
     trained.store.record_evaluation("training", rows, model="tiny", config={}, run=run)  # of no step
-    assert points(curves.validation(trained.store, run).accuracy["a"]) == [(0, 0.0)]
+    assert points(training_curves.validation(trained.store, run).accuracy["a"]) == [(0, 0.0)]
 
 
 def test_entropy_comes_from_the_event_files(trained, tmp_path):
@@ -114,7 +114,7 @@ def test_entropy_comes_from_the_event_files(trained, tmp_path):
     log(tmp_path / "events", "run", [(1, 0.5), (2, 0.25), (3, 9.0)])
     # A resume made step 2 again; step 3 has been rolled back.
     log(tmp_path / "events", "run", [(2, 0.75)])
-    assert points(curves.entropy(run, None)) == [(1, 0.5), (2, 0.75)]
+    assert points(training_curves.entropy(run, None)) == [(1, 0.5), (2, 0.75)]
     (curve,) = panels_of(trained, {"run": run}, over="rollouts")["entropy (nats per token)"].curves["run"]
     assert points(curve) == [(16, 0.5), (32, 0.75)]
 
@@ -123,27 +123,27 @@ def test_event_files_are_found_below_a_folder(trained, tmp_path):
     run = trained("run")
     log(tmp_path / "copied" / "x" / "tensorboard", "run", [(1, 0.5)])
     log(tmp_path / "copied" / "y" / "tensorboard", "other", [(1, 0.125)])
-    assert points(curves.entropy(run, tmp_path / "copied")) == [(1, 0.5)]
-    assert points(curves.entropy(run, tmp_path / "copied" / "x" / "tensorboard" / "run")) == [(1, 0.5)]
-    assert curves.entropy(run, tmp_path / "copied" / "y") == "no event files found"
+    assert points(training_curves.entropy(run, tmp_path / "copied")) == [(1, 0.5)]
+    assert points(training_curves.entropy(run, tmp_path / "copied" / "x" / "tensorboard" / "run")) == [(1, 0.5)]
+    assert training_curves.entropy(run, tmp_path / "copied" / "y") == "no event files found"
 
 
 def test_event_files_without_entropy_say_how_to_log_it(trained, tmp_path):
     run = trained("run")
     log(tmp_path / "events", "run", [(1, 0.5)], tag="train/reward")
-    assert curves.entropy(run, None) == "not logged, for want of --actor.entropy_coef 0"
+    assert training_curves.entropy(run, None) == "not logged, for want of --actor.entropy_coef 0"
 
 
 def test_a_band_is_of_the_points_that_all_runs_have():
     one, two = Curve(np.array([0.0, 1, 2]), np.array([1.0, 2, 3])), Curve(np.array([0.0, 1, 2]), np.array([3.0, 2, 7]))
-    band = curves.band([one, two])
+    band = training_curves.band([one, two])
     assert (band.x.tolist(), band.mean.tolist()) == ([0, 1, 2], [2, 2, 5])
     assert (band.low.tolist(), band.high.tolist()) == ([1, 2, 3], [3, 2, 7])
 
 
 def test_a_band_interpolates_where_points_differ_and_does_not_go_beyond_a_run():
     one, two = Curve(np.array([0.0, 10]), np.array([0.0, 1])), Curve(np.array([5.0, 20]), np.array([2.0, 5]))
-    band = curves.band([one, two])
+    band = training_curves.band([one, two])
     # From 5 to 10: 0.5 and 1 of the first; 2 and 2 + 3 / 3 of the second.
     assert (band.x.tolist(), band.mean.tolist()) == ([5, 10], [1.25, 2.0])
     assert (band.low.tolist(), band.high.tolist()) == ([0.5, 1.0], [2.0, 3.0])
@@ -151,7 +151,7 @@ def test_a_band_interpolates_where_points_differ_and_does_not_go_beyond_a_run():
 
 def test_an_average_is_of_the_points_that_all_curves_have():
     one, two = Curve(np.array([0.0, 1, 2]), np.array([1.0, 2, 3])), Curve(np.array([0.0, 2]), np.array([3.0, 7]))
-    assert points(curves.average([one, two])) == [(0, 2), (2, 5)]
+    assert points(training_curves.average([one, two])) == [(0, 2), (2, 5)]
 
 
 def test_lines_are_groups_and_single_runs(trained):

@@ -8,15 +8,15 @@ from pyarrow import parquet
 
 from openrlhf_dbb.cli.evaluate import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import model, writing
+from openrlhf_dbb.evaluation import evaluated_model, writing
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Sampling
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.model import Model
+from openrlhf_dbb.evaluation.pipeline import evaluation_folder, manifest_of
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import Prompts, prepare, sequence_length
-from openrlhf_dbb.evaluation.run import evaluation_folder, manifest_of
 from openrlhf_dbb.tiny import model as tiny_model
 
 
@@ -183,13 +183,13 @@ def test_no_engine_ever_gets_a_seed_again(tmp_path):
 def test_a_model_is_told_from_another_by_its_content(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(10_000_000))
-    before = model.fingerprint(tmp_path)
-    assert model.fingerprint(tmp_path) == before
+    before = evaluated_model.fingerprint(tmp_path)
+    assert evaluated_model.fingerprint(tmp_path) == before
     changed = bytearray(10_000_000)
     for place in range(0, len(changed), 1000):
         changed[place] = 1
     weights.write_bytes(changed)
-    assert model.fingerprint(tmp_path) != before
+    assert evaluated_model.fingerprint(tmp_path) != before
 
 
 def test_names_of_evaluations():
@@ -205,7 +205,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def tiny_found(tiny):
-    return model.find(str(tiny.model))
+    return evaluated_model.find(str(tiny.model))
 
 
 def loaded(texts, **entry):
@@ -287,7 +287,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_starts(tmp_path, monkey
 
 def test_two_processes_do_not_write_one_evaluation(tmp_path):
     with evaluation_folder(tmp_path / "mine"):
-        code = "from openrlhf_dbb.evaluation import run; run.evaluation_folder(run.Path('mine')).__enter__()"
+        code = "from openrlhf_dbb.evaluation.pipeline import *; evaluation_folder(Path('mine')).__enter__()"
         command = [sys.executable, "-c", code]
         other = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
     assert "another process evaluates into it; wait, or give another --name" in other.stderr

@@ -56,11 +56,11 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     # torch's import of a package that OpenRLHF pins; nobody who evaluates can do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
     from openrlhf_dbb import cpu
-    from openrlhf_dbb.evaluation import run
+    from openrlhf_dbb.evaluation import pipeline
 
     if cpu.active():
         cpu.prepare_driver()
-    run.evaluate(arguments)
+    pipeline.evaluate(arguments)
 
 
 def _commands(name: str) -> argparse.ArgumentParser:

@@ -11,10 +11,10 @@ from typing import Any
 from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import alignment, forest, results
+from openrlhf_dbb.evaluation.comparison_tables import differences_csv, markdown, measures_csv, text
 from openrlhf_dbb.evaluation.differences import Comparison, compare_models
-from openrlhf_dbb.evaluation.latex import latex
+from openrlhf_dbb.evaluation.latex_table import latex
 from openrlhf_dbb.evaluation.results import Evaluation
-from openrlhf_dbb.evaluation.tables import differences_csv, markdown, measures_csv, text
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": text,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import storage
 from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import curves, results
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import results, training_curves
+from openrlhf_dbb.evaluation.training_curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,9 +133,9 @@ def panels(
 ) -> tuple[list[Panel], list[Panel]]:
     """What the two figures show."""
     runs = {run.run_id: run for members in lines.values() for run in members}
-    trained = {number: curves.training(store, run) for number, run in runs.items()}
-    evaluated = {number: curves.validation(store, run) for number, run in runs.items()}
-    entropies = {number: curves.entropy(run, events) for number, run in runs.items()}
+    trained = {number: training_curves.training(store, run) for number, run in runs.items()}
+    evaluated = {number: training_curves.validation(store, run) for number, run in runs.items()}
+    entropies = {number: training_curves.entropy(run, events) for number, run in runs.items()}
     validated = [found for found in evaluated.values() if found is not None]
     shared = set.intersection(*(set(found.accuracy) for found in validated)) if validated else set()
     samples = {found.samples for found in validated}
@@ -150,7 +150,7 @@ def panels(
             by_benchmark: dict[str, Curve] = getattr(found, measure)
             if not shared:
                 return "its validation sets are not those of the other runs"
-            return curves.average([by_benchmark[benchmark] for benchmark in sorted(shared)])
+            return training_curves.average([by_benchmark[benchmark] for benchmark in sorted(shared)])
 
         return find
 
@@ -165,7 +165,9 @@ def panels(
                     notes.append(f"{run.name}: {found}")
                 elif len(found.x):
                     rollouts = trained[run.run_id].rollouts
-                    by_line[name].append(curves.over_rollouts(found, rollouts) if over == "rollouts" else found)
+                    by_line[name].append(
+                        training_curves.over_rollouts(found, rollouts) if over == "rollouts" else found
+                    )
         return Panel(title, by_line, list(dict.fromkeys(notes)))
 
     dynamics = [
@@ -192,7 +194,7 @@ def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder:
     styles = _styles(list(names))
     handles: dict[str, Any] = {}
     for panel, ax in zip(drawn, axes.flat, strict=True):
-        bands = {name: curves.band(found) for name, found in panel.curves.items() if found}
+        bands = {name: training_curves.band(found) for name, found in panel.curves.items() if found}
         marker = "o" if all(len(band.x) <= _FEW for band in bands.values()) else None
         for name, band in bands.items():
             if len(panel.curves[name]) > 1:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf_dbb import figures
+from openrlhf_dbb.evaluation.comparison_tables import measure_name
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.evaluation.tables import measure_name
 from openrlhf_dbb.terminal import shown
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.engines import Sampling
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.journal import Key
-from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.prompting import Prompts
 from openrlhf_dbb.evaluation.results import FINISHED, MANIFEST
 from openrlhf_dbb.evaluation.writing import write_json

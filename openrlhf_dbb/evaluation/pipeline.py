@@ -15,7 +15,7 @@ from typing import Any
 import storage
 from openrlhf_dbb import cpu
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, loading, model, prompting, verifiers, writing
+from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, verifiers, writing
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Engines, Finished, Request, Sampling, ray_started
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
@@ -119,7 +119,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         UsageError: an unknown benchmark or model, data that cannot be loaded, a prompt that does not fit.
     """
     entries, template = _entries(arguments), _template(arguments.template)
-    found = model.find(arguments.model)
+    found = evaluated_model.find(arguments.model)
     prompts = {}
     for entry in entries:
         loaded = loading.load(entry, limit=arguments.limit, template=template)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from openrlhf_dbb.evaluation.comparison_tables import measure_name, p_value, points
 from openrlhf_dbb.evaluation.differences import AVERAGE, Column, Comparison, Difference
-from openrlhf_dbb.evaluation.tables import measure_name, p_value, points
 
 _SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
