@@ -20,7 +20,7 @@ def _loaded(imports):
 @pytest.mark.parametrize(
     ("imports", "own", "absent"),
     [
-        ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, HEAVY),
+        ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, (*HEAVY, "scipy")),
         ("estimators", {"estimators", "numpy"}, (*HEAVY, "storage", "sqlalchemy")),
         # the driver of a database that is not used is not needed, nor what only a migration uses
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
@@ -34,7 +34,8 @@ def _loaded(imports):
             ("torch", "ray", "openrlhf", "vllm"),
         ),
         ("openrlhf_dbb", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm")),
-        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm")),
+        # scipy comes with the report's credible intervals
+        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, ("torch", "ray", "openrlhf", "vllm", "scipy")),
         # comparing evaluations needs no training stack
         ("openrlhf_dbb.cli.evaluate", {"openrlhf_dbb"}, ("torch", "ray", "openrlhf", "vllm", "pyarrow", "scipy")),
         # matplotlib comes with the first figure

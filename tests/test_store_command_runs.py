@@ -11,8 +11,8 @@ from storage import UsageRows
 
 
 def filtered(ids):
-    """The ledger of two prompts' groups of 4 rollouts of 10 tokens: the first, drawn after it was skipped twice, agrees
-    wholly and is filtered out; the second is trained on and informative, and as many rollouts of it are replayed."""
+    """Usage of two prompts' groups of 4 rollouts of 10 tokens: the first, drawn after it was skipped twice, has zero
+    variance and is filtered out; the second is trained on and informative, and as many rollouts of it are replayed."""
     first, second = np.array([4, 0]), np.array([0, 4])
     return UsageRows(
         prompt_ids=np.array(ids), generated=first + second, generated_tokens=10 * (first + second), trained=second,
@@ -62,7 +62,7 @@ def test_compare(two, capsys):
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "120"], ["b", "-", "dbb", "8", "80"]]
     # means of x and y: (.9 + .1) / 2 and .9
     assert "0.5000 and 0.9000, difference +0.4000; mean absolute difference 0.4000\n" in out
-    assert "by more than 0.1: 1 prompts higher in the second, 0 lower\n" in out
+    assert "prompts more than 0.1 higher in the second: 1; more than 0.1 lower: 0\n" in out
     differences = out.split("prompts that differ most\n")[1].split("\n\n")[0].splitlines()[1:]
     assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
     by_step, by_rollouts = (
@@ -95,7 +95,7 @@ COSTS = [
 
 @pytest.fixture
 def methods(store, fill):
-    """Runs of two methods, of no method told, and of a release without a ledger."""
+    """Runs of two methods, one without a method, and one whose usage was not recorded."""
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "c", method="grpo"), 1, ids, [4, 2])
     fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered(ids))
@@ -108,7 +108,7 @@ def test_costs(methods, capsys):
     assert main(["costs", "--store.url", methods.url]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "run" and header.endswith("  rollouts per group  tokens per group")
-    # 4 of 8 rollouts agree wholly: filtered out by "b", rescued by "c"; by method, then name
+    # 4 of 8 rollouts have zero variance: filtered out by "b", rescued by "c"; by method, then name
     assert [line.split() for line in lines] == [
         ["d", "-", "dbb", *["-"] * 11],
         ["b", "dapo", "dbb", "8", "80", "4", "4", "2", "4", "0.5", "0", "1", "8", "80"],
@@ -148,7 +148,7 @@ USAGE_COLUMNS = [
 ]  # fmt: skip
 
 
-def test_export_the_rollout_ledger(store, fill, tmp_path, capsys):
+def test_export_the_rollout_usage(store, fill, tmp_path, capsys):
     run = fill.run(store)
     assert main(["export", "--what", "usage", "--store.url", store.url]) == 0
     assert capsys.readouterr().out == ",".join(USAGE_COLUMNS) + "\n"
