@@ -29,7 +29,7 @@ from openrlhf_dbb.evaluation import pipeline
 from openrlhf_dbb.evaluation.engines import Engines, engine_arguments, ray_started
 from openrlhf_dbb.evaluation.journal import Journal
 from openrlhf_dbb.evaluation.plan import Plan
-from openrlhf_dbb.evaluation.summary import Progress
+from openrlhf_dbb.evaluation.summary import ProgressBar
 from openrlhf_dbb.tiny import model as tiny_model
 
 BOUND = 0.9
@@ -44,7 +44,7 @@ def evaluate(arguments: argparse.Namespace, plan: Plan, parent: Connection) -> N
         parent.send(None)
         while parent.recv():
             journal = Journal(Path(folder) / "journal.jsonl")
-            with Progress(total=len(keys) * plan.sampling.n, done=0) as progress:
+            with ProgressBar(total=len(keys) * plan.sampling.n, done=0) as progress:
                 began = time.perf_counter()
                 pipeline.generate(plan.prompts, keys, engines, journal, progress)
                 seconds = time.perf_counter() - began

@@ -27,7 +27,7 @@ import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import training_curves
-from openrlhf_dbb.evaluation.training_curves import Curve
+from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
 from study.data import ARMS, EXPERIMENTS, Epoch, Error, Run
 
@@ -315,8 +315,8 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
     steps = ledger.step.astype(np.float64)
     means = {
         "reward": trained.reward,
-        "zero_variance": Curve(steps, ledger.zero_variance / ledger.generated),
-        "rescued": Curve(steps, ledger.rescued / ledger.generated),
+        "zero_variance": TrainingCurve(steps, ledger.zero_variance / ledger.generated),
+        "rescued": TrainingCurve(steps, ledger.rescued / ledger.generated),
         "length": trained.length,
         **_events(run.record, folder),
     }
@@ -344,7 +344,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
     return epochs, row
 
 
-def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[Curve | None, ...]:
+def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[TrainingCurve | None, ...]:
     """Acc@N and Best@N on the held-out prompts, Acc@N on those of another distribution; None where there are none."""
     found = training_curves.validation(store, run)
     if found is None:
@@ -358,7 +358,7 @@ def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple
     return found.accuracy[held_out], found.best[held_out], None if len(sources) == 1 else found.accuracy.get(OOD)
 
 
-def _events(run: storage.RunRecord, folder: Path) -> dict[str, Curve]:
+def _events(run: storage.RunRecord, folder: Path) -> dict[str, TrainingCurve]:
     """What the run logged to TensorBoard, over steps; what it did not log is missing."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -376,18 +376,18 @@ def _events(run: storage.RunRecord, folder: Path) -> dict[str, Curve]:
         # Steps that a resume has made again are there twice.
         values = {event.step: event.value for event in sorted(accumulator.Scalars(tag), key=lambda e: e.wall_time)}
         steps = sorted(step for step in values if step <= run.last_step)
-        logged[column] = Curve(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
+        logged[column] = TrainingCurve(np.array(steps, dtype=np.float64), np.array([values[step] for step in steps]))
     return logged
 
 
-def _at(curve: Curve | None, step: int, between: bool = False) -> float:
+def _at(curve: TrainingCurve | None, step: int, between: bool = False) -> float:
     """The value at a step, or else NaN; ``between``: interpolated where it lies between two others."""
     if curve is None or not (between or step in curve.x):
         return math.nan
     return float(np.interp(step, curve.x, curve.y, left=math.nan, right=math.nan))
 
 
-def _mean(curve: Curve | None, before: int, end: int) -> float:
+def _mean(curve: TrainingCurve | None, before: int, end: int) -> float:
     """Mean over the steps after ``before``, to ``end``; NaN if there are none."""
     if curve is None:
         return math.nan

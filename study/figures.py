@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from openrlhf_dbb.evaluation.statistics import ALPHA, holm
-from openrlhf_dbb.evaluation.comparison_tables import points
+from openrlhf_dbb.evaluation.formats import points
 from openrlhf_dbb import figures as figures_style
 from study import analysis
 from study.analysis import BASELINE, TARGET

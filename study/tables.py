@@ -13,7 +13,7 @@ import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER, holm
-from openrlhf_dbb.evaluation.comparison_tables import p_value, points
+from openrlhf_dbb.evaluation.formats import p_value, points
 from study import analysis
 from study.analysis import BASELINE, Paired
 from study.data import ARMS, EXPERIMENTS, Error, Gradient, Study, is_pilot

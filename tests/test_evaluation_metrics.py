@@ -56,12 +56,12 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
 
 @pytest.mark.parametrize("k", [0, 5])
 def test_k_outside_its_range(k):
-    with pytest.raises(ValueError, match=rf"k = {k} of pass@k is not in 1 to 4"):
+    with pytest.raises(ValueError, match=rf"k must be between 1 and 4, .* got {k}"):
         metrics.pass_at_k(np.zeros((2, 4)), k)
 
 
 def test_pass_at_k_needs_scores_0_and_1():
-    with pytest.raises(ValueError, match=r"score 0\.5 is neither 0 nor 1"):
+    with pytest.raises(ValueError, match=r"scores of 0 or 1, got 0\.5"):
         metrics.pass_at_k(np.array([[0, 1, NAN], [1, 0.5, 1]]), 1)
 
 
