@@ -19,7 +19,7 @@ from pyarrow import parquet  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
-# Two runs of three prompts, two samples each; accuracies of the prompts over both runs: .5, .5, 0 and .75, 1, .25.
+# Two runs of three prompts, two samples each; accuracies of the prompts over both runs: 0.5, 0.5, 0 and 0.75, 1, 0.25.
 FIRST = [[[1, 0], [1, 1], [0, 0]], [[0, 1], [0, 0], [0, 0]]]
 SECOND = [[[1, 1], [1, 1], [0, 0]], [[1, 0], [1, 1], [0, 1]]]
 
@@ -154,7 +154,7 @@ def test_files_that_do_not_fit():
     write_benchmark(folder, "sums", FIRST, tokens=[["a", "b"]] * 6)
     assert "as a scalar of type int32" in misfit()
     write_benchmark(folder, "sums", [FIRST[0]])
-    assert misfit() == "3 rows are not 2 runs of some prompts"
+    assert misfit() == "3 rows cannot be divided into 2 runs"
     parquet.write_table(pa.table({"run": [0]}), path)
     assert misfit() == "missing columns: answers, id, index, label, prompt, scores, tokens, truncated"
     path.write_bytes(b"PAR1 no more")
@@ -172,7 +172,7 @@ def test_all_numbers_of_a_comparison(capsys):
     assert found["model std"] == 0
     assert found["baseline accuracy"] == pytest.approx(1 / 3)
     assert found["baseline std"] == pytest.approx(1 / 3 / np.sqrt(2))
-    # Differences of the prompts .25, .5, .25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
+    # Differences of the prompts 0.25, 0.5, 0.25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
     assert found["difference"] == pytest.approx(1 / 3)
     assert found["standard error"] == pytest.approx(1 / 12)
     assert (found["t"], found["degrees of freedom"]) == (pytest.approx(4), 2)
@@ -181,7 +181,7 @@ def test_all_numbers_of_a_comparison(capsys):
     assert found["p sign"] == 1 / 8
     assert (found["better"], found["worse"], found["prompts"], found["prompts left out"]) == (3, 0, 3, 0)
     assert found["interval low"] < 1 / 3 < found["interval high"]
-    # t of 2 degrees of freedom is 2.91999 at .95 and 1.06066 at .8.
+    # t of 2 degrees of freedom is 2.91999 at 0.95 and 1.06066 at 0.8.
     assert found["detectable"] == pytest.approx((2.91999 + 1.06066) / 12, abs=1e-5)
 
 

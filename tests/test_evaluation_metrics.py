@@ -29,7 +29,7 @@ def test_best_of_fractions():
 
 
 def test_pass_at_k_by_hand():
-    # One right of 4: C(3, k) / C(4, k) draws miss it. With replacement, k = 4 would give 1 - (3/4)^4 = .684.
+    # One right of 4: C(3, k) / C(4, k) draws miss it. With replacement, k = 4 would give 1 - (3/4)^4 = 0.684.
     one_of_four = np.array([[0.0, 1.0, 0.0, 0.0]])
     assert [metrics.pass_at_k(one_of_four, k)[0] for k in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1])
     # Two right of 5: 1 - C(3, 2) / C(5, 2) = 1 - 3/10; four draws cannot miss both.
@@ -112,7 +112,7 @@ def test_majority_keeps_the_axes():
 
 
 def test_over_runs():
-    # Means over prompts of the runs: .5 (the third prompt is missing) and .25. Sample deviation: .25 / sqrt(2).
+    # Means over prompts of the runs: 0.5 (the third prompt is missing) and 0.25. Sample deviation: 0.25 / sqrt(2).
     found = metrics.over_runs(np.array([[1, 0, NAN], [0.5, 0.25, 0]]))
     assert found.by_run == pytest.approx((0.5, 0.25))
     assert (found.mean, found.std) == pytest.approx((0.375, 0.25 / np.sqrt(2)))

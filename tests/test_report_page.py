@@ -52,7 +52,7 @@ def test_states_and_epochs():
     assert found.state.tolist() == [
         MASTERED, MASTERED,
         IMPOSSIBLE, IMPOSSIBLE, LEARNING,  # low, but solved once
-        LEARNING, FORGOTTEN, LEARNING,  # .3 below its peak of .7; then less than that
+        LEARNING, FORGOTTEN, LEARNING,  # 0.3 below its peak of 0.7; then less than that
     ]  # fmt: skip
     by_epoch = epochs(found)
     assert by_epoch.prompts.tolist() == [3, 3, 2]
@@ -61,7 +61,7 @@ def test_states_and_epochs():
     np.testing.assert_allclose(by_epoch.zero_variance, [2 / 3, 1, 1 / 2])
     np.testing.assert_allclose(by_epoch.rescued, by_epoch.zero_variance)  # each has a variance above 0
     assert by_epoch.states.tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [0, 2, 0, 0]]
-    assert by_epoch.histogram[2].nonzero()[0].tolist() == [2, 8]  # .1 and .41 in bins of .05
+    assert by_epoch.histogram[2].nonzero()[0].tolist() == [2, 8]  # 0.1 and 0.41 in bins of 0.05
 
 
 def test_pruned_visits_count_as_epochs():
@@ -84,10 +84,10 @@ def test_the_usage_log_says_what_was_rescued():
 
 @pytest.fixture
 def trained(store, fill):
-    """Three prompts, two steps, discount .5 and groups of 4; a fourth prompt known from a warm start."""
+    """Three prompts, two steps, discount 0.5 and groups of 4; a fourth prompt known from a warm start."""
     source = fill.run(store, "source")
     ids = np.sort(fill.prompts(store, 4))
-    fill.step(source, 1, ids[3:], [4])  # (4.5, .5)
+    fill.step(source, 1, ids[3:], [4])  # (4.5, 0.5)
     run = fill.run(store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]})
     run.warm_start(store, source.record, ids)
     scores = [4.0, 0.0, 2.0]
@@ -104,7 +104,7 @@ def test_what_the_page_is_told(trained):
     steps = data["steps"]
     assert unpack(steps["step"]).tolist() == [1, 2] and steps["span"] == 1
     np.testing.assert_allclose(unpack(steps["success_rate"]), [0.5, 0.5])
-    # (4.5, .5), (.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (.25, 6.25), (5.25, 1.25)
+    # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
     np.testing.assert_allclose(unpack(steps["mean"]), [1.5 / 3, (4.25 + 0.25 + 5.25) / 6.5 / 3], rtol=1e-6)
     np.testing.assert_allclose(unpack(steps["zero_variance"]), [2 / 3, 2 / 3])
     assert (steps["groups"], steps["zero_variance_groups"], steps["rescued_groups"]) == (6, 4, 4)
@@ -125,7 +125,7 @@ def test_what_the_page_is_told(trained):
     assert unpack(visits["beta"]).tolist() == [0.5, 2.25, 4.5, 6.25, 2.5, 1.25]
     np.testing.assert_allclose(unpack(visits["low"])[:2], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
     assert [series["name"] for series in data["shared"]] == ["discount"]  # the longer vector is not drawn
-    # probes of 5: 5 and 2, their noise 0 and .4 * .6 / 4; estimates .9 and .1, groups 1 and 0 in step 1
+    # probes of 5: 5 and 2, their noise 0 and 0.4 * 0.6 / 4; estimates 0.9 and 0.1, groups 1 and 0 in step 1
     np.testing.assert_allclose(unpack(data["probes"]["estimate"])[0], (0.1**2 + 0.3**2 - 0.06) / 2, rtol=1e-5)
     np.testing.assert_allclose(unpack(data["probes"]["group"])[0], (0 + 0.4**2 - 0.06) / 2, rtol=1e-5)
     assert [row[:2] for row in data["lineage"]] == [["ancestor", "source"], ["this run", "run"]]
