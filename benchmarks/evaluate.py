@@ -25,11 +25,11 @@ from typing import Any
 
 from openrlhf_dbb import cpu, tiny
 from openrlhf_dbb.cli.evaluate import parser
-from openrlhf_dbb.evaluation import run
+from openrlhf_dbb.evaluation import pipeline
 from openrlhf_dbb.evaluation.engines import Engines, engine_arguments, ray_started
 from openrlhf_dbb.evaluation.journal import Journal
 from openrlhf_dbb.evaluation.plan import Plan
-from openrlhf_dbb.evaluation.summary import Progress
+from openrlhf_dbb.evaluation.summary import ProgressBar
 
 BOUND = 0.9
 RUNS = 4  # of 512 prompts with 8 samples: 16,384 responses, 5 to 10 s on a core
@@ -39,13 +39,13 @@ def evaluate(arguments: argparse.Namespace, plan: Plan, parent: Connection) -> N
     """At each message the work of the command; answers with tokens per second."""
     keys = plan.keys(RUNS)
     with ray_started(1, 1, verbose=False), tempfile.TemporaryDirectory() as folder:
-        engines = Engines(run.vllm_arguments(arguments, plan), [0], plan.sampling)
+        engines = Engines(pipeline.vllm_arguments(arguments, plan), [0], plan.sampling)
         parent.send(None)
         while parent.recv():
             journal = Journal(Path(folder) / "journal.jsonl")
-            with Progress(total=len(keys) * plan.sampling.n, done=0) as progress:
+            with ProgressBar(total=len(keys) * plan.sampling.n, done=0) as progress:
                 began = time.perf_counter()
-                run.generate(plan.prompts, keys, engines, journal, progress)
+                pipeline.generate(plan.prompts, keys, engines, journal, progress)
                 seconds = time.perf_counter() - began
             parent.send(sum(sum(journal.read(key).tokens) for key in keys) / seconds)
             journal.remove()
@@ -55,7 +55,7 @@ def plain(arguments: argparse.Namespace, plan: Plan, parent: Connection) -> None
     """At each message one call of vLLM; answers with tokens per second."""
     import vllm
 
-    engine = vllm.LLM(**engine_arguments(run.vllm_arguments(arguments, plan)), seed=0)
+    engine = vllm.LLM(**engine_arguments(pipeline.vllm_arguments(arguments, plan)), seed=0)
     [prompts] = plan.prompts.values()
     requests = [{"prompt_token_ids": tokens} for tokens in prompts.tokens] * RUNS
     sampling = plan.sampling
@@ -78,7 +78,7 @@ def work(side: str, parent: Connection) -> None:
     flags = ["--model", str(files.model), "--benchmarks", f"train={files.train}", "--max_new_tokens", "10"]
     flags += ["--temperature", "1", "--top_p", "1", "--gpu_memory_utilization", "0.4"]
     arguments = parser().parse_args(flags)
-    {"evaluate": evaluate, "plain": plain}[side](arguments, run.prepare(arguments), parent)
+    {"evaluate": evaluate, "plain": plain}[side](arguments, pipeline.prepare(arguments), parent)
 
 
 def start(side: str) -> Connection:

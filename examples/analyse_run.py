@@ -1,4 +1,4 @@
-"""After a training: a run's posteriors in pandas, cell by cell (``# %%``, as Jupyter and editors know them).
+"""After a training: a run's posteriors in pandas, in cells (``# %%``) for Jupyter and editors.
 
     python examples/analyse_run.py [RUN]        (store: $OPENRLHF_DBB_STORE_URL, else openrlhf_dbb.db here)
 
@@ -10,6 +10,7 @@ import sys
 
 import pandas as pd
 
+from estimators.probe_error import squared_errors
 from storage import open_store, read_posteriors, read_probes, read_usage
 
 with open_store(create=False) as store:
@@ -25,7 +26,7 @@ history["epoch"] = history.groupby("prompt_id").cumcount() + 1
 history["rate"] = history.successes / history.rollouts
 history["zero_variance"] = history.rate.isin([0, 1])
 history = history.merge(usage, on=["step", "prompt_id"], how="left", suffixes=("", "_rollouts"))
-# Groups that are filtered out are seen by the estimator, but teach the policy nothing.
+# Rescued: a zero-variance group that was trained on with an advantage; the estimator also sees filtered groups.
 history["rescued"] = history.pop("rescued") > 0
 by_epoch = history.groupby("epoch").agg(
     prompts=("prompt_id", "size"), success_rate=("rate", "mean"), posterior_mean=("mean", "mean"),
@@ -40,20 +41,19 @@ moved = moved.join(texts.prompt.str.replace(r"\s+", " ", regex=True).str.slice(0
 print("\nmost regressed\n", moved.head(5).round(3).to_string(), sep="")
 print("\nmost improved\n", moved.tail(5).iloc[::-1].round(3).to_string(), sep="")
 
-# %% Is a posterior mean a good forecast of the prompt's next visit? Groups of forecasts, what then came
+# %% Does the posterior mean forecast the success rate of the prompt's next visit? Binned by forecast
 history["forecast"] = history.groupby("prompt_id")["mean"].shift()
 revisits = history.dropna(subset="forecast")
 bins = pd.cut(revisits.forecast, [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1], include_lowest=True)
 forecasts = revisits.groupby(bins, observed=True).agg(
-    groups=("rate", "size"), forecast=("forecast", "mean"), came=("rate", "mean")
+    groups=("rate", "size"), forecast=("forecast", "mean"), actual=("rate", "mean")
 )
 print("\nforecast of the next visit\n", forecasts.round(3).to_string(), sep="")
 
-# %% Error against the probes, if there are any: less the noise of the probes themselves
+# %% Error against the probes, if there are any, with the noise of the probes subtracted
 if len(probes):
-    truth = probes.successes / probes.samples
-    noise = (probes.squares / probes.samples - truth**2) / (probes.samples - 1)
-    error = ((probes["mean"] - truth) ** 2 - noise).groupby(probes.step).mean()
+    squared_error = squared_errors(probes["mean"], probes.samples, probes.successes, probes.squares)
+    error = pd.Series(squared_error).groupby(probes.step).mean()
     print(f"\nmean squared error against {len(probes)} probes: {error.mean():.4f}")
 
 # %% A figure

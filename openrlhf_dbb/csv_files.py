@@ -1,4 +1,4 @@
-"""CSV as every command writes it: a header, Unix line ends, numbers in full."""
+"""CSV as every command writes it: a header, Unix line endings, numbers with all digits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_rows(file: IO[str], header: Sequence[str], rows: Iterable[Sequence[Any
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a file; its path."""
+    """Write a file and return its path."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         write_rows(file, header, rows)
     return path

@@ -1,4 +1,4 @@
-"""Text from a store as it may go to a terminal or a page: escaped, cut, aligned, without passwords."""
+"""Text from a store, made safe to print or to show on a page: escaped, cut, aligned, without passwords."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
 
 def shown(value: object, width: int | None = _TEXT_WIDTH) -> str:
-    r"""Unprintable characters escaped, long text cut.
+    r"""The text with unprintable characters escaped, cut to ``width`` characters unless that is None.
 
     Example:
         >>> shown("red \x1b[31m\n")
@@ -21,13 +21,13 @@ def shown(value: object, width: int | None = _TEXT_WIDTH) -> str:
     """
     text = str(value)
     if width is not None:
-        text = text[: width + 1]  # the rest is cut anyway, and may be long
+        text = text[: width + 1]  # the rest would be cut anyway, and may be long
     escaped = "".join(map(_escaped, text))
     return escaped if width is None or len(escaped) <= width else escaped[: width - 3] + "..."
 
 
 def readable(text: str) -> str:
-    r"""As :func:`shown` without a width, but lines stay lines.
+    r"""Like :func:`shown` without a width, but line breaks stay.
 
     Example:
         >>> readable("one\ntwo \x07")
@@ -51,7 +51,7 @@ def without_passwords(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Aligned text: numbers to the right with 4 digits, None and NaN as "-".
+    """Aligned text: numbers right-aligned with 4 digits, None and NaN as "-".
 
     Example:
         >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))

@@ -119,17 +119,16 @@ def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Paired:
     first_R, second_R = (np.array([values[key] for key in keys], dtype=np.float64) for values in (first, second))
     if not keys:
         return Paired(0, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, first_R)
-    better, worse = paired_t(first_R, second_R), paired_t(second_R, first_R)
-    mean, error, degrees = better.difference, better.error, better.degrees
+    tested = paired_t(first_R - second_R, two_sided=True)
+    mean, error, degrees = tested.difference, tested.error, tested.degrees
     half, detectable = error, math.nan  # without variance, or with a single pair
     if error > 0:
         from scipy.stats import t  # installed: paired_t has used it
 
         half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
         detectable = float(t.ppf(1 - ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * error
-    two_sided = float(np.minimum(1.0, 2 * np.minimum(better.p, worse.p)))
     difference_R = np.round(first_R - second_R, _DECIMALS)
-    return Paired(len(keys), mean, error, mean - half, mean + half, two_sided, detectable, difference_R)
+    return Paired(len(keys), mean, error, mean - half, mean + half, tested.p, detectable, difference_R)
 
 
 def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:

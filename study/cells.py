@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from openrlhf_dbb.evaluation.tables import p_value, points
+from openrlhf_dbb.evaluation.formats import p_value, points
 from study.analysis import Paired
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"

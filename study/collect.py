@@ -23,8 +23,8 @@ import numpy as np
 import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import curves
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import training_curves
+from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
 from study import files
 from study.data import ARMS, EXPERIMENTS, EpochRow, ErrorRow, RunRow
@@ -44,7 +44,7 @@ _EVENTS = {
     "abs_advantage": "train/estimator/abs_advantage",
     "clip_fraction": "train/ppo_clip_ratio",
     "grad_norm": "train/actor_grad_norm",
-    "entropy": curves.ENTROPY,
+    "entropy": training_curves.ENTROPY,
 }
 _NAME = re.compile(
     f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join(ARMS)})"
@@ -255,13 +255,13 @@ def _find(store: storage.PosteriorStore) -> list[StudyRun]:
 def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tuple[list[Row], Row]:
     """The run's rows of ``epochs.csv``, and its row of ``runs.csv`` without seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
-    trained = curves.training(store, run.record)
+    trained = training_curves.training(store, run.record)
     ledger = storage.inspection.usage_by_step(store, run.record)
     steps = ledger.step.astype(np.float64)
     means = {
         "reward": trained.reward,
-        "zero_variance": Curve(steps, ledger.zero_variance / ledger.generated),
-        "rescued": Curve(steps, ledger.rescued / ledger.generated),
+        "zero_variance": TrainingCurve(steps, ledger.zero_variance / ledger.generated),
+        "rescued": TrainingCurve(steps, ledger.rescued / ledger.generated),
         "length": trained.length,
         **_events(run.record, folder),
     }
@@ -289,9 +289,9 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
     return epochs, row
 
 
-def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[Curve | None, ...]:
+def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[TrainingCurve | None, ...]:
     """Held-out Acc@N, held-out Best@N and out-of-distribution Acc@N; None if not evaluated."""
-    found = curves.validation(store, run)
+    found = training_curves.validation(store, run)
     if found is None:
         return None, None, None
     sources = sorted(found.accuracy)
@@ -303,27 +303,33 @@ def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple
     return found.accuracy[held_out], found.best[held_out], None if len(sources) == 1 else found.accuracy.get(OOD)
 
 
-def _events(run: storage.RunRecord, folder: Path) -> dict[str, Curve]:
+def _events(run: storage.RunRecord, folder: Path) -> dict[str, TrainingCurve]:
     """The columns of ``_EVENTS`` that the run logged to TensorBoard, over steps."""
     place = folder / run.config["logger.tensorboard_dir"] / run.config["logger.wandb.run_name"]
     if not any(place.glob("events.out.tfevents.*")):
         print(f"{run.name}: no event files in {place}; its {', '.join(_EVENTS)} are left empty")
         return {}
-    logged = curves.read_scalars(place, run.last_step)
+    logged = training_curves.read_scalars(place)
     for column, tag in _EVENTS.items():
         if tag not in logged:
             print(f"{run.name}: {tag} was not logged; its {column} is left empty")
-    return {column: logged[tag] for column, tag in _EVENTS.items() if tag in logged}
+    return {column: _until(logged[tag], run.last_step) for column, tag in _EVENTS.items() if tag in logged}
 
 
-def _at(curve: Curve | None, step: int, between: bool = False) -> float:
+def _until(scalars: training_curves.Scalars, last_step: int) -> TrainingCurve:
+    """Without the steps that a resume has undone."""
+    kept = scalars.step <= last_step
+    return TrainingCurve(scalars.step[kept], scalars.value[kept])
+
+
+def _at(curve: TrainingCurve | None, step: int, between: bool = False) -> float:
     """The value at a step, NaN if there is none; ``between``: interpolated between neighbouring steps."""
     if curve is None or not (between or step in curve.x):
         return math.nan
     return float(np.interp(step, curve.x, curve.y, left=math.nan, right=math.nan))
 
 
-def _mean(curve: Curve | None, before: int, end: int) -> float:
+def _mean(curve: TrainingCurve | None, before: int, end: int) -> float:
     """Mean over the steps after ``before`` up to ``end``; NaN if there are none."""
     if curve is None:
         return math.nan

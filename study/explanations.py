@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrlhf_dbb.evaluation.tables import p_value
+from openrlhf_dbb.evaluation.formats import p_value
 from study import analysis
 from study.analysis import BASELINE
 from study.cells import Table, difference, interval, percent

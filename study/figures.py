@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from openrlhf_dbb.evaluation.formats import points
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.evaluation.tables import points
 from openrlhf_dbb.figures import mark_best, new_figure, style
 from study import analysis
 from study.analysis import BASELINE, TARGET

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
-from openrlhf_dbb.evaluation.tables import p_value
 from study import analysis, explanations
 from study.analysis import BASELINE
 from study.cells import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.evaluation.tables import p_value
 from study import analysis
 from study.analysis import Paired
 from study.cells import detectable, difference, interval, plain_difference

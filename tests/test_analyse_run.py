@@ -17,9 +17,9 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "analyse_run.py"
 def test_the_pandas_example(store, fill, tmp_path):
     run = fill.run(store)
     ids = fill.prompts(store, 2)
-    fill.step(run, 1, ids, [4, 1])  # (4.5, .5), (1.5, 3.5)
+    fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
     probes = ProbeRows(ids[:1], np.array([4]), np.array([4.0]), np.array([4.0]))
-    fill.step(run, 2, ids, [4, 4], probes=probes)  # (6.25, .25), (4.75, 1.75)
+    fill.step(run, 2, ids, [4, 4], probes=probes)  # (6.25, 0.25), (4.75, 1.75)
     done = subprocess.run(
         [sys.executable, EXAMPLE, "run"], cwd=tmp_path, capture_output=True, text=True,
         env=os.environ | {"OPENRLHF_DBB_STORE_URL": store.url},
@@ -27,7 +27,7 @@ def test_the_pandas_example(store, fill, tmp_path):
     assert done.returncode == 0, done.stderr
     parts = {part.partition("\n")[0]: part.splitlines()[1:] for part in done.stdout.split("\n\n")}
     assert "run run: dbb, tiny, 4 visits of 2 prompts" in parts
-    # means (.9 + .3) / 2 and (.9615 + .7308) / 2; zero-variance groups 1 of 2, then 2 of 2, all rescued
+    # means (0.9 + 0.3) / 2 and (0.9615 + 0.7308) / 2; zero-variance groups 1 of 2, then 2 of 2, all rescued
     assert [line.split() for line in parts["by epoch"][2:]] == [
         ["1", "2", "0.625", "0.600", "0.5", "0.5"],
         ["2", "2", "1.000", "0.846", "1.0", "1.0"],

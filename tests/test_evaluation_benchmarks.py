@@ -163,7 +163,7 @@ def test_mmlu_pro(tmp_path):
 
 def test_a_letter_beyond_the_options_is_an_error_that_names_the_row(tmp_path):
     parquet(tmp_path / "data" / "test-00000-of-00001.parquet", mmlu_row(), mmlu_row(question_id=71, answer="D"))
-    with pytest.raises(UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, and the label 'D'"):
+    with pytest.raises(UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"):
         loading.load(from_folder("mmlu_pro", tmp_path))
 
 
@@ -231,5 +231,5 @@ def test_limit_takes_from_every_configuration_in_turn(tmp_path):
     entry = bbh(tmp_path, rows_per_task=3)
     assert loading.load(entry, limit=3).ids == ["navigate/0", "navigate/1", "word_sorting/0"]
     assert len(loading.load(entry, limit=100).ids) == 6
-    with pytest.raises(UsageError, match="limit 0"):
+    with pytest.raises(UsageError, match="limit must be at least 1, got 0"):
         loading.load(entry, limit=0)

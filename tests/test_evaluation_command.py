@@ -21,7 +21,7 @@ from pyarrow import parquet
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
-from openrlhf_dbb.evaluation.results import read
+from openrlhf_dbb.evaluation.results import read_evaluation
 from openrlhf_dbb.tiny import default_folder, prepare
 from storage import open_store
 
@@ -136,7 +136,7 @@ def test_an_evaluation_is_written_whole(evaluated, tiny):
     assert (manifest["status"], manifest["n"], manifest["runs"]) == ("finished", 4, 2)
     assert manifest["engine_seeds"] == [0, 1]
     assert not (evaluating.place / "journal.jsonl").exists()
-    assert read(evaluating.place)["heldout"].shape == (2, 20, 4)
+    assert read_evaluation(evaluating.place).results["heldout"].shape == (2, 20, 4)
 
 
 def test_the_summary_is_what_the_files_say(evaluated):
@@ -163,7 +163,7 @@ def test_a_finished_evaluation_called_again_prints_its_summary(evaluated):
     evaluating, done = evaluated
     again = evaluating.run(*evaluating.flags)
     assert again.returncode == 0
-    assert "all 320 responses are there" in again.stdout
+    assert "all 320 responses are done" in again.stdout
     assert again.stdout.splitlines()[-6:] == done.stdout.splitlines()[-6:]
     assert evaluating.manifest()["engine_seeds"] == [0, 1]  # no engine was started
 
@@ -228,10 +228,10 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         journaled = by_key
     assert evaluating.manifest()["status"] == "running"
     with pytest.raises(UsageError, match="not 'finished'; give the evaluate command that began it again"):
-        read(evaluating.place)
+        read_evaluation(evaluating.place)
 
     done = evaluating.run(*flags)
-    assert f"continues; {8 * len(journaled)} of {8 * total} responses are there" in done.stdout
+    assert f"continuing; {8 * len(journaled)} of {8 * total} responses are done" in done.stdout
     check_rows(evaluating.rows("heldout"), data(tiny.heldout, None), runs=4, samples=8)
     check_rows(evaluating.rows("train"), data(tiny.train, None), runs=4, samples=8)
     ended = {

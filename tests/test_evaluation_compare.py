@@ -19,7 +19,7 @@ from pyarrow import parquet  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 
-# Two runs of three prompts, two samples each; accuracies of the prompts over both runs: .5, .5, 0 and .75, 1, .25.
+# Two runs of three prompts, two samples each; accuracies of the prompts over both runs: 0.5, 0.5, 0 and 0.75, 1, 0.25.
 FIRST = [[[1, 0], [1, 1], [0, 0]], [[0, 1], [0, 0], [0, 0]]]
 SECOND = [[[1, 1], [1, 1], [0, 0]], [[1, 0], [1, 1], [0, 1]]]
 
@@ -90,7 +90,7 @@ def test_read():
     folder = write_evaluation("first", {"sums": [[[1, None], [0, 0.5]]]})
     answers = [[["7", None], [None, "8"]]]
     write_benchmark(folder, "sums", [[[1, None], [0, 0.5]]], id=["a", "b"], label=["7", "9"], answers=answers[0])
-    (sums,) = results.read(folder).values()
+    (sums,) = results.read_evaluation(folder).results.values()
     assert (sums.benchmark, sums.ids, sums.labels, sums.shape) == ("sums", ["a", "b"], ["7", "9"], (1, 2, 2))
     np.testing.assert_array_equal(sums.scores_R_P_N, [[[1, np.nan], [0, 0.5]]])
     assert sums.answers_R_P_N.tolist() == answers
@@ -100,33 +100,36 @@ def test_read():
 
 def test_runs_and_prompts_are_not_mixed_up():
     scores = np.arange(12).reshape(2, 3, 2).tolist()
-    found = results.read(write_evaluation("first", {"sums": scores}))["sums"]
+    found = results.read_evaluation(write_evaluation("first", {"sums": scores})).results["sums"]
     np.testing.assert_array_equal(found.scores_R_P_N, scores)
 
 
 def test_no_evaluation_and_an_unfinished_one():
     Path("empty").mkdir()
-    with pytest.raises(UsageError, match=r"^empty: no evaluation, evaluation\.json is not there; name a folder"):
-        results.read(Path("empty"))
+    with pytest.raises(UsageError, match=r"^empty: not an evaluation, it has no evaluation\.json; name a folder"):
+        results.read_evaluation(Path("empty"))
     folder = write_evaluation("first", {"sums": FIRST}, status="running")
-    with pytest.raises(UsageError, match=r"status is 'running', not 'finished'; give the evaluate command .* again"):
-        results.read(folder)
+    with pytest.raises(UsageError, match=r"status is 'running', not 'finished'; run the evaluate command .* again"):
+        results.read_evaluation(folder)
 
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "model, n, runs, benchmarks, status not in it"),
-        ('{"model": "m", "n": 2, "runs": 2, "status": "finished"}', "benchmarks not in it"),
-        ('{"model": "m", "n": 2, "runs": 0, "status": "finished", "benchmarks": {}}', "runs = 0 is no number from 1"),
+        ("[]", "model, n, runs, benchmarks, status missing"),
+        ('{"model": "m", "n": 2, "runs": 2, "status": "finished"}', "benchmarks missing"),
+        (
+            '{"model": "m", "n": 2, "runs": 0, "status": "finished", "benchmarks": {}}',
+            "runs must be an integer of at least 1, got 0",
+        ),
     ],
 )
 def test_wrong_manifests(manifest, message):
     folder = write_evaluation("first", {"sums": FIRST})
     (folder / results.MANIFEST).write_text(manifest)
     with pytest.raises(UsageError, match=message):
-        results.read(folder)
+        results.read_evaluation(folder)
 
 
 def test_files_that_do_not_fit():
@@ -135,7 +138,7 @@ def test_files_that_do_not_fit():
 
     def misfit():
         with pytest.raises(UsageError) as caught:
-            results.read(folder)
+            results.read_evaluation(folder)
         start = f"{path}: "
         assert str(caught.value).startswith(start)
         return str(caught.value)[len(start) :].split(";")[0]
@@ -145,19 +148,19 @@ def test_files_that_do_not_fit():
     write_benchmark(folder, "sums", FIRST, label=["0", "1", "2", "0", "1", "3"])
     assert misfit() == "label differs between runs"
     write_benchmark(folder, "sums", FIRST, answers=[["7"]] * 6)
-    assert misfit() == "answers has lists of 1 entries, not of n = 2"
+    assert misfit() == "answers has lists of 1 entries instead of n = 2"
     write_benchmark(folder, "sums", FIRST, tokens=[[1, None]] * 6)
     assert misfit() == "tokens has nulls"
     write_benchmark(folder, "sums", FIRST, tokens=[["a", "b"]] * 6)
     assert "as a scalar of type int32" in misfit()
     write_benchmark(folder, "sums", [FIRST[0]])
-    assert misfit() == "3 rows are not 2 runs of some prompts"
+    assert misfit() == "3 rows cannot be divided into 2 runs"
     parquet.write_table(pa.table({"run": [0]}), path)
-    assert misfit() == "columns answers, id, index, label, prompt, scores, tokens, truncated are not there"
+    assert misfit() == "missing columns: answers, id, index, label, prompt, scores, tokens, truncated"
     path.write_bytes(b"PAR1 no more")
     assert "Parquet" in misfit()
     path.unlink()
-    assert misfit() == "the file is not there"
+    assert misfit() == "there is no such file"
 
 
 def test_all_numbers_of_a_comparison(capsys):
@@ -169,7 +172,7 @@ def test_all_numbers_of_a_comparison(capsys):
     assert found["model std"] == 0
     assert found["baseline accuracy"] == pytest.approx(1 / 3)
     assert found["baseline std"] == pytest.approx(1 / 3 / np.sqrt(2))
-    # Differences of the prompts .25, .5, .25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
+    # Differences of the prompts 0.25, 0.5, 0.25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
     assert found["difference"] == pytest.approx(1 / 3)
     assert found["standard error"] == pytest.approx(1 / 12)
     assert (found["t"], found["degrees of freedom"]) == (pytest.approx(4), 2)
@@ -178,7 +181,7 @@ def test_all_numbers_of_a_comparison(capsys):
     assert found["p sign"] == 1 / 8
     assert (found["better"], found["worse"], found["prompts"], found["prompts left out"]) == (3, 0, 3, 0)
     assert found["interval low"] < 1 / 3 < found["interval high"]
-    # t of 2 degrees of freedom is 2.91999 at .95 and 1.06066 at .8.
+    # t of 2 degrees of freedom is 2.91999 at 0.95 and 1.06066 at 0.8.
     assert found["detectable"] == pytest.approx((2.91999 + 1.06066) / 12, abs=1e-5)
 
 
@@ -243,7 +246,7 @@ def test_missing_samples_and_prompts_are_left_out_and_said(capsys):
 def test_a_benchmark_without_common_prompts(capsys):
     write_evaluation("first", {"sums": [[[1], [None]]]})
     write_evaluation("second", {"sums": [[[None], [1]]]})
-    found = "sums: on no prompt has every model a verified sample; leave it out with --benchmarks"
+    found = "sums: no prompt has a verified sample of every model; leave it out with --benchmarks"
     assert refusal(capsys, "first", "second") == found
 
 
@@ -262,7 +265,7 @@ def test_pairs(capsys):
 def test_other_prompts_are_refused(capsys):
     write_evaluation("first", {"sums": FIRST})
     other = write_evaluation("second", {"sums": SECOND})
-    do = "; evaluate both on the same data, or choose others with --benchmarks"
+    do = "; evaluate both on the same data, or choose other benchmarks with --benchmarks"
     write_benchmark(other, "sums", SECOND, label=["0", "5", "2"] * 2)
     found = "sums: labels differ, first at prompt 1: '1' in first, '5' in second"
     assert refusal(capsys, "first", "second") == found + do
@@ -283,27 +286,27 @@ def test_what_differs_without_being_refused_is_noted(capsys):
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert notes == [
         "note: proofs is left out: not in second",
-        "note: samples of a prompt differ (Best@n and majority@n grow with n; accuracy does not): "
+        "note: samples per prompt differ (Best@n and majority@n grow with n; accuracy does not): "
         "2 in first, 1 in second",
         "note: runs differ: 2 in first, 1 in second",
         'note: sampling differs: {"temperature": 0.6} in first, {"temperature": 1.0} in second',
-        "note: SUMS: longest responses differ: 4096 in first, 8192 in second",
-        "note: SUMS: models were given different texts (questions, prompt template or chat template)",
+        "note: SUMS: limits on response length differ: 4096 in first, 8192 in second",
+        "note: SUMS: models saw different texts (questions, prompt template or chat template)",
     ]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("first", "only first to compare; name two evaluations or more"),
+        ("first", "nothing to compare first with; name at least two evaluations"),
         (
             "first nosuch",
             "no evaluation 'nosuch': neither nosuch nor evaluations/nosuch holds evaluation.json; "
             "evaluations/ has first, second",
         ),
-        ("first evaluations/first", "two evaluations are called 'first'; rename the folder of one"),
-        ("first second --of third", "--of third is none of the evaluations first, second"),
-        ("first second --against x", "--against x is none of the evaluations first, second"),
+        ("first evaluations/first", "two evaluations are named 'first'; rename the folder of one"),
+        ("first second --of third", "--of third is not one of the evaluations: first, second"),
+        ("first second --against x", "--against x is not one of the evaluations: first, second"),
         (
             "first second --benchmarks sums,x",
             "benchmark 'x' is not in every evaluation: first has sums, proofs; second has sums",
@@ -334,7 +337,7 @@ def test_text(capsys):
     assert "SUMS 3 33.33 \u00b1 23.57 66.67 \u00b1 0.00" in lines
     # Best@2: 2/3 and 1/3 of the prompts in the two runs of first. All answers are the same: majority is the accuracy.
     assert "SUMS first 2 10 50.00 33.33 0.00 0.00" in lines
-    assert "second less first (Acc@2)" in lines
+    assert "second - first (Acc@2)" in lines
     (row,) = [line for line in lines if line.startswith("SUMS 3 +33.33 ")]
     assert row.endswith(" 0.0286 0.0286 3 0 33.17")
     (small,) = [line for line in lines if line.startswith("SUMS 3 0.0286 ")]

@@ -1,20 +1,25 @@
 """The figures of training dynamics: which numbers they show, from the store and from event files."""
 
 import re
+import time
 
 import numpy as np
 import pytest
 
 from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.evaluation import curves, dynamics
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import dynamics, training_curves
+from openrlhf_dbb.evaluation.training_curves import TrainingCurve
+
+
+def curve(x, y):
+    return TrainingCurve(np.array(x, dtype=float), np.array(y, dtype=float))
 
 
 def points(curve):
     return list(zip(curve.x.tolist(), curve.y.tolist(), strict=True))
 
 
-def log(folder, name, values, tag=curves.ENTROPY):
+def log(folder, name, values, tag=training_curves.ENTROPY):
     """Write a TensorBoard event file as OpenRLHF does; ``values`` are (step, value)."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -80,11 +85,11 @@ def test_curves_over_rollouts(trained):
     assert points(found["training reward"].curves["run"][0]) == [(16, 0.25), (32, 0.75)]
 
 
-def test_without_a_rollout_ledger_rollouts_are_the_rewards_seen(trained):
+def test_without_recorded_usage_rollouts_are_the_rewards_seen(trained):
     found = panels_of(trained, {"old": trained("old", usage=None)}, over="rollouts")
     assert points(found["training reward"].curves["old"][0]) == [(16, 0.25), (32, 0.75)]
     assert found["response length (tokens)"].curves == {"old": []}
-    assert found["response length (tokens)"].notes == ["old: no rollout ledger"]
+    assert found["response length (tokens)"].notes == ["old: rollout usage not recorded"]
 
 
 def test_validation_is_of_the_sets_that_all_runs_have(trained):
@@ -93,10 +98,10 @@ def test_validation_is_of_the_sets_that_all_runs_have(trained):
     panel = found["validation Acc@4"]
     assert points(panel.curves["two"][0]) == [(0, 1.0), (1, 1.0), (2, 1.0)]  # of set b
     assert points(panel.curves["one"][0]) == [(0, 0.0), (1, 0.25), (2, 0.5)]
-    assert panel.curves["new"] == [] and panel.notes == ["new: no evaluation in its training"]
+    assert panel.curves["new"] == [] and panel.notes == ["new: no evaluation during training"]
     other = panels_of(trained, {"two": lines["two"], "c": trained("c", sets=("c",))})["validation Acc@4"]
     assert other.curves == {"two": [], "c": []}
-    assert set(other.notes) == {f"{name}: its validation sets are not those of the other runs" for name in ("two", "c")}
+    assert set(other.notes) == {f"{name}: it shares no validation set with all other runs" for name in ("two", "c")}
 
 
 def test_evaluations_of_another_name_are_no_validation(trained, fill):
@@ -106,52 +111,65 @@ def test_evaluations_of_another_name_are_no_validation(trained, fill):
         rows = [fill.evaluation(ids, [4] * 4, "a")]
         trained.store.record_evaluation("by hand", rows, model="tiny", config={}, **values)
     trained.store.record_evaluation("training", rows, model="tiny", config={}, run=run)  # of no step
-    assert points(curves.validation(trained.store, run).accuracy["a"]) == [(0, 0.0)]
+    assert points(training_curves.validation(trained.store, run).accuracy["a"]) == [(0, 0.0)]
 
 
 def test_entropy_comes_from_the_event_files(trained, tmp_path):
     run = trained("run")
     log(tmp_path / "events", "run", [(1, 0.5), (2, 0.25), (3, 9.0)])
-    # A resume made step 2 again; step 3 has been rolled back.
+    # A resume repeated step 2; step 3 was rolled back.
     log(tmp_path / "events", "run", [(2, 0.75)])
-    assert points(curves.entropy(run, None)) == [(1, 0.5), (2, 0.75)]
+    assert points(training_curves.entropy(run, None)) == [(1, 0.5), (2, 0.75)]
     (curve,) = panels_of(trained, {"run": run}, over="rollouts")["entropy (nats per token)"].curves["run"]
     assert points(curve) == [(16, 0.5), (32, 0.75)]
+
+
+def test_scalars_are_read_by_tag_and_the_last_value_of_a_step_counts(tmp_path):
+    log(tmp_path, "run", [(2, 0.25), (1, 0.5)], tag="a")
+    log(tmp_path, "run", [(2, 0.75)], tag="a")
+    log(tmp_path, "run", [(7, 8.0)], tag="b")
+    found = training_curves.read_scalars(tmp_path / "run")
+    assert {tag: (scalars.step.tolist(), scalars.value.tolist()) for tag, scalars in found.items()} == {
+        "a": ([1, 2], [0.5, 0.75]),
+        "b": ([7], [8.0]),
+    }
+    assert found["a"].wall_time[0] <= found["a"].wall_time[1] <= time.time()
+    assert training_curves.read_scalars(tmp_path) == {}
 
 
 def test_event_files_are_found_below_a_folder(trained, tmp_path):
     run = trained("run")
     log(tmp_path / "copied" / "x" / "tensorboard", "run", [(1, 0.5)])
     log(tmp_path / "copied" / "y" / "tensorboard", "other", [(1, 0.125)])
-    assert points(curves.entropy(run, tmp_path / "copied")) == [(1, 0.5)]
-    assert points(curves.entropy(run, tmp_path / "copied" / "x" / "tensorboard" / "run")) == [(1, 0.5)]
-    assert curves.entropy(run, tmp_path / "copied" / "y") == "no event files found"
+    assert points(training_curves.entropy(run, tmp_path / "copied")) == [(1, 0.5)]
+    assert points(training_curves.entropy(run, tmp_path / "copied" / "x" / "tensorboard" / "run")) == [(1, 0.5)]
+    assert training_curves.entropy(run, tmp_path / "copied" / "y") == "no event files found"
 
 
 def test_event_files_without_entropy_say_how_to_log_it(trained, tmp_path):
     run = trained("run")
     log(tmp_path / "events", "run", [(1, 0.5)], tag="train/reward")
-    assert curves.entropy(run, None) == "not logged, for want of --actor.entropy_coef 0"
+    assert training_curves.entropy(run, None) == "not logged; train with --actor.entropy_coef 0 to log it"
 
 
 def test_a_band_is_of_the_points_that_all_runs_have():
-    one, two = Curve(np.array([0.0, 1, 2]), np.array([1.0, 2, 3])), Curve(np.array([0.0, 1, 2]), np.array([3.0, 2, 7]))
-    band = curves.band([one, two])
+    one, two = curve([0.0, 1, 2], [1.0, 2, 3]), curve([0.0, 1, 2], [3.0, 2, 7])
+    band = training_curves.band([one, two])
     assert (band.x.tolist(), band.mean.tolist()) == ([0, 1, 2], [2, 2, 5])
     assert (band.low.tolist(), band.high.tolist()) == ([1, 2, 3], [3, 2, 7])
 
 
 def test_a_band_interpolates_where_points_differ_and_does_not_go_beyond_a_run():
-    one, two = Curve(np.array([0.0, 10]), np.array([0.0, 1])), Curve(np.array([5.0, 20]), np.array([2.0, 5]))
-    band = curves.band([one, two])
+    one, two = curve([0.0, 10], [0.0, 1]), curve([5.0, 20], [2.0, 5])
+    band = training_curves.band([one, two])
     # From 5 to 10: 0.5 and 1 of the first; 2 and 2 + 3 / 3 of the second.
     assert (band.x.tolist(), band.mean.tolist()) == ([5, 10], [1.25, 2.0])
     assert (band.low.tolist(), band.high.tolist()) == ([0.5, 1.0], [2.0, 3.0])
 
 
 def test_an_average_is_of_the_points_that_all_curves_have():
-    one, two = Curve(np.array([0.0, 1, 2]), np.array([1.0, 2, 3])), Curve(np.array([0.0, 2]), np.array([3.0, 7]))
-    assert points(curves.average([one, two])) == [(0, 2), (2, 5)]
+    one, two = curve([0.0, 1, 2], [1.0, 2, 3]), curve([0.0, 2], [3.0, 7])
+    assert points(training_curves.average([one, two])) == [(0, 2), (2, 5)]
 
 
 def test_lines_are_groups_and_single_runs(trained):
@@ -205,13 +223,13 @@ def test_the_same_figure_is_the_same_file(trained, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "no run is named; name one or more, or give --group NAME=RUN,..."),
+        ([], "no run given; name one or more, or use --group NAME=RUN,..."),
         (["nobody"], "there is no run 'nobody' in "),
-        (["--group", "seeds"], "--group 'seeds' is not NAME=RUN,...; as in --group dbb=seed-1,seed-2"),
+        (["--group", "seeds"], "--group 'seeds' is not NAME=RUN,...; write for example --group dbb=seed-1,seed-2"),
         (["--group", "seeds="], "--group 'seeds=' is not NAME=RUN,..."),
         (["--group", "seeds=run,1"], "'seeds' has a run twice; name each once"),
         (["run", "1"], "'run' is named twice; name each once"),
-        (["run", "--events", "/nowhere"], "--events /nowhere: no such folder; name one with event files below it"),
+        (["run", "--events", "/nowhere"], "--events /nowhere: no such folder; name one that contains event files"),
         (["run", "--output", "/dev/null/x"], "--output /dev/null/x: Not a directory; name a folder that can be"),
     ],
 )

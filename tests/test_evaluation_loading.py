@@ -83,10 +83,10 @@ def test_digest_depends_on_prompts_labels_and_order(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("math50", "unknown benchmark 'math50'; known: math500, minerva, .*, bbh; or NAME=FILE"),
+        ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
         ("x=nothing.jsonl", "no data file nothing.jsonl"),
-        ("x=data.csv", r"'data.csv' is no data file; its name must end in .jsonl, .json, .parquet"),
-        ("=data.jsonl", "'' in =data.jsonl is no name for a benchmark"),
+        ("x=data.csv", r"data file 'data.csv': its name must end in .jsonl, .json, .parquet"),
+        ("=data.jsonl", "'' in =data.jsonl cannot be the name of a benchmark"),
         ("nothing.toml", "no benchmark file nothing.toml"),
     ],
 )
@@ -98,16 +98,16 @@ def test_what_is_no_benchmark_is_refused(text, message):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("hub = 'a/b'\nanwser = 'x'", "unknown key 'anwser'; known: answer, "),
+        ("hub = 'a/b'\nanwser = 'x'", "unknown key 'anwser'; available: answer, "),
         ("title = 'x'", "give either hub = .* or file ="),
-        ("hub = 'a/b'\ngroup = 'id'", "group 'id' is none of 'ID', 'OOD' and ''"),
-        ("hub = 'a/b'\nverifier = 'maths'", "verifier 'maths' is none of math, math_or_text, choice, exact"),
-        ("hub = 'a/b'\ntemplate = 'Answer this.'", "the template lacks {question}"),
-        ("hub = 'a/b'\noptions = 'options'", "the template lacks {options}"),
+        ("hub = 'a/b'\ngroup = 'id'", "group must be 'ID', 'OOD' or '', got 'id'"),
+        ("hub = 'a/b'\nverifier = 'maths'", "unknown verifier 'maths'; available: math, math_or_text, choice, exact"),
+        ("hub = 'a/b'\ntemplate = 'Answer this.'", "the template has no {question}"),
+        ("hub = 'a/b'\noptions = 'options'", "the template has no {options}"),
         ("hub = 'a/b'\ntemplate = '{question} {form}'", r"{form} in the template needs a table \[configs\]"),
-        ("hub = 'a/b'\nmax_tokens = 0", "max_tokens 0 is below 1"),
-        ("hub = 'a/b'\nmax_tokens = '64'", "max_tokens = '64' is no int"),
-        ("hub = 'a/b'\nconfigs = 'x'", "configs = 'x' is no list or dict"),
+        ("hub = 'a/b'\nmax_tokens = 0", "max_tokens must be at least 1, got 0"),
+        ("hub = 'a/b'\nmax_tokens = '64'", "max_tokens must be of type int, got '64'"),
+        ("hub = 'a/b'\nconfigs = 'x'", "configs must be of type list or dict, got 'x'"),
         ("hub = ", "Invalid value"),
     ],
 )
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, mes
 def test_ids_must_differ(tmp_path):
     json_lines(tmp_path / "rows.jsonl", *[{"input": "a", "label": "1", "key": "x"}] * 2)
     (tmp_path / "mine.toml").write_text("file = 'rows.jsonl'\nid = 'key'\n")
-    with pytest.raises(UsageError, match="column 'key' holds an id twice"):
+    with pytest.raises(UsageError, match="column 'key' has an id twice"):
         loading.load(benchmarks.find(f"{tmp_path}/mine.toml"))
 
 

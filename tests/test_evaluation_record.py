@@ -102,11 +102,11 @@ def test_a_store_that_is_not_there_is_not_made(evaluation, tmp_path):
 
 def test_the_view_gives_what_the_evaluate_command_prints(trained, evaluation):
     from openrlhf_dbb.evaluation.metrics import summarize
-    from openrlhf_dbb.evaluation.results import read
+    from openrlhf_dbb.evaluation.results import read_evaluation
 
     folder = evaluation()
     record(trained.url, "run", folder)
-    summary = summarize(read(folder)["sums"])
+    summary = summarize(read_evaluation(folder).results["sums"])
     with open_store(trained.url) as store:
         (row,) = store.query("SELECT accuracy, best, majority, length, truncated, missing FROM evaluations")
     names = ("accuracy", "best", "majority", "length", "truncated", "missing")

@@ -8,15 +8,15 @@ from pyarrow import parquet
 
 from openrlhf_dbb.cli.evaluate import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import model, writing
+from openrlhf_dbb.evaluation import evaluated_model, writing
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Sampling
+from openrlhf_dbb.evaluation.engines import SamplingSettings
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.model import Model
+from openrlhf_dbb.evaluation.pipeline import evaluation_folder, manifest_of
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
-from openrlhf_dbb.evaluation.prompting import Prompts, prepare, sequence_length
-from openrlhf_dbb.evaluation.run import evaluation_folder, manifest_of
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare, sequence_length
 from openrlhf_dbb.tiny import model as tiny_model
 
 
@@ -41,14 +41,14 @@ def prompts(size, **values):
         "chat_template": False,
         "notes": [],
     }
-    return Prompts(**(arguments | values))
+    return BenchmarkPrompts(**(arguments | values))
 
 
 def plan(runs=2, benchmarks=("sums",), **values):
     arguments = {
         "name": "mine",
         "model": Model("/models/a", None, "f1", 64, None),
-        "sampling": Sampling(2, 1.0, 0.95),
+        "sampling": SamplingSettings(2, 1.0, 0.95),
         "seed": 7,
         "prompts": {name: prompts(3) for name in benchmarks},
     }
@@ -137,13 +137,16 @@ def test_fewer_runs_leave_those_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (plan(sampling=Sampling(4, 0.6, 0.95)), r"made with --n 2, not 4; --temperature 1.0, not 0.6; give another"),
+        (
+            plan(sampling=SamplingSettings(4, 0.6, 0.95)),
+            r"made with --n 2, not 4; --temperature 1.0, not 0.6; give another",
+        ),
         (plan(seed=8), r"--seed 7, not 8"),
         (
             plan(model=Model("/models/a", None, "f2", 64, None)),
-            r"of the model /models/a \(the files in it have changed",
+            r"of model /models/a \(the files in it have changed",
         ),
-        (plan(model=Model("/models/b", None, "f2", 64, None)), r"of the model /models/a, not of /models/b"),
+        (plan(model=Model("/models/b", None, "f2", 64, None)), r"of model /models/a, not of /models/b"),
         (plan(prompts={"sums": prompts(2)}), r"number of prompts of sums 3, not 2"),
         (plan(prompts={"sums": prompts(3, data_digest="e")}), r"data of sums d, not e"),
         (plan(prompts={"sums": prompts(3, max_new_tokens=6)}), r"--max_new_tokens of sums 5, not 6"),
@@ -159,7 +162,7 @@ def test_another_evaluation_under_the_same_name_is_refused(tmp_path, second, mes
 
 def test_an_unfinished_evaluation_is_continued_whole(tmp_path):
     manifest = recorded(tmp_path, plan(benchmarks=("sums", "sorts")), finished=False)
-    with pytest.raises(UsageError, match="has not finished and has sorts too"):
+    with pytest.raises(UsageError, match="is not finished and also has sorts"):
         manifest.agree(plan())
 
 
@@ -183,13 +186,13 @@ def test_no_engine_ever_gets_a_seed_again(tmp_path):
 def test_a_model_is_told_from_another_by_its_content(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(10_000_000))
-    before = model.fingerprint(tmp_path)
-    assert model.fingerprint(tmp_path) == before
+    before = evaluated_model.fingerprint(tmp_path)
+    assert evaluated_model.fingerprint(tmp_path) == before
     changed = bytearray(10_000_000)
     for place in range(0, len(changed), 1000):
         changed[place] = 1
     weights.write_bytes(changed)
-    assert model.fingerprint(tmp_path) != before
+    assert evaluated_model.fingerprint(tmp_path) != before
 
 
 def test_names_of_evaluations():
@@ -205,7 +208,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def tiny_found(tiny):
-    return model.find(str(tiny.model))
+    return evaluated_model.find(str(tiny.model))
 
 
 def loaded(texts, **entry):
@@ -250,25 +253,25 @@ def test_prompts_must_fit_the_model_and_the_limit(tiny_found):
     found = prepare(loaded(["1+2=", "s3="]), tiny_found, chat_template=None, max_new_tokens=60)
     assert sequence_length([found], tiny_found, None) == 64  # the model's context
     with pytest.raises(
-        UsageError, match=r"longest prompt \(4 tokens\) and --max_new_tokens 60 do not fit --max_model_len"
+        UsageError, match=r"longest prompt \(4 tokens\) and --max_new_tokens 60 do not fit into --max_model_len"
     ):
         sequence_length([found], tiny_found, 63)
     longer = prepare(loaded(["1+2=", "s3="]), tiny_found, chat_template=None, max_new_tokens=61)
-    with pytest.raises(UsageError, match=r"do not fit the context of .* \(64 tokens\)"):
+    with pytest.raises(UsageError, match=r"do not fit into the context of .* \(64 tokens\)"):
         sequence_length([longer], tiny_found, None)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--benchmarks", "maths500"], "unknown benchmark 'maths500'; known: math500, minerva"),
+        (["--benchmarks", "maths500"], "unknown benchmark 'maths500'; available: math500, minerva"),
         (["--benchmarks", "math500,math500"], "--benchmarks names math500 twice"),
         (["--benchmarks", ","], "--benchmarks is empty"),
         (["--model", "./nowhere"], "--model ./nowhere: there is no such folder"),
-        (["--n", "0"], "--n 0 is out of range; give 1 or more"),
-        (["--runs", "0"], "--runs 0 is out of range; give 1 or more"),
-        (["--top_p", "1.5"], "--top_p 1.5 is out of range; give a number above 0, at most 1"),
-        (["--temperature", "0"], "use --n 1 --runs 1, or a temperature above 0"),
+        (["--n", "0"], "--n must be at least 1, got 0"),
+        (["--runs", "0"], "--runs must be at least 1, got 0"),
+        (["--top_p", "1.5"], "--top_p must be above 0 and at most 1, got 1.5"),
+        (["--temperature", "0"], "use --n 1 --runs 1 or a temperature above 0"),
         (["--template", "nowhere.txt"], "--template nowhere.txt cannot be read"),
         (["--run", "first"], "there is no store at"),
     ],
@@ -287,9 +290,9 @@ def test_what_cannot_be_done_is_one_line_before_anything_starts(tmp_path, monkey
 
 def test_two_processes_do_not_write_one_evaluation(tmp_path):
     with evaluation_folder(tmp_path / "mine"):
-        code = "from openrlhf_dbb.evaluation import run; run.evaluation_folder(run.Path('mine')).__enter__()"
+        code = "from openrlhf_dbb.evaluation.pipeline import *; evaluation_folder(Path('mine')).__enter__()"
         command = [sys.executable, "-c", code]
         other = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False)
-    assert "another process evaluates into it; wait, or give another --name" in other.stderr
+    assert "another process is evaluating into it; wait, or give another --name" in other.stderr
     with evaluation_folder(tmp_path / "mine"):
         pass  # it is free again

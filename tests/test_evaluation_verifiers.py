@@ -264,7 +264,8 @@ def test_labels_are_checked_by_kind():
     assert "Math-Verify cannot read the label" in broken
     assert empty == "the label is empty"
     assert check_labels("choice", ["A", "J", "K", "AB"]) == [
-        None, None, "the label 'K' is none of the letters A to J", "the label 'AB' is none of the letters A to J",
+        None, None,
+        "the label must be a letter from A to J, got 'K'", "the label must be a letter from A to J, got 'AB'",
     ]  # fmt: skip
     assert check_labels("exact", ["(A)", "] )", ""]) == [None, None, "the label is empty"]
 
@@ -299,9 +300,9 @@ def test_a_batch_keeps_its_order_and_every_response_needs_its_label(kind):
 
 
 def test_unknown_verifiers_and_labels_are_named():
-    with pytest.raises(ValueError, match="unknown verifier 'maths'; known: math, math_or_text, choice, exact"):
+    with pytest.raises(ValueError, match="unknown verifier 'maths'; available: math, math_or_text, choice, exact"):
         verify("maths", "1", "1")
-    with pytest.raises(ValueError, match="the label 'K' is none of the letters A to J"):
+    with pytest.raises(ValueError, match="the label must be a letter from A to J, got 'K'"):
         verify("choice", "K", "K")
 
 

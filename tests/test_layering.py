@@ -138,7 +138,7 @@ def _loaded(code):
 @pytest.mark.parametrize(
     ("imports", "own", "absent"),
     [
-        ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, HEAVY),
+        ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, (*HEAVY, "scipy")),
         ("estimators", {"estimators", "numpy"}, (*HEAVY, "storage", "sqlalchemy")),
         # the driver of a database that is not used is not needed, nor what only a migration uses
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
@@ -152,7 +152,8 @@ def _loaded(code):
             STACK,
         ),
         ("openrlhf_dbb", {"openrlhf_dbb"}, (*STACK, "numpy")),
-        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, STACK),
+        # scipy comes with the report's credible intervals
+        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, (*STACK, "scipy")),
         # comparing evaluations needs no training stack
         ("openrlhf_dbb.cli.evaluate", {"openrlhf_dbb"}, (*STACK, "pyarrow", "scipy")),
         # matplotlib comes with the first figure

@@ -247,7 +247,7 @@ def test_where_the_rollouts_went(browser, filtered_page, width, dark):
 
 def test_one_switch_draws_all_curves_over_rollouts(browser, filtered_page):
     browser.open(filtered_page)
-    charts = ["by-step", "flat-by-step", "usage-by-step", "usage-beside"]
+    charts = ["by-step", "zero-variance-by-step", "usage-by-step", "usage-beside"]
     readouts = ", ".join(f"#{chart} .readout" for chart in charts) + ", #shared-charts .readout"
     browser.until('document.querySelectorAll("#by-step > svg .curve").length == 2')
     assert all(text.startswith("step 2: ") for text in _texts(browser, readouts))
@@ -273,7 +273,7 @@ def test_one_switch_draws_all_curves_over_rollouts(browser, filtered_page):
     assert browser('document.querySelectorAll("#by-step > svg").length') == 1 and browser.complaints == []
 
 
-def test_a_run_without_a_ledger_has_no_section_and_no_switch(browser, open_new, fill, tmp_path):
+def test_a_run_without_recorded_usage_has_no_section_and_no_switch(browser, open_new, fill, tmp_path):
     store = open_new("sqlite")
     fill.step(fill.run(store), 1, fill.prompts(store, 2), [1, 4], usage=None)
     path = tmp_path / "report.html"

@@ -9,7 +9,6 @@ import pytest
 from scipy.stats import beta as beta_distribution
 
 from openrlhf_dbb.cli.posteriors import main
-from openrlhf_dbb.inspect.intervals import beta_interval
 from openrlhf_dbb.inspect.report import gather
 from openrlhf_dbb.inspect.trajectories import (
     FORGOTTEN,
@@ -29,16 +28,6 @@ def unpack(column):
     return np.frombuffer(base64.b64decode(column["data"]), dtype="<" + column["type"])
 
 
-def test_credible_intervals_are_those_of_scipy():
-    random = np.random.default_rng(0)
-    alpha, beta = np.exp(random.uniform(np.log(1e-3), np.log(5e3), (2, 500)))
-    alpha, beta = np.append(alpha, [1, 4.5, 1e-300]), np.append(beta, [1, 0.5, 8])
-    low, high = beta_interval(alpha, beta, level=0.9)
-    np.testing.assert_allclose(low, beta_distribution.ppf(0.05, alpha, beta), atol=1e-6)
-    np.testing.assert_allclose(high, beta_distribution.ppf(0.95, alpha, beta), atol=1e-6)
-    assert low[500] == pytest.approx(0.05, abs=1e-6) and high[500] == pytest.approx(0.95, abs=1e-6)  # uniform
-
-
 def _log(rows):
     """Rows of step, prompt, successes of 4, mean."""
     step, prompt, successes, mean = (np.array(column) for column in zip(*rows, strict=True))
@@ -48,7 +37,7 @@ def _log(rows):
     )
 
 
-NO_LEDGER = UsageLog(*[np.empty(0, dtype=np.int64)] * 12)
+NO_USAGE = UsageLog(*[np.empty(0, dtype=np.int64)] * 12)
 
 
 def test_states_and_epochs():
@@ -57,13 +46,13 @@ def test_states_and_epochs():
         (2, 7, 4, 0.95), (2, 8, 0, 0.05), (2, 9, 0, 0.39),
         (3, 8, 1, 0.1), (3, 9, 0, 0.41),
     ])  # fmt: skip
-    found = trajectories(log, {}, NO_LEDGER)
+    found = trajectories(log, {}, NO_USAGE)
     assert found.prompt_id.tolist() == [7, 8, 9] and found.start.tolist() == [0, 2, 5, 8]
     assert found.step.tolist() == [1, 2, 1, 2, 3, 1, 2, 3] and found.epoch.tolist() == [1, 2, 1, 2, 3, 1, 2, 3]
     assert found.state.tolist() == [
         MASTERED, MASTERED,
         IMPOSSIBLE, IMPOSSIBLE, LEARNING,  # low, but solved once
-        LEARNING, FORGOTTEN, LEARNING,  # .3 below its peak of .7; then less than that
+        LEARNING, FORGOTTEN, LEARNING,  # 0.3 below its peak of 0.7; then less than that
     ]  # fmt: skip
     by_epoch = epochs(found)
     assert by_epoch.prompts.tolist() == [3, 3, 2]
@@ -72,18 +61,18 @@ def test_states_and_epochs():
     np.testing.assert_allclose(by_epoch.zero_variance, [2 / 3, 1, 1 / 2])
     np.testing.assert_allclose(by_epoch.rescued, by_epoch.zero_variance)  # each has a variance above 0
     assert by_epoch.states.tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [0, 2, 0, 0]]
-    assert by_epoch.histogram[2].nonzero()[0].tolist() == [2, 8]  # .1 and .41 in bins of .05
+    assert by_epoch.histogram[2].nonzero()[0].tolist() == [2, 8]  # 0.1 and 0.41 in bins of 0.05
 
 
-def test_visits_no_longer_stored_count_as_epochs():
-    found = trajectories(_log([(5, 7, 4, 0.9), (6, 7, 4, 0.9), (6, 8, 4, 0.9)]), {7: 2}, NO_LEDGER)
+def test_pruned_visits_count_as_epochs():
+    found = trajectories(_log([(5, 7, 4, 0.9), (6, 7, 4, 0.9), (6, 8, 4, 0.9)]), {7: 4, 8: 1}, NO_USAGE)
     assert found.epoch.tolist() == [3, 4, 1]
 
 
-def test_the_ledger_knows_what_was_rescued():
-    # step 1: prompt 7 agrees wholly and was filtered out, 8 was rescued; step 2: the ledger has another prompt only
+def test_the_usage_log_says_what_was_rescued():
+    # step 1: zero variance both; prompt 7 was filtered out, 8 was rescued; step 2: usage of another prompt only
     log = _log([(1, 7, 4, 0.9), (1, 8, 0, 0.1), (2, 7, 4, 0.9)])
-    columns = dict.fromkeys(vars(NO_LEDGER), np.array([0, 0, 0])) | {
+    columns = dict.fromkeys(vars(NO_USAGE), np.array([0, 0, 0])) | {
         "step": np.array([1, 1, 2]), "prompt_id": np.array([7, 8, 9]),
         "zero_variance": np.array([4, 4, 0]), "rescued": np.array([0, 4, 0]),
     }  # fmt: skip
@@ -95,10 +84,10 @@ def test_the_ledger_knows_what_was_rescued():
 
 @pytest.fixture
 def trained(store, fill):
-    """Three prompts, two steps, discount .5 and groups of 4; a fourth prompt known from a warm start."""
+    """Three prompts, two steps, discount 0.5 and groups of 4; a fourth prompt known from a warm start."""
     source = fill.run(store, "source")
     ids = np.sort(fill.prompts(store, 4))
-    fill.step(source, 1, ids[3:], [4])  # (4.5, .5)
+    fill.step(source, 1, ids[3:], [4])  # (4.5, 0.5)
     run = fill.run(store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]})
     run.warm_start(store, source.record, ids)
     scores = [4.0, 0.0, 2.0]
@@ -115,7 +104,7 @@ def test_what_the_page_is_told(trained):
     steps = data["steps"]
     assert unpack(steps["step"]).tolist() == [1, 2] and steps["span"] == 1
     np.testing.assert_allclose(unpack(steps["success_rate"]), [0.5, 0.5])
-    # (4.5, .5), (.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (.25, 6.25), (5.25, 1.25)
+    # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
     np.testing.assert_allclose(unpack(steps["mean"]), [1.5 / 3, (4.25 + 0.25 + 5.25) / 6.5 / 3], rtol=1e-6)
     np.testing.assert_allclose(unpack(steps["zero_variance"]), [2 / 3, 2 / 3])
     assert (steps["groups"], steps["zero_variance_groups"], steps["rescued_groups"]) == (6, 4, 4)
@@ -136,7 +125,7 @@ def test_what_the_page_is_told(trained):
     assert unpack(visits["beta"]).tolist() == [0.5, 2.25, 4.5, 6.25, 2.5, 1.25]
     np.testing.assert_allclose(unpack(visits["low"])[:2], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
     assert [series["name"] for series in data["shared"]] == ["discount"]  # the longer vector is not drawn
-    # probes of 5: 5 and 2, their noise 0 and .4 * .6 / 4; estimates .9 and .1, groups 1 and 0 in step 1
+    # probes of 5: 5 and 2, their noise 0 and 0.4 * 0.6 / 4; estimates 0.9 and 0.1, groups 1 and 0 in step 1
     np.testing.assert_allclose(unpack(data["probes"]["estimate"])[0], (0.1**2 + 0.3**2 - 0.06) / 2, rtol=1e-5)
     np.testing.assert_allclose(unpack(data["probes"]["group"])[0], (0 + 0.4**2 - 0.06) / 2, rtol=1e-5)
     assert [row[:2] for row in data["lineage"]] == [["ancestor", "source"], ["this run", "run"]]
@@ -150,9 +139,9 @@ def test_where_the_rollouts_went(trained):
     # step 1: S = 4, 0, 2 of 4, all trained on with an advantage; replayed: the successes; each skipped once
     usage = data["usage"]
     assert usage["totals"] == {
-        "generated": 24, "generated_tokens": 240, "trained": 24, "filtered": 0, "replayed": 12, "skipped": 6,
-        "zero_variance": 16, "informative": 24, "rescued": 16, "groups": 6, "informative_groups": 6,
-        "unused_rollouts": 5,
+        "generated": 24, "generated_tokens": 240, "trained": 24, "trained_tokens": 240, "filtered": 0, "replayed": 12,
+        "replayed_tokens": 120, "skipped": 6, "zero_variance": 16, "informative": 24, "rescued": 16, "groups": 6,
+        "informative_groups": 6, "unused_rollouts": 5,
     }  # fmt: skip
     assert (usage["rollouts_per_group"], usage["tokens_per_group"]) == (4, 40)
     assert {name: unpack(usage[name]).tolist() for name in ("step", "steps", "replayed", "skipped")} == {
@@ -179,7 +168,7 @@ def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     assert (data["steps"]["zero_variance_groups"], data["steps"]["rescued_groups"]) == (2, 0)
 
 
-def test_a_run_with_a_ledger_of_some_steps_or_of_none(store, fill):
+def test_a_run_with_usage_of_some_steps_or_of_none(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 1)
     fill.step(run, 1, ids, [1], usage=None)
@@ -188,11 +177,11 @@ def test_a_run_with_a_ledger_of_some_steps_or_of_none(store, fill):
     fill.step(run, 2, ids, [1])
     data = gather(store, run.record)
     # no axis of rollouts, since those of step 1 are not known
-    assert data["usage"]["with_ledger"] == 1 and data["generated_total"] is None
+    assert data["usage"]["recorded_steps"] == 1 and data["generated_total"] is None
     assert unpack(data["usage"]["steps"]).tolist() == [0, 1]
 
 
-def test_a_run_whose_history_is_pruned_keeps_its_ledger(trained):
+def test_a_run_whose_history_is_pruned_keeps_its_totals(trained):
     store, run, _ = trained
     store.claim_run(run.run_id).finish()
     prune(store, run, before=3)

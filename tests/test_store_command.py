@@ -92,7 +92,7 @@ def test_show_run_wide_state_and_probes(store, fill, capsys):
         fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "run-wide state: discount 0.6667, prior (2 numbers)\n" in out
+    assert "run-wide state: discount 0.6667, prior (2 values)\n" in out
     assert "probes:         384 rollouts of 4 groups, never trained on\n" in out
     assert "rollouts:       16 in 4 visits, 50.0% of the full reward\n" in out
 
@@ -148,7 +148,7 @@ def test_a_long_history_is_walked_in_order_with_gaps(store, fill, capsys):
 def test_several_prompts_are_named(filled, capsys):
     store, (a, _, c) = filled
     assert main(["history", "prompt", "--store.url", store.url]) == 2
-    message = f"openrlhf-dbb: 'prompt' is in several prompts: {a} (prompt 0), {c} (prompt 2); give the number of one\n"
+    message = f"openrlhf-dbb: 'prompt' is in several prompts: {a} (prompt 0), {c} (prompt 2); give the id of one\n"
     assert capsys.readouterr().err == message
 
 
@@ -279,7 +279,7 @@ def test_prune(exported, capsys):
     store.claim_run(1).finish()
     assert main(["prune", "run", "--before", "2", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("run run: of 1 steps deleted 1 rows of history, 0 of probes and 0 checkpoints")
+    assert out.startswith("run run: deleted 1 history rows, 0 probe rows and 0 checkpoints of 1 steps")
     assert [row.step for row in store.query("SELECT step FROM posterior_history")] == [2]
     assert main(["check", "--store.url", store.url]) == 0
 
@@ -300,7 +300,7 @@ def test_migrate(new_url, next_schema, capsys):
 def test_check(exported, capsys):
     store, _ = exported
     assert main(["check", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out == "everything fits together; runs checked: 1\n"
+    assert capsys.readouterr().out == "the database is consistent; runs checked: 1\n"
     with store.database.transaction(write=True) as connection:
         connection.exec_driver_sql("UPDATE dbb_posterior SET alpha = 9")
     assert main(["check", "--store.url", store.url]) == 1

@@ -45,10 +45,10 @@ def two(store, fill):
     """Runs "a" and "b" on three and two prompts, two of them the same, as ids in the order of a table."""
     x, y, z = sorted(int(i) for i in fill.prompts(store, 3))
     a, b = fill.run(store, "a"), fill.run(store, "b")
-    fill.step(a, 1, [x, y], [4, 0])  # (4.5, .5), (.5, 4.5)
+    fill.step(a, 1, [x, y], [4, 0])  # (4.5, 0.5), (0.5, 4.5)
     fill.step(a, 2, [z], [2])
-    fill.step(b, 1, [x], [4])  # (4.5, .5)
-    fill.step(b, 2, [y], [4])  # (4.5, .5)
+    fill.step(b, 1, [x], [4])  # (4.5, 0.5)
+    fill.step(b, 2, [y], [4])  # (4.5, 0.5)
     return store, (x, y, z)
 
 
@@ -61,9 +61,9 @@ def test_compare(two, capsys):
     assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "120"], ["b", "-", "dbb", "8", "80"]]
-    # means of x and y: (.9 + .1) / 2 and .9
+    # means of x and y: (0.9 + 0.1) / 2 and 0.9
     assert "0.5000 and 0.9000, difference +0.4000; mean absolute difference 0.4000\n" in out
-    assert "by more than 0.1: 1 prompts higher in the second, 0 lower\n" in out
+    assert "prompts more than 0.1 higher in the second: 1; more than 0.1 lower: 0\n" in out
     differences = out.split("prompts that differ most\n")[1].split("\n\n")[0].splitlines()[1:]
     assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
     by_step, by_rollouts = (

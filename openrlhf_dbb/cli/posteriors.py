@@ -1,4 +1,4 @@
-"""The ``openrlhf-dbb`` command: look into a posterior store and keep it in order; needs no torch."""
+"""The ``openrlhf-dbb`` command: inspect and maintain a posterior store; needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect import compare, costs, export, maintenance, report, show
+from openrlhf_dbb.inspect import compare_runs, costs, export, maintenance, report, show
 from openrlhf_dbb.terminal import shown
 from storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0; 1 if ``check`` found something; 2, with one line on stderr, if what was asked cannot be done.
+        0; 1 if ``check`` found something; 2, with one line on stderr, if the request cannot be carried out.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"openrlhf-dbb: {shown(error, width=None)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever reads, such as head, has had enough; the interpreter must not fail when it flushes at its end.
+        # The reader, such as head, has closed the pipe; the interpreter must not fail when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code or 0
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="openrlhf-dbb", description="Look into a store of reward posteriors, and keep it in order."
+        prog="openrlhf-dbb", description="Inspect and maintain a store of reward posteriors."
     )
     url: dict[str, Any] = {
         "dest": "store_url",
@@ -54,12 +54,12 @@ def _parser() -> argparse.ArgumentParser:
         name: str, command: Callable[..., int | None], description: str, *, opens_store: bool = True
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=description, description=description)
-        # Suppressed: its default must not undo an option given before the command.
+        # Suppressed: its default must not override an option given before the command.
         sub.add_argument("--store.url", default=argparse.SUPPRESS, **url)
         sub.set_defaults(command=command, opens_store=opens_store)
         return sub
 
-    for module in (show, compare, costs, export, report, maintenance):
+    for module in (show, compare_runs, costs, export, report, maintenance):
         module.add_commands(add)
     return parser
 

@@ -1,27 +1,29 @@
-"""Evaluation: models on benchmarks, measured and compared; reading and comparing needs no torch.
+"""Evaluation: models on benchmarks, measured and compared; comparing and plotting need no torch.
 
-run          the command evaluate: from its arguments to files on disk, continued where it was stopped
-  benchmarks   what can be asked, one TOML file each
-  loading      their questions, from the hub or a file
-  model        the model, found and checked
-  prompting    the prompts as it sees them
-  plan         what an evaluation consists of, and whether it is the one on disk
-  engines      vLLM in Ray actors
-  verifiers/   responses into scores and answers
-  journal      rows that are done
-  writing      the journal into Parquet
-  summary      progress and the final table
-  record       results into the posterior store
-training     evaluations while a model is trained
-results      an evaluation on disk, and how it is read
-metrics      Acc@N, Best@N, pass@k, majority@N, length, truncated and missing shares
+pipeline     the command evaluate: from its arguments to files on disk; repeated, it continues where it stopped
+  benchmarks/       what can be evaluated, one TOML file each
+  loading           the questions of a benchmark, from the hub or a file
+  evaluated_model   the model, located and checked
+  prompting         prompts as the model sees them
+  plan              what an evaluation consists of, and whether it is the one on disk
+  engines           vLLM in Ray actors
+  verifiers/        scores and answers of responses
+  journal           finished rows of an unfinished evaluation
+  writing           the journal into Parquet files
+  summary           progress bar and final table
+  record            results into the posterior store
+results      evaluations on disk, and how they are read
+metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
 statistics   paired tests, bootstrap intervals, Holm's correction, detectable differences
+formats      how tables write numbers
 compare      the command compare
-  alignment    what evaluations have in common: the same benchmarks, prompt by prompt
-  differences  models against each other on these
-  tables       as text, Markdown and CSV
-  latex        as the paper's table
-  forest       as a figure
+  alignment           what evaluations share: the same benchmarks, prompt by prompt
+  differences         models against each other on these
+  comparison_tables   as text, Markdown and CSV
+  latex_table         as the paper's table
+  forest              as a figure
 dynamics     the command plot
-  curves       what it draws, from the store and from event files
+  training_curves     what it draws, from the store and from TensorBoard's event files
+
+Evaluations during training are in ``openrlhf_dbb.actors.evaluation``.
 """

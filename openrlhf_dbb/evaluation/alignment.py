@@ -1,4 +1,4 @@
-"""What several evaluations have in common: the same benchmarks, prompt by prompt; other things are refused or noted.
+"""What several evaluations share: the same benchmarks, prompt by prompt; differences are refused or noted.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
 """
@@ -17,16 +17,16 @@ from openrlhf_dbb.evaluation.results import Evaluation, Results
 
 _NOTABLE_MISSING = 0.01
 _SETTINGS = {
-    "n": "samples of a prompt differ (Best@n and majority@n grow with n; accuracy does not)",
+    "n": "samples per prompt differ (Best@n and majority@n grow with n; accuracy does not)",
     "runs": "runs differ",
     "sampling": "sampling differs",
 }
-_SETTINGS_OF_BENCHMARK = {"verifier": "verifiers differ", "max_new_tokens": "longest responses differ"}
+_SETTINGS_OF_BENCHMARK = {"verifier": "verifiers differ", "max_new_tokens": "limits on response length differ"}
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A benchmark that all evaluations have, on the prompts of which each has a verified sample.
+    """A benchmark of all evaluations, restricted to the prompts of which each has a verified sample.
 
     Attributes:
         benchmark: its name.
@@ -52,10 +52,11 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None = Non
 
     Args:
         evaluations: two or more.
-        chosen: benchmarks; all that each evaluation has if None.
+        chosen: names of benchmarks; None for all that every evaluation has.
 
     Raises:
-        UsageError: there is none, a chosen one is not everywhere, or a benchmark has other prompts in one evaluation.
+        UsageError: there is none, a chosen one is missing in an evaluation, or evaluations of a benchmark differ in
+                their prompts.
     """
     everywhere = [name for name in evaluations[0].results if all(name in other.results for other in evaluations)]
     absent = [name for name in chosen or () if name not in everywhere]
@@ -69,7 +70,7 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None = Non
 
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: Sequence[Shared]) -> list[str]:
-    """What should be known before the numbers are believed."""
+    """What readers should know before they rely on the numbers."""
     lines = []
     for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation.results):
         lacking = [evaluation.name for evaluation in evaluations if name not in evaluation.results]
@@ -95,9 +96,7 @@ def _differing(what: str, evaluations: Sequence[Evaluation], values: Sequence[ob
 def _about_prompts(evaluations: Sequence[Evaluation], benchmark: Shared) -> list[str]:
     lines = []
     if len({results.prompts_digest for results in benchmark.results}) > 1:
-        lines.append(
-            f"{benchmark.title}: models were given different texts (questions, prompt template or chat template)"
-        )
+        lines.append(f"{benchmark.title}: models saw different texts (questions, prompt template or chat template)")
     if benchmark.left_out:
         total = benchmark.left_out + benchmark.prompts
         lines.append(
@@ -118,7 +117,7 @@ def _cut(name: str, evaluations: Sequence[Evaluation]) -> Shared:
     results = [evaluation.results[name] for evaluation in evaluations]
     usable_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in results], axis=0)
     if not usable_P.any():
-        raise UsageError(f"{name}: on no prompt has every model a verified sample; leave it out with --benchmarks")
+        raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
     about = first.about(name)
     return Shared(
         benchmark=name,
@@ -130,7 +129,7 @@ def _cut(name: str, evaluations: Sequence[Evaluation]) -> Shared:
 
 
 def _check_same(name: str, what: str, first: Evaluation, other: Evaluation) -> None:
-    """Refuse other prompts: a difference of models and a difference of prompts could not be told apart."""
+    """Refuse different prompts: differences of models and of prompts could not be told apart."""
     mine, theirs = (getattr(evaluation.results[name], what) for evaluation in (first, other))
     if mine == theirs:
         return
@@ -140,7 +139,7 @@ def _check_same(name: str, what: str, first: Evaluation, other: Evaluation) -> N
         place = next(place for place, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
         pair = f"{mine[place]!r} in {first.name}, {theirs[place]!r} in {other.name}"
         found = f"{what} differ, first at prompt {place}: {pair}"
-    raise UsageError(f"{name}: {found}; evaluate both on the same data, or choose others with --benchmarks")
+    raise UsageError(f"{name}: {found}; evaluate both on the same data, or choose other benchmarks with --benchmarks")
 
 
 def _restricted(results: Results, keep_P: NDArray[np.bool_]) -> Results:

@@ -1,4 +1,4 @@
-"""The command compare: two or more evaluations on the benchmarks and prompts that they share."""
+"""The command compare: two or more evaluations on the benchmarks and prompts they share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import alignment, forest, results
+from openrlhf_dbb.evaluation.comparison_tables import differences_csv, markdown, measures_csv, text
 from openrlhf_dbb.evaluation.differences import Comparison, compare_models
-from openrlhf_dbb.evaluation.latex import latex
+from openrlhf_dbb.evaluation.latex_table import latex
 from openrlhf_dbb.evaluation.results import Evaluation
-from openrlhf_dbb.evaluation.tables import differences_csv, markdown, measures_csv, text
 
 FORMATS: dict[str, Callable[[Comparison], str]] = {
     "text": text,
@@ -25,26 +25,30 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add(name, function, description)`` makes its parser."""
-    parser = add("compare", compare, "are differences between evaluations real: paired tests over prompts, intervals")
+    """Declare the command; ``add`` is that of ``cli.evaluate``."""
+    parser = add("compare", compare)
     parser.add_argument(
         "evaluations", nargs="+", metavar="EVALUATION", help=f"two or more: folders, or names under {results.FOLDER}/"
     )
     reference = parser.add_mutually_exclusive_group()
-    reference.add_argument("--against", metavar="NAME", help="compare every other one with this (default: the first)")
-    reference.add_argument("--of", metavar="NAME", help="compare this with every other one, as in the paper's Table 1")
-    parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that every evaluation has)")
+    reference.add_argument("--against", metavar="NAME", help="compare all others with this one (default: the first)")
+    reference.add_argument("--of", metavar="NAME", help="compare this one with all others, as in the paper's Table 1")
+    parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what is printed (default: text)")
-    parser.add_argument("--output", metavar="DIR", help="also write Markdown, LaTeX, CSV and the forest plot there")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder for Markdown, LaTeX, CSV and the forest plot (default: not written)"
+    )
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Do what ``evaluate compare`` was asked to.
+    """Print a comparison, and write its files if ``--output`` is given.
 
     Raises:
-        UsageError: an evaluation or a flag does not fit, or the evaluations have other prompts.
+        UsageError: an evaluation or a flag does not fit, or the evaluations have different prompts.
     """
-    folder = None if arguments.output is None else _prepared(Path(arguments.output))  # rather than after all the work
+    folder = (
+        None if arguments.output is None else _prepared(Path(arguments.output))
+    )  # so that it fails before the work is done
     evaluations = _read(arguments.evaluations)
     models = [evaluation.name for evaluation in evaluations]
     pairs = _pairs(models, arguments.against, arguments.of)
@@ -59,12 +63,12 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def _read(names: Sequence[str]) -> list[Evaluation]:
     if len(names) < 2:
-        raise UsageError(f"only {names[0]} to compare; name two evaluations or more")
+        raise UsageError(f"nothing to compare {names[0]} with; name at least two evaluations")
     evaluations = [results.read_evaluation(results.find(name)) for name in names]
     seen: set[str] = set()
     for evaluation in evaluations:
         if evaluation.name in seen:
-            raise UsageError(f"two evaluations are called {evaluation.name!r}; rename the folder of one")
+            raise UsageError(f"two evaluations are named {evaluation.name!r}; rename the folder of one")
         seen.add(evaluation.name)
     return evaluations
 
@@ -74,7 +78,7 @@ def _pairs(models: Sequence[str], against: str | None, of: str | None) -> list[t
     flag, name = ("--against", against) if of is None else ("--of", of)
     reference = models[0] if name is None else Path(name).resolve().name
     if reference not in models:
-        raise UsageError(f"{flag} {name} is none of the evaluations {', '.join(models)}")
+        raise UsageError(f"{flag} {name} is not one of the evaluations: {', '.join(models)}")
     others = [model for model in models if model != reference]
     return [(other, reference) if of is None else (reference, other) for other in others]
 

@@ -1,4 +1,4 @@
-"""Differences between models on the benchmarks they share, with tests and intervals: what tables and figures show.
+"""Differences between models on shared benchmarks, with tests and intervals: the content of tables and figures.
 
 Axes: M models, R evaluation runs (seeds), P prompts of a benchmark, B bootstrap draws.
 """
@@ -27,10 +27,10 @@ class Column:
 
     Attributes:
         name: the benchmark's.
-        title: as in tables; "Avg." or "Avg. GROUP", which is its name too, for an average.
+        title: as in tables; for an average "Avg." or "Avg. GROUP", which is also its name.
         group: benchmarks of one group stand together, before their average.
-        is_average: of two or more benchmarks, each counting the same.
-        prompts: P; of all benchmarks of an average.
+        is_average: of two or more benchmarks, with equal weights.
+        prompts: P; for an average, of all its benchmarks.
         left_out: prompts that could not be compared.
         accuracy: Acc@N of each model.
     """
@@ -46,15 +46,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Difference:
-    """Acc@N of a model less that of another one, in [-1, 1].
+    """Acc@N of a model minus that of another one, in [-1, 1].
 
     Attributes:
         model, baseline: their names.
-        column: where.
+        column: the benchmark or average.
         low, high: 95 % bootstrap interval, two-sided.
         test: paired t-test over prompts, H1: the model is better; its ``difference`` is the estimate.
         holm: the test's p, corrected for all tests of benchmarks, or of averages, in the comparison.
-        wilcoxon, sign: p of the signed-rank and of the sign test; NaN for averages.
+        wilcoxon, sign: p of the signed-rank test and of the sign test; NaN for averages.
         better, worse: prompts on which the model's accuracy is higher, lower.
         detectable: the difference found with probability 0.8.
     """
@@ -75,17 +75,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that is shown.
+    """Everything that tables and figures show.
 
     Attributes:
-        models: names, in the order asked for.
+        models: names, in the order given.
         samples: N, by model.
         runs: R, by model.
         columns: benchmarks by group, an average after each group of two or more.
         summaries: of each model on each benchmark.
         pairs: (model, baseline) compared.
         differences: by pair, then column.
-        notes: what should be known before the numbers are believed.
+        notes: what readers should know before they rely on the numbers.
     """
 
     models: list[str]
@@ -114,13 +114,13 @@ class _Measured:
 def compare_models(
     models: Sequence[str], benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]], notes: Sequence[str] = ()
 ) -> Comparison:
-    """Compare models.
+    """Compare models on benchmarks that they share.
 
     Args:
-        models: names, as the results of each benchmark are ordered.
-        benchmarks: that all models have.
+        models: names, in the order of the results of each benchmark.
+        benchmarks: those that all models share.
         pairs: (model, baseline) to compare.
-        notes: to be shown with it.
+        notes: shown with the comparison.
     """
     groups: dict[str, list[_Measured]] = {}
     summaries: dict[tuple[str, str], Summary] = {}
@@ -154,7 +154,7 @@ def compare_models(
 
 def _measure(models: Sequence[str], shared: Shared, summaries: dict[str, Summary]) -> _Measured:
     accuracies = [metrics.accuracy(results.scores_R_P_N) for results in shared.results]
-    # The same every time, and independent of other benchmarks' draws.
+    # The same in every comparison, and independent of the draws of other benchmarks.
     rng = np.random.default_rng(list(shared.benchmark.encode()))
     draws_M_B = st.bootstrap_means(accuracies, rng)
     column = Column(
@@ -187,15 +187,10 @@ def _average(models: Sequence[str], members: Sequence[_Measured], *, alone: bool
 
 def _difference(pair: tuple[str, str], members: Sequence[_Measured], column: Column) -> Difference:
     model, baseline = pair
-    accuracies = [(member.accuracy_P[model], member.accuracy_P[baseline]) for member in members]
+    differences = [member.accuracy_P[model] - member.accuracy_P[baseline] for member in members]
     draws_B = np.mean([member.draws_B[model] - member.draws_B[baseline] for member in members], axis=0)
     low, high = st.interval(draws_B)
-    if column.is_average:
-        test = st.stratified_t([a_P - b_P for a_P, b_P in accuracies])
-        wilcoxon = sign = float("nan")
-    else:
-        test = st.paired_t(*accuracies[0])
-        wilcoxon, sign = st.wilcoxon_signed_rank(*accuracies[0]), st.sign_test(*accuracies[0])
+    test = st.stratified_t(differences)
     return Difference(
         model=model,
         baseline=baseline,
@@ -204,16 +199,16 @@ def _difference(pair: tuple[str, str], members: Sequence[_Measured], column: Col
         high=high,
         test=test,
         holm=float("nan"),
-        wilcoxon=wilcoxon,
-        sign=sign,
-        better=sum(int((a_P > b_P).sum()) for a_P, b_P in accuracies),
-        worse=sum(int((a_P < b_P).sum()) for a_P, b_P in accuracies),
+        wilcoxon=float("nan") if column.is_average else st.wilcoxon_signed_rank(differences[0]),
+        sign=float("nan") if column.is_average else st.sign_test(differences[0]),
+        better=sum(int((difference_P > 0).sum()) for difference_P in differences),
+        worse=sum(int((difference_P < 0).sum()) for difference_P in differences),
         detectable=st.minimum_detectable(test),
     )
 
 
 def _corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """With Holm's correction, over benchmarks and over averages: an average is no test besides its benchmarks."""
+    """With Holm's correction, separately over benchmarks and over averages, which repeat what their benchmarks say."""
     corrected = list(differences)
     for is_average in (False, True):
         places = [place for place, found in enumerate(corrected) if found.column.is_average == is_average]

@@ -1,4 +1,4 @@
-"""The command plot: figures of the training dynamics of runs, or of groups of runs with other seeds."""
+"""The command plot: figures of the training dynamics of runs, or of groups of runs with different seeds."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from typing import TYPE_CHECKING, Any
 import storage
 from openrlhf_dbb import figures
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import curves, results
-from openrlhf_dbb.evaluation.curves import Curve
+from openrlhf_dbb.evaluation import results, training_curves
+from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OUTPUT = results.FOLDER / "plot"
 X_LABELS = {"steps": "training step", "rollouts": "rollouts generated"}
-_FEW = 20  # points of a line that are marked one by one
+_FEW = 20  # up to so many points of a line are marked one by one
 _LINES = ("-", (0, (4, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One measure of all lines.
+    """One measure, for all lines.
 
     Attributes:
         title: what is drawn.
-        curves: by line, those of its runs that have one.
-        notes: why the others have none.
+        curves: by line, the curves of those of its runs that have one.
+        notes: why the other runs have none.
     """
 
     title: str
-    curves: dict[str, list[Curve]]
+    curves: dict[str, list[TrainingCurve]]
     notes: list[str]
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add(name, function, description)`` makes its parser."""
-    parser = add("plot", plot, "figures of training: validation accuracy, reward, response length, entropy")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a line each: name, number or start of the uuid")
+    """Declare the command; ``add`` is that of ``cli.evaluate``."""
+    parser = add("plot", plot)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="one line each: name, number or start of the uuid")
     parser.add_argument(
         "--group",
         action="append",
         default=[],
         metavar="NAME=RUN,...",
-        help="one line for several runs (seeds): their mean, in a band from the lowest to the highest; may be repeated",
+        help="one line for several runs (seeds): their mean, with a band from lowest to highest; may be repeated",
     )
     parser.add_argument("--over", choices=X_LABELS, default="steps", help="the x-axis (default: steps)")
     parser.add_argument(
         "--events",
         metavar="DIR",
         type=Path,
-        help="folder above the runs' TensorBoard folders (default: as in the runs' configuration, from here)",
+        help="folder above the runs' TensorBoard folders (default: the one in each run's configuration)",
     )
     parser.add_argument(
         "--output", metavar="DIR", type=Path, default=OUTPUT, help=f"for the figures (default: {OUTPUT})"
@@ -70,15 +70,15 @@ def add_commands(add: Any) -> None:
 
 
 def plot(arguments: argparse.Namespace) -> None:
-    """Draw ``training_dynamics`` and ``mean_and_best``, each as PNG and SVG.
+    """Draw the figures ``training_dynamics`` and ``mean_and_best``, each as PNG and SVG.
 
     Raises:
-        UsageError: no run is named, a group is no group, or a folder is not there or cannot be written.
-        storage.StoreError: no such store, or no such run in it.
+        UsageError: no run is named, a --group cannot be read, or a folder does not exist or cannot be written.
+        storage.StoreError: there is no such store, or no such run in it.
     """
     figures.require_matplotlib()
     if arguments.events is not None and not arguments.events.is_dir():
-        raise UsageError(f"--events {arguments.events}: no such folder; name one with event files below it")
+        raise UsageError(f"--events {arguments.events}: no such folder; name one that contains event files")
     with storage.open_store(arguments.store_url, create=False) as store:
         lines = find_lines(store, arguments.runs, arguments.group)
         dynamics, mean_and_best = panels(store, lines, arguments.over, arguments.events)
@@ -103,17 +103,17 @@ def find_lines(
     """The runs of each line, by its name: groups first, then single runs.
 
     Raises:
-        UsageError: nothing is named, something is named twice, or a group is not NAME=RUN,...
+        UsageError: no run is named, something is named twice, or a group is not NAME=RUN,...
         storage.StoreError: there is no such run.
     """
     if not refs and not groups:
-        raise UsageError("no run is named; name one or more, or give --group NAME=RUN,...")
+        raise UsageError("no run given; name one or more, or use --group NAME=RUN,...")
     lines: dict[str, list[storage.RunRecord]] = {}
     for group in groups:
         name, equals, members = group.partition("=")
         names = [member for member in members.split(",") if member]
         if not (name and equals and names):
-            raise UsageError(f"--group {group!r} is not NAME=RUN,...; as in --group dbb=seed-1,seed-2")
+            raise UsageError(f"--group {group!r} is not NAME=RUN,...; write for example --group dbb=seed-1,seed-2")
         _add(lines, name, [store.find_run(member) for member in names])
     for ref in refs:
         run = store.find_run(ref)
@@ -131,31 +131,31 @@ def _add(lines: dict[str, list[storage.RunRecord]], name: str, runs: list[storag
 def panels(
     store: storage.PosteriorStore, lines: Mapping[str, Sequence[storage.RunRecord]], over: str, events: Path | None
 ) -> tuple[list[Panel], list[Panel]]:
-    """What the two figures show."""
+    """The panels of the two figures."""
     runs = {run.run_id: run for members in lines.values() for run in members}
-    trained = {number: curves.training(store, run) for number, run in runs.items()}
-    evaluated = {number: curves.validation(store, run) for number, run in runs.items()}
-    entropies = {number: curves.entropy(run, events) for number, run in runs.items()}
+    trained = {run_id: training_curves.training(store, run) for run_id, run in runs.items()}
+    evaluated = {run_id: training_curves.validation(store, run) for run_id, run in runs.items()}
+    entropies = {run_id: training_curves.entropy(run, events) for run_id, run in runs.items()}
     validated = [found for found in evaluated.values() if found is not None]
     shared = set.intersection(*(set(found.accuracy) for found in validated)) if validated else set()
     samples = {found.samples for found in validated}
     n = str(*samples) if len(samples) == 1 else "N"
     over_sets = f", mean of {len(shared)} sets" if len(shared) > 1 else ""
 
-    def of_validation(measure: str) -> Callable[[int], Curve | str]:
-        def find(number: int) -> Curve | str:
-            found = evaluated[number]
+    def of_validation(measure: str) -> Callable[[int], TrainingCurve | str]:
+        def find(run_id: int) -> TrainingCurve | str:
+            found = evaluated[run_id]
             if found is None:
-                return "no evaluation in its training"
-            by_benchmark: dict[str, Curve] = getattr(found, measure)
+                return "no evaluation during training"
+            by_benchmark: dict[str, TrainingCurve] = getattr(found, measure)
             if not shared:
-                return "its validation sets are not those of the other runs"
-            return curves.average([by_benchmark[benchmark] for benchmark in sorted(shared)])
+                return "it shares no validation set with all other runs"
+            return training_curves.average([by_benchmark[benchmark] for benchmark in sorted(shared)])
 
         return find
 
-    def panel(title: str, find: Callable[[int], Curve | str]) -> Panel:
-        by_line: dict[str, list[Curve]] = {}
+    def panel(title: str, find: Callable[[int], TrainingCurve | str]) -> Panel:
+        by_line: dict[str, list[TrainingCurve]] = {}
         notes = []
         for name, members in lines.items():
             by_line[name] = []
@@ -165,14 +165,16 @@ def panels(
                     notes.append(f"{run.name}: {found}")
                 elif len(found.x):
                     rollouts = trained[run.run_id].rollouts
-                    by_line[name].append(curves.over_rollouts(found, rollouts) if over == "rollouts" else found)
+                    by_line[name].append(
+                        training_curves.over_rollouts(found, rollouts) if over == "rollouts" else found
+                    )
         return Panel(title, by_line, list(dict.fromkeys(notes)))
 
     dynamics = [
         panel(f"validation Acc@{n}{over_sets}", of_validation("accuracy")),
-        panel("training reward", lambda number: trained[number].reward),
-        panel("response length (tokens)", lambda number: trained[number].length or "no rollout ledger"),
-        panel("entropy (nats per token)", lambda number: entropies[number]),
+        panel("training reward", lambda run_id: trained[run_id].reward),
+        panel("response length (tokens)", lambda run_id: trained[run_id].length or "rollout usage not recorded"),
+        panel("entropy (nats per token)", lambda run_id: entropies[run_id]),
     ]
     mean_and_best = [
         panel(f"validation {measure}@{n}{over_sets}", of_validation(name))
@@ -182,7 +184,7 @@ def panels(
 
 
 def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder: Path, file_name: str) -> list[Path]:
-    """Draw panels, two in a row, with one legend below; the files written.
+    """Draw panels, two in a row, above one legend; returns the files written.
 
     Args:
         names: of the lines, as the legend shows them.
@@ -192,7 +194,7 @@ def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder:
     styles = _styles(list(names))
     handles: dict[str, Any] = {}
     for panel, ax in zip(drawn, axes.flat, strict=True):
-        bands = {name: curves.band(found) for name, found in panel.curves.items() if found}
+        bands = {name: training_curves.band(found) for name, found in panel.curves.items() if found}
         marker = "o" if all(len(band.x) <= _FEW for band in bands.values()) else None
         for name, band in bands.items():
             if len(panel.curves[name]) > 1:
@@ -210,7 +212,7 @@ def draw(drawn: Sequence[Panel], names: Mapping[str, str], x_label: str, folder:
 
 
 def _say(ax: Axes, notes: Sequence[str]) -> None:
-    """Why a panel is empty: the different reasons, without the names of the runs."""
+    """Write into an empty panel why it is empty: each reason once, without the names of the runs."""
     reasons = dict.fromkeys(note.partition(": ")[2] for note in notes)
     text = "\n".join(textwrap.fill(reason, 28) for reason in reasons) or "nothing yet"
     ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color="#595959")
@@ -219,7 +221,7 @@ def _say(ax: Axes, notes: Sequence[str]) -> None:
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A colour for each line, and another dash pattern each time round the colours."""
+    """A colour for each line; when the colours run out, they repeat with another dash pattern."""
     colors = [style["color"] for style in figures.STYLE.values()]
     looks = [{"color": color, "linestyle": line} for line, color in itertools.product(_LINES, colors)]
     return dict(zip(names, itertools.cycle(looks), strict=False))

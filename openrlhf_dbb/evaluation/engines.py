@@ -1,7 +1,7 @@
-"""vLLM engines in Ray actors that are never short of prompts, from the first benchmark to the last run.
+"""vLLM engines in Ray actors that never run out of prompts, from the first benchmark to the last run.
 
-Every engine holds more sequences than it can run at a time. While it works, its next call is already waiting with
-the requests that make up for what it had finished before; so it stops neither for the driver nor between benchmarks.
+Every engine holds more sequences than it can run at a time. While it works, its next call is already queued with
+requests that replace what it finished before, so it waits neither for the driver nor between benchmarks.
 
 Axes: N samples of a prompt.
 """
@@ -20,15 +20,15 @@ from typing import Any
 from openrlhf_dbb import cpu
 from openrlhf_dbb.errors import UsageError
 
-CALL_S = 1.0  # an engine reports at least so often
-LEAST_CALL_S = 0.02  # and not more often than this while it has work
+CALL_S = 1.0  # an engine reports at least this often
+LEAST_CALL_S = 0.02  # and at most this often while it has work
 POLL_S = 0.2
-CALLS = 2  # one that runs, one that waits
+CALLS = 2  # one running, one queued
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How all responses are sampled.
+class SamplingSettings:
+    """How responses are sampled.
 
     Attributes:
         n: samples of each prompt.
@@ -46,9 +46,9 @@ class Request:
     """A prompt to be answered N times.
 
     Attributes:
-        number: what the answer is known by.
-        prompt: its tokens.
-        max_tokens: the longest response.
+        number: identifies the answer.
+        prompt: its token ids.
+        max_tokens: limit on the response length.
     """
 
     number: int
@@ -61,9 +61,9 @@ class Finished:
     """The N responses to a request.
 
     Attributes:
-        responses: texts without special tokens.
-        tokens: lengths, the end of sequence included.
-        truncated: cut at ``max_tokens``.
+        responses: N texts without special tokens.
+        tokens: N lengths, end of sequence included.
+        truncated: N times whether it was cut at ``max_tokens``.
     """
 
     number: int
@@ -73,9 +73,9 @@ class Finished:
 
 
 class EngineActor:
-    """One vLLM engine; steps it while it is called."""
+    """One vLLM engine, which makes steps only during calls of :meth:`work`."""
 
-    def __init__(self, arguments: dict[str, Any], sampling: Sampling) -> None:
+    def __init__(self, arguments: dict[str, Any], sampling: SamplingSettings) -> None:
         import vllm
 
         self._sampling = sampling
@@ -84,17 +84,17 @@ class EngineActor:
         self._capacity = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     def capacity(self) -> int:
-        """Sequences that it runs at a time."""
+        """Sequences that it can run at a time."""
         return self._capacity
 
     def work(self, requests: Sequence[Request], more: bool) -> tuple[list[Finished], int]:
-        """Take requests, and step until something is finished.
+        """Add requests, then make steps and report what has finished.
 
         Args:
-            more: whether the driver has more requests, to be asked for before those here run low.
+            more: whether the driver has more requests; the call then returns before the engine runs out of work.
 
         Returns:
-            What has finished, and the number of sequences that have not.
+            Finished requests, and the number of unfinished sequences.
         """
         for request in requests:
             self._add(request)
@@ -135,7 +135,7 @@ def _finished(output: Any) -> Finished:
 
 @dataclass
 class _Lane:
-    """What the driver knows of one engine: sequences, and calls that it has not answered."""
+    """What the driver knows about one engine: unfinished sequences, and those in calls it has not answered yet."""
 
     actor: Any
     capacity: int
@@ -144,7 +144,7 @@ class _Lane:
 
     @property
     def room(self) -> int:
-        """Sequences that it should be given now."""
+        """How many sequences it should be given now."""
         return 4 * self.capacity - self.unfinished - sum(self.sent)
 
     @property
@@ -153,10 +153,10 @@ class _Lane:
 
 
 class Engines:
-    """Engines that share out requests; Ray must be there, see :func:`ray_started`.
+    """Engines that share requests; Ray must be running, see :func:`ray_started`.
 
     Args:
-        arguments: of ``vllm.LLM``, the seed left out.
+        arguments: of ``vllm.LLM``, except the seed.
         seeds: one for each engine.
         sampling: of all requests.
 
@@ -164,7 +164,7 @@ class Engines:
         ray.exceptions.RayError: an engine could not start; the text says why.
     """
 
-    def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: Sampling) -> None:
+    def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: SamplingSettings) -> None:
         import ray
 
         self._n = sampling.n
@@ -175,7 +175,7 @@ class Engines:
         self._lanes = [_Lane(each, capacity) for each, capacity in zip(actors, capacities, strict=True)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
-        """Answers as they come, in any order; nothing, now and then, while none has come.
+        """Yield answers as they finish, in any order; now and then an empty list while there are none.
 
         Raises:
             ray.exceptions.RayError: an engine failed or died.
@@ -201,7 +201,7 @@ class Engines:
             yield finished
 
     def _share(self, lane: _Lane, waiting: deque[Request]) -> list[Request]:
-        """Fill the room of an engine, with no more than its part of what is left, so that all end together."""
+        """Requests for the room of an engine, at most its share of what is left, so that all engines end together."""
         count = min(math.ceil(lane.room / self._n), math.ceil(len(waiting) / len(self._lanes)))
         return [waiting.popleft() for _ in range(max(0, count))]
 
@@ -211,7 +211,7 @@ class Engines:
 
 
 def deal(waiting: deque[Request], rooms: Sequence[int]) -> list[list[Request]]:
-    """Take the first requests of each engine, one by one in turn, so that few requests keep all engines busy.
+    """Deal out the first requests one by one in turn, so that even a few requests keep all engines busy.
 
     Example:
         >>> requests = [Request(number, [1], max_tokens=1) for number in range(5)]
@@ -227,26 +227,26 @@ def deal(waiting: deque[Request], rooms: Sequence[int]) -> list[list[Request]]:
 
 
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` with what this machine needs."""
+    """Arguments of ``vllm.LLM`` with those that this machine needs."""
     if not cpu.active():
-        # Within an actor vLLM might start its ranks as further actors.
+        # Inside an actor, vLLM might otherwise start its ranks as further actors.
         return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
     arguments = cpu.engine_arguments(arguments | {"enforce_eager": True})
-    del arguments["worker_extension_cls"]  # no new weights are ever sent
+    del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
     return arguments
 
 
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
-    """Ray, for as long as the block lasts, and the number of engines that it has room for.
+    """Ray for the duration of the block; yields the number of engines it has room for.
 
     Args:
-        engines: wanted; None for all GPUs, or for one engine without CUDA.
-        tensor_parallel_size: GPUs of each.
-        verbose: show the output of the actors.
+        engines: how many are wanted; None for as many as the GPUs allow, or one without CUDA.
+        tensor_parallel_size: GPUs per engine.
+        verbose: show the actors' output.
 
     Raises:
-        UsageError: there are fewer GPUs than the engines need.
+        UsageError: the engines need more GPUs than there are.
     """
     import ray
 

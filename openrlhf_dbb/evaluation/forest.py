@@ -1,4 +1,4 @@
-"""The forest plot: every difference with its interval, a panel for each pair of models."""
+"""The forest plot: every difference with its interval, one panel per pair of models."""
 
 from __future__ import annotations
 
@@ -7,42 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openrlhf_dbb import figures
+from openrlhf_dbb.evaluation.comparison_tables import measure_name
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.evaluation.tables import measure_name
 from openrlhf_dbb.terminal import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = 3
 _WIDTH = 22  # characters
 _COLOR = "#0072B2"
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write differences.png and differences.svg; their paths.
+    """Write differences.png and differences.svg, and return their paths.
 
-    Circles are benchmarks, diamonds averages; filled where the p value, after Holm's correction, is below 0.05.
+    Circles are benchmarks, diamonds averages; filled where the p-value after Holm's correction is below 0.05.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
-    columns = min(len(comparison.pairs), _COLUMNS)
-    rows = -(-len(comparison.pairs) // columns)
-    figure, grid = figures.new_figure(
-        columns,
-        rows,
-        height=rows * (0.22 * len(comparison.columns) + 0.4) + 0.7,
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-    )
-    panels = list(grid.flat)
-    for spare in panels[len(comparison.pairs) :]:
-        spare.remove()
-        panels[panels.index(spare) - columns].tick_params(labelbottom=True)
-    for axes, pair in zip(panels, comparison.pairs, strict=False):
+    panel_height = 0.22 * len(comparison.columns) + 0.4
+    figure, panels = figures.small_multiples(len(comparison.pairs), panel_height=panel_height)
+    for axes, pair in zip(panels, comparison.pairs, strict=True):
         _draw_pair(axes, comparison.of(pair))
     figure.supxlabel(
         f"difference in {measure_name(comparison)} (points) with 95 % interval\nfilled: p (Holm) < {ALPHA:g}",
@@ -68,9 +55,9 @@ def _draw_pair(axes: Axes, found: Sequence[Difference]) -> None:
     axes.set_yticks(range(len(found)), [_plain(difference.column.title) for difference in found])
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    axes.set_title(f"{_plain(found[0].model)}\nless {_plain(found[0].baseline)}", fontsize="small")
+    axes.set_title(f"{_plain(found[0].model)}\n- {_plain(found[0].baseline)}", fontsize="small")
 
 
 def _plain(text: str) -> str:
-    """At most as wide as a panel, and without the meaning that dollars have for matplotlib."""
+    """At most as wide as a panel, with dollars escaped, which would start a formula in matplotlib."""
     return shown(text, width=_WIDTH).replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""The journal of an evaluation under way: one line of JSON for each (run, prompt) that is done.
+"""The journal of an unfinished evaluation: one line of JSON for each finished (run, prompt).
 
-A line is written in one piece and flushed, so that a process killed at any moment loses what was in flight and
-nothing else. What it may leave is half a line at the end, which the next one to open the journal takes off.
+Each line is written unbuffered, so that a process killed at any moment loses only what was in flight. It may leave an
+incomplete last line, which is removed when the journal is opened again.
 
 Axes: N samples of a prompt.
 """
@@ -18,7 +18,7 @@ from openrlhf_dbb.errors import UsageError
 
 @dataclass(frozen=True)
 class Key:
-    """What a row answers.
+    """The place of a row.
 
     Attributes:
         benchmark: its name.
@@ -36,11 +36,11 @@ class Row:
     """The N responses to a prompt in one run.
 
     Attributes:
-        scores: N scores in [0, 1]; None is missing: could not be verified.
+        scores: N scores in [0, 1]; None where missing: could not be verified.
         answers: N extracted answers, None where none was found.
         responses: N texts without special tokens.
-        tokens: N lengths in tokens, the end of sequence included.
-        truncated: N times whether the response was cut at the limit.
+        tokens: N lengths in tokens, end of sequence included.
+        truncated: N times whether the response was cut at the length limit.
     """
 
     key: Key
@@ -55,13 +55,13 @@ class Journal:
     """Rows by key, appended to a file and read back one at a time.
 
     Attributes:
-        keys: those of the rows that are there.
+        keys: of the rows in it.
 
     Args:
-        path: made if it is not there; half a line at its end is removed.
+        path: created if it does not exist; an incomplete last line is removed.
 
     Raises:
-        UsageError: a line that is not the last one cannot be read.
+        UsageError: a line other than the last one cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,12 +76,12 @@ class Journal:
         return set(self._places)
 
     def append(self, row: Row) -> None:
-        """Write a row; it is safe from this process's end when this returns."""
+        """Write a row; once this returns, the row survives the end of the process."""
         values = vars(row.key) | {name: value for name, value in vars(row).items() if name != "key"}
         line = json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         place = self._file.seek(0, os.SEEK_END)
         rest = memoryview(line)
-        while rest:  # a file without buffer may take a part
+        while rest:  # an unbuffered write may be partial
             rest = rest[self._file.write(rest) :]
         self._places[row.key] = place
 
@@ -89,19 +89,19 @@ class Journal:
         """The row of a key.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such row.
         """
         self._reader.seek(self._places[key])
         return _row(self._reader.readline())
 
     def remove(self) -> None:
-        """Delete the file: all its rows are elsewhere."""
+        """Delete the file, when all its rows are stored elsewhere."""
         self._file.close()
         self._reader.close()
         self._path.unlink()
 
     def _scan(self) -> int:
-        """Note where each row is; the end of the last whole line, in bytes."""
+        """Record where each row starts; returns the end of the last complete line, in bytes."""
         end = 0
         for number, line in enumerate(self._reader, start=1):
             try:
@@ -109,10 +109,9 @@ class Journal:
             except (ValueError, KeyError, TypeError) as error:
                 if self._reader.read(1):
                     raise UsageError(
-                        f"line {number} of {self._path} is damaged ({error}); "
-                        "delete this line to have its prompt done again"
+                        f"line {number} of {self._path} is damaged ({error}); delete this line to repeat its prompt"
                     ) from None
-                break  # torn: the process was killed while it wrote
+                break  # incomplete: the process was killed while writing it
             self._places[row.key] = end
             end += len(line)
         return end

@@ -1,4 +1,4 @@
-"""The questions of a benchmark as prompts with labels, through ``datasets`` from the hub or a file."""
+"""The questions of a benchmark as prompts with labels, loaded from the hub or a file by ``datasets``."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Loaded:
 
     Attributes:
         benchmark: the entry.
-        ids: P ids, all different.
+        ids: P unique ids.
         prompts: P texts, before any chat template.
-        labels: P right answers, as the verifier takes them.
-        digest: of all ids, prompts and labels in order, 32 hex digits.
-        notes: what a reader of the results should know, a line each.
+        labels: P correct answers, as the verifier expects them.
+        digest: of all ids, prompts and labels in order, as 32 hex digits.
+        notes: what readers of the results should know, one line each.
     """
 
     benchmark: Benchmark
@@ -44,18 +44,18 @@ def load(benchmark: Benchmark, *, limit: int | None = None, template: str | None
 
     Args:
         benchmark: the entry (``benchmarks.find``).
-        limit: at most so many prompts: the first rows, taken evenly from the configurations.
-        template: a prompt template in place of the entry's.
+        limit: at most this many prompts: the first rows, taken evenly from the configurations.
+        template: a prompt template instead of the entry's.
 
     Raises:
-        UsageError: the data cannot be had (no network, gated, no such data set or file), a column is missing, a row
-            lacks its question, or a label cannot be read; it names the benchmark, and the row.
+        UsageError: the data cannot be loaded (no network, gated, no such data set or file), a column is missing, a row
+            has no question, or a label cannot be read; the message names the benchmark, and the row.
     """
     if limit is not None and limit < 1:
-        raise UsageError(f"limit {limit}: give at least 1 prompt")
+        raise UsageError(f"limit must be at least 1, got {limit}")
     if template is not None:
         benchmark = dataclasses.replace(benchmark, template=template)
-        check(benchmark, f"benchmark {benchmark.name} with the template given")
+        check(benchmark, f"benchmark {benchmark.name} with the given template")
     pieces = _PLACE.split(benchmark.template)
     ids, prompts, labels = [], [], []
     for row in _rows(benchmark, limit):
@@ -66,23 +66,23 @@ def load(benchmark: Benchmark, *, limit: int | None = None, template: str | None
         prompts.append("".join(parts.get(part, part) for part in pieces))
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
-        raise _error(benchmark, "the data set holds no rows")
+        raise _error(benchmark, "the data set has no rows")
     if len(set(ids)) < len(ids):
-        raise _error(benchmark, f"column {benchmark.id!r} holds an id twice; leave out id = {benchmark.id!r}")
+        raise _error(benchmark, f"column {benchmark.id!r} has an id twice; leave out id = {benchmark.id!r}")
     notes = _check_labels(benchmark, ids, labels)
     return Loaded(benchmark, ids, prompts, labels, _digest(ids, prompts, labels), notes)
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A row of the data set, its id, and the form of its configuration's answers."""
+class _DataRow:
+    """A row of the data set with its id and the form of its configuration's answers."""
 
     id: str
     form: str
     columns: dict[str, Any]
 
 
-def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[_Row]:
+def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[_DataRow]:
     configs: tuple[str | None, ...] = benchmark.configs or (None,)
     tables = [_table(benchmark, config) for config in configs]
     sizes = _shares([len(table) for table in tables], limit)
@@ -90,11 +90,11 @@ def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[_Row]:
         form = benchmark.forms[i] if benchmark.forms else ""
         for place, columns in enumerate(table.select(range(size))):
             own = columns[benchmark.id] if benchmark.id else place
-            yield _Row(f"{config}/{own}" if len(configs) > 1 else str(own), form, columns)
+            yield _DataRow(f"{config}/{own}" if len(configs) > 1 else str(own), form, columns)
 
 
 def _shares(sizes: list[int], limit: int | None) -> list[int]:
-    """How many rows of each configuration make up ``limit``, one of each in turn while there are any."""
+    """How many rows of each configuration make up ``limit``: one of each in turn while there are any left."""
     left = sum(sizes) if limit is None else limit
     shares = [0] * len(sizes)
     while left > 0 and shares != sizes:
@@ -106,7 +106,7 @@ def _shares(sizes: list[int], limit: int | None) -> list[int]:
 
 
 def _table(benchmark: Benchmark, config: str | None) -> Any:
-    """One configuration as a ``datasets.Dataset`` with the columns that the entry names."""
+    """One configuration as a ``datasets.Dataset`` with the columns named by the entry."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -121,8 +121,8 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     except ConnectionError as error:
         raise _error(
             benchmark,
-            f"{error}: no network and not in the cache; download it on a machine that has one (the cache is $HF_HOME), "
-            "or give the data as NAME=FILE",
+            f"{error}: no network, and not in the cache; download it on a machine with network access "
+            "(the cache is $HF_HOME), or give the data as NAME=FILE",
         ) from error
     except StopIteration as error:
         raise _error(benchmark, f"{benchmark.file} is empty") from error
@@ -149,10 +149,10 @@ def _why_not_found(benchmark: Benchmark, said: str) -> str:
     return f"{said} (data set {benchmark.hub}, revision {benchmark.revision})"
 
 
-def _options_and_label(benchmark: Benchmark, row: _Row) -> tuple[str, str]:
+def _options_and_label(benchmark: Benchmark, row: _DataRow) -> tuple[str, str]:
     if benchmark.choices:
         options = [_text(benchmark, row, column) for column in benchmark.choices]
-        # In the order of their hashes: a shuffle that is the same everywhere and whatever the other rows.
+        # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row.id}\n{i}".encode()).digest())
         return _listed([options[i] for i in order]), LETTERS[order.index(0)]
     label = row.columns[benchmark.answer]
@@ -164,7 +164,7 @@ def _options_and_label(benchmark: Benchmark, row: _Row) -> tuple[str, str]:
         return "", str(label)
     options = row.columns[benchmark.options]
     if str(label) not in LETTERS[: len(options)]:
-        raise _error(benchmark, f"row {row.id!r} has {len(options)} options, and the label {label!r}")
+        raise _error(benchmark, f"row {row.id!r} has {len(options)} options, but the label {label!r}")
     return _listed(options), str(label)
 
 
@@ -172,7 +172,7 @@ def _listed(options: list[str]) -> str:
     return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
 
 
-def _text(benchmark: Benchmark, row: _Row, column: str) -> str:
+def _text(benchmark: Benchmark, row: _DataRow, column: str) -> str:
     text = row.columns[column]
     if not isinstance(text, str) or not text.strip():
         raise _error(benchmark, f"row {row.id!r} has no text in column {column!r}: {text!r}")

@@ -1,11 +1,11 @@
-"""Measures of sampled answers: Acc@N, Best@N, pass@k, majority@N, length, truncated and missing shares.
+"""Measures of sampled answers: Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt. Functions of samples reduce the last
 axis and keep the others.
 
-A missing sample (score NaN: could not be verified) is never counted as 0. It is left out of its group, the samples of a
-prompt in a run: n, the number of verified ones, is then below N. A group without a verified sample is NaN, and is left
-out of means over prompts.
+A missing sample (score NaN: could not be verified) is never counted as 0. It is left out of its group (the samples of a
+prompt in a run), whose number of verified samples n is then below N. A group without verified samples is NaN, and is
+left out of means over prompts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def accuracy(scores: Floats) -> Floats:
 
 
 def best(scores: Floats) -> Floats:
-    """Best@N, the highest score: for scores 0 and 1, whether any sample is right; NaN where none is verified.
+    """Best@N, the highest score: for scores 0 and 1, whether any sample is correct; NaN where none is verified.
 
-    With missing samples it is the best of fewer, and so too low; :func:`pass_at_k` is not.
+    With missing samples it is the best of fewer samples, and so too low; :func:`pass_at_k` does not have this bias.
 
     Example:
         >>> best(np.array([[1.0, 0.0, np.nan], [0.0, 0.25, 0.0]]))
@@ -46,10 +46,10 @@ def best(scores: Floats) -> Floats:
 
 
 def pass_at_k(scores: Floats, k: int) -> Floats:
-    """The chance that any of k samples is right, unbiased: 1 - C(n - c, k) / C(n, k) with c right of n verified.
+    """The probability that any of k samples is correct, unbiased: 1 - C(n - c, k) / C(n, k), c of n verified correct.
 
-    Drawing k of n with replacement instead is biased low. Computed as 1 - prod_(j < k) (n - c - j) / (n - j), so that
-    nothing overflows.
+    Drawing k of n with replacement instead would be biased low. Computed as 1 - prod_(j < k) (n - c - j) / (n - j), to
+    avoid overflow.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
 
@@ -58,7 +58,7 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
         k: 1 to N.
 
     Returns:
-        (...), NaN where n < k: fewer samples than k cannot tell.
+        (...), NaN where n < k.
 
     Raises:
         ValueError: k is out of range, or a score is neither 0 nor 1.
@@ -69,10 +69,10 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
     """
     samples = scores.shape[-1]
     if not 1 <= k <= samples:
-        raise ValueError(f"k = {k} of pass@k is not in 1 to {samples}, the samples of a prompt")
+        raise ValueError(f"pass@k: k must be between 1 and {samples}, the samples of a prompt, got {k}")
     if not is_binary(scores):
         other = scores[~np.isnan(scores) & (scores != 0) & (scores != 1)][0]
-        raise ValueError(f"score {other:g} is neither 0 nor 1, which pass@k needs; use Best@N")
+        raise ValueError(f"pass@k needs scores of 0 or 1, got {other:g}; use Best@N")
     verified = (~np.isnan(scores)).sum(axis=-1)
     wrong = verified - np.nansum(scores, axis=-1)
     all_wrong = np.ones(verified.shape)
@@ -87,7 +87,7 @@ def is_binary(scores: Floats) -> bool:
 
 
 def pass_ks(samples: int) -> list[int]:
-    """The k that are shown: powers of two below N, and N.
+    """The values of k that are shown: powers of two below N, and N.
 
     Example:
         >>> pass_ks(8), pass_ks(6)
@@ -100,17 +100,17 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
     """majority@N: the score of the most frequent answer among a group's verified samples.
 
     Answers are the same if their texts are. The score of an answer is the mean over the samples that give it (a
-    verifier reads whole responses and may judge them differently). Of answers that tie, the mean of their scores is
-    taken: what a random choice among them gives on average. Taking the first one seen would make the measure depend on
-    the order of samples, which means nothing. Samples without an answer do not vote; if none of a group votes, its mean
-    score is taken.
+    verifier reads whole responses and may judge them differently). If answers tie, the measure is the mean of their
+    scores, the expectation of a random choice among them; taking the first one would make it depend on the order of the
+    samples, which is arbitrary. Samples without an answer do not vote; if nobody in a group votes, its mean score is
+    taken.
 
     Args:
         scores: (..., N), NaN for missing.
         answers: (..., N), str or None.
 
     Returns:
-        (...), NaN where none is verified, and everywhere if there is not a single answer: the verifier gives none.
+        (...), NaN where no sample is verified, and everywhere if there is no answer at all: the verifier gives none.
 
     Example:
         >>> majority(np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([["3", "4", "3", None]], dtype=object))
@@ -139,7 +139,7 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
 
 @dataclass(frozen=True)
 class OverRuns:
-    """A measure in each of R evaluation runs, (R,), and over them; the paper's cells are mean +- std."""
+    """A measure in each of R evaluation runs, (R,), and over them; the paper's cells are mean ± std."""
 
     by_run: tuple[float, ...]
 
@@ -154,12 +154,12 @@ class OverRuns:
 
 
 def over_runs(values_R_P: Floats) -> OverRuns:
-    """Mean over prompts in each run; NaN values, groups that are missing, are left out."""
+    """Mean over prompts in each run; NaN, a missing group, is left out."""
     return OverRuns(tuple(accuracy(values_R_P).tolist()))
 
 
 def macro_average(measures: list[OverRuns]) -> OverRuns:
-    """Mean over benchmarks in each run, every benchmark counting the same: the paper's Avg."""
+    """Mean over benchmarks in each run, with equal weights: the paper's Avg."""
     return OverRuns(tuple(np.mean([measure.by_run for measure in measures], axis=0).tolist()))
 
 
@@ -169,10 +169,10 @@ class Summary:
 
     Attributes:
         prompts, samples: P and N.
-        accuracy: Acc@N, in [0, 1] as scores are.
+        accuracy: Acc@N, in [0, 1] like the scores.
         best: Best@N.
         majority: majority@N; NaN if the verifier gives no answers.
-        pass_at: pass@k by k, for k of :func:`pass_ks`; empty if a score is neither 0 nor 1.
+        pass_at: pass@k by k, for k of :func:`pass_ks`; empty if any score is neither 0 nor 1.
         length: mean length of a response, in tokens.
         truncated: share of responses cut at the limit.
         missing: share of samples that could not be verified.

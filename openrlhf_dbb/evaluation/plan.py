@@ -1,4 +1,4 @@
-"""What an evaluation consists of, as asked for and as recorded in ``evaluation.json``, and whether the two agree.
+"""What an evaluation consists of: as requested, as recorded in ``evaluation.json``, and whether the two agree.
 
 Axes: R evaluation runs (seeds), N samples of a prompt.
 """
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.engines import Sampling
+from openrlhf_dbb.evaluation.engines import SamplingSettings
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.journal import Key
-from openrlhf_dbb.evaluation.model import Model
-from openrlhf_dbb.evaluation.prompting import Prompts
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import FINISHED, MANIFEST
 from openrlhf_dbb.evaluation.writing import write_json
 
@@ -29,14 +29,14 @@ _SAME = {
     "max_new_tokens": "--max_new_tokens",
     "verifier": "verifier",
 }
-"""Of a benchmark, what must not change within an evaluation, and what it is called."""
+"""What must not change of a benchmark within an evaluation, and its name in messages."""
 
 _PACKAGES = ("openrlhf_dbb", "vllm", "torch", "transformers", "math-verify")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for.
+    """What was requested.
 
     Attributes:
         name: of the evaluation.
@@ -47,10 +47,10 @@ class Plan:
 
     name: str
     model: Model
-    sampling: Sampling
+    sampling: SamplingSettings
     runs: int
     seed: int
-    prompts: dict[str, Prompts]
+    prompts: dict[str, BenchmarkPrompts]
 
     def keys(self, runs: int) -> list[Key]:
         """All rows, benchmark by benchmark, run by run."""
@@ -83,12 +83,13 @@ class Manifest:
         return bool(self.values["status"] == FINISHED)
 
     def agree(self, plan: Plan) -> None:
-        """Add what is asked for to what is recorded. Nothing is written.
+        """Add what is requested to what is recorded. Nothing is written.
 
-        A benchmark more, or more runs of all benchmarks, is a continuation; fewer runs are those recorded.
+        Further benchmarks, or more runs of all benchmarks, continue an evaluation. If fewer runs are requested, the
+        recorded number stays.
 
         Raises:
-            UsageError: the two differ in anything that would make one evaluation out of two.
+            UsageError: the two differ in a way that would mix two evaluations into one.
         """
         asked = _values(plan)
         if not self.values:
@@ -99,13 +100,13 @@ class Manifest:
         absent = [name for name in recorded if name not in wanted]
         if absent and not self.finished:
             raise UsageError(
-                f"evaluation {plan.name} has not finished and has {', '.join(absent)} too; "
-                "name these in --benchmarks as well, or give another --name"
+                f"evaluation {plan.name} is not finished and also has {', '.join(absent)}; "
+                "add these to --benchmarks, or give another --name"
             )
         if absent and plan.runs > self.runs:
             raise UsageError(
-                f"evaluation {plan.name} has {self.runs} runs, also of {', '.join(absent)}; for --runs {plan.runs} "
-                "name these in --benchmarks as well"
+                f"evaluation {plan.name} has {self.runs} runs, also of {', '.join(absent)}; "
+                f"for --runs {plan.runs}, add these to --benchmarks"
             )
         if plan.runs > self.runs or any(name not in recorded for name in wanted):
             self.values["status"] = RUNNING
@@ -116,7 +117,7 @@ class Manifest:
         was = self.values
         if was["fingerprint"] != asked["fingerprint"]:
             same = " (the files in it have changed)" if was["model"] == asked["model"] else f", not of {asked['model']}"
-            raise UsageError(f"evaluation {plan.name} is of the model {was['model']}{same}; give another --name")
+            raise UsageError(f"evaluation {plan.name} is of model {was['model']}{same}; give another --name")
         settings = [
             ("--n", was["n"], asked["n"]),
             ("--seed", was["seed"], asked["seed"]),
@@ -133,14 +134,15 @@ class Manifest:
             )
 
     def new_seeds(self, engines: int) -> list[int]:
-        """A seed for each engine that is started, none of them used before: the same one would draw the same again."""
+        """A seed for each engine to be started, none of them used before: it would give the same samples again."""
         used: list[int] = self.values["engine_seeds"]
-        seeds = [self.values["seed"] + len(used) + number for number in range(engines)]
+        first = self.values["seed"] + len(used)
+        seeds = list(range(first, first + engines))
         used += seeds
         return seeds
 
     def finish(self) -> None:
-        """All files are there."""
+        """Record that all files are written."""
         self.values["status"] = FINISHED
         self.write()
 
@@ -174,7 +176,7 @@ def _version(package: str) -> str | None:
 
 
 def default_name(model: str) -> str:
-    """The model's name, or that of the run that saved it.
+    """The model's name, or the name of the run that saved it.
 
     Example:
         >>> default_name("Qwen/Qwen3-1.7B-Base"), default_name("runs/my-run/model/")

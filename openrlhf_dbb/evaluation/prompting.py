@@ -1,4 +1,4 @@
-"""A benchmark's prompts as the model sees them: chat template, tokens, and whether they fit.
+"""A benchmark's prompts as the model sees them: chat template applied, tokenized, checked for length.
 
 Axes: P prompts of a benchmark.
 """
@@ -13,24 +13,24 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.model import Model
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """What a model is asked on a benchmark.
+class BenchmarkPrompts:
+    """The prompts of a benchmark for one model.
 
     Attributes:
         benchmark: the entry.
         ids: P, the benchmark's own.
         texts: P, as the model sees them.
         tokens: P lists of token ids.
-        labels: P right answers.
+        labels: P correct answers.
         data_digest: of the loaded data.
-        max_new_tokens: longest response.
-        chat_template: whether the model's was applied.
-        notes: what a reader of the results should know, a line each.
+        max_new_tokens: limit on the response length.
+        chat_template: whether the model's chat template was applied.
+        notes: what readers of the results should know, one line each.
     """
 
     benchmark: Benchmark
@@ -45,11 +45,11 @@ class Prompts:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with the longest response."""
+        """Tokens of the longest prompt and the longest possible response."""
         return max(map(len, self.tokens)) + self.max_new_tokens
 
     def about(self) -> dict[str, Any]:
-        """What is recorded of it; equal if and only if the same is asked and verified in the same way."""
+        """What is recorded; equal if and only if the same prompts are answered and verified in the same way."""
         entry = self.benchmark
         texts = hashlib.blake2b(json.dumps(self.texts).encode(), digest_size=16).hexdigest()
         return {
@@ -67,15 +67,17 @@ class Prompts:
         }
 
 
-def prepare(loaded: Loaded, model: Model, *, chat_template: bool | None, max_new_tokens: int | None) -> Prompts:
-    """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens but those of the text.
+def prepare(
+    loaded: Loaded, model: Model, *, chat_template: bool | None, max_new_tokens: int | None
+) -> BenchmarkPrompts:
+    """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
 
     Args:
-        chat_template: None for what the entry says; it is left out in either case if the tokenizer has none.
+        chat_template: None for the entry's choice, which is ignored if the tokenizer has no chat template.
         max_new_tokens: None for the entry's.
 
     Raises:
-        UsageError: a prompt is empty, or the tokenizer has no chat template though one was asked for.
+        UsageError: a prompt is empty, or a chat template was asked for and the tokenizer has none.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template
@@ -87,9 +89,9 @@ def prepare(loaded: Loaded, model: Model, *, chat_template: bool | None, max_new
     empty = [loaded.ids[i] for i, ids in enumerate(tokens) if not ids]
     if empty:
         raise UsageError(
-            f"benchmark {benchmark.name}: the prompt of {empty[0]!r} is empty; mend the data or the template"
+            f"benchmark {benchmark.name}: the prompt of {empty[0]!r} is empty; fix the data or the template"
         )
-    return Prompts(
+    return BenchmarkPrompts(
         benchmark=benchmark,
         ids=loaded.ids,
         texts=texts,
@@ -105,10 +107,10 @@ def prepare(loaded: Loaded, model: Model, *, chat_template: bool | None, max_new
 def _tokens(texts: list[str], loaded: Loaded, model: Model) -> list[list[int]]:
     try:
         found: list[list[int]] = model.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises no narrower class
+    except Exception as error:  # tokenizers raises nothing more specific
         raise UsageError(
             f"benchmark {loaded.benchmark.name}: the tokenizer of {model.name} cannot encode its prompts ({error}); "
-            "evaluate a model that knows their characters"
+            "evaluate a model whose vocabulary covers them"
         ) from error
     return found
 
@@ -118,14 +120,14 @@ def _chat(tokenizer: Any, prompt: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def sequence_length(prompts: Iterable[Prompts], model: Model, limit: int | None) -> int:
-    """Longest sequence that the engines must hold, in tokens.
+def sequence_length(prompts: Iterable[BenchmarkPrompts], model: Model, limit: int | None) -> int:
+    """Longest sequence that the engines must support, in tokens.
 
     Args:
-        limit: ``--max_model_len``, None for no more than is needed.
+        limit: ``--max_model_len``; None for as long as needed.
 
     Raises:
-        UsageError: a prompt with its longest response does not fit the limit or the model.
+        UsageError: a prompt with its longest possible response exceeds the limit or the model's context.
     """
     longest = max(prompts, key=lambda each: each.longest)
     needed = longest.longest
@@ -133,7 +135,7 @@ def sequence_length(prompts: Iterable[Prompts], model: Model, limit: int | None)
         if tokens is not None and needed > tokens:
             raise UsageError(
                 f"benchmark {longest.benchmark.name}: its longest prompt ({needed - longest.max_new_tokens} tokens) "
-                f"and --max_new_tokens {longest.max_new_tokens} do not fit {what} ({tokens} tokens); "
+                f"and --max_new_tokens {longest.max_new_tokens} do not fit into {what} ({tokens} tokens); "
                 "lower --max_new_tokens"
             )
     return limit or needed

@@ -1,4 +1,4 @@
-"""Evaluations into the posterior store, prompt by prompt.
+"""Stores evaluations in the posterior store, prompt by prompt.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
 """
@@ -15,13 +15,13 @@ from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.results import Results, read_evaluation
 
 TRAINING = "training"
-"""Name in the store of the evaluations that a training makes."""
+"""Name in the store of the evaluations made during training."""
 
 _NOT_STORED = ("model", "status")  # a column of its own; always "finished"
 
 
 def record(store_url: str | None, run: str, evaluation: Path) -> None:
-    """Store the results of a finished evaluation with a run; once more, they take the place of the first.
+    """Store the results of a finished evaluation with a run; results stored before under its name are replaced.
 
     Args:
         store_url: None for the default store.
@@ -29,8 +29,8 @@ def record(store_url: str | None, run: str, evaluation: Path) -> None:
         evaluation: its folder.
 
     Raises:
-        UsageError: the folder is no evaluation, is not finished, or its files do not fit.
-        storage.StoreError: no such store, or no such run in it.
+        UsageError: the folder is not an evaluation, it is not finished, or its files do not fit together.
+        storage.StoreError: there is no such store, or no such run in it.
     """
     read = read_evaluation(evaluation)
     manifest = read.manifest
@@ -45,10 +45,10 @@ def record(store_url: str | None, run: str, evaluation: Path) -> None:
 
 
 def rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:
-    """Results as the store keeps them, summed over the samples of each prompt.
+    """Results as they are stored, summed over the samples of each prompt.
 
     Args:
-        prompt_ids: (P,), as registered in the store.
+        prompt_ids: (P,) of the prompts in the store.
     """
     scores_R_P_N = results.scores_R_P_N
     verified_R_P_N = ~np.isnan(scores_R_P_N)

@@ -1,4 +1,4 @@
-"""An evaluation on disk: ``evaluation.json`` and a Parquet file per benchmark, read without its responses.
+"""Evaluations on disk: ``evaluation.json`` and a Parquet file per benchmark, read without the responses.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
 """
@@ -21,7 +21,7 @@ FOLDER = Path("evaluations")
 
 MANIFEST = "evaluation.json"
 FINISHED = "finished"
-"""The manifest's status once every file is there."""
+"""The manifest's status once all files are written."""
 
 _NEEDED = ("model", "n", "runs", "benchmarks", "status")
 _ONE_PER_PROMPT = ("id", "prompt", "label")
@@ -30,17 +30,17 @@ _LISTS = ("scores", "answers", "tokens", "truncated")
 
 @dataclass(frozen=True)
 class Results:
-    """What one model answered on one benchmark.
+    """One model's answers on one benchmark.
 
     Attributes:
         benchmark: its name.
-        ids: the benchmark's own, or places as text.
-        scores_R_P_N: verifier's scores, mostly 0 and 1; NaN is missing: could not be verified.
+        ids: P, the benchmark's own, or the prompts' places as text.
+        scores_R_P_N: the verifier's scores, mostly 0 and 1; NaN is missing: could not be verified.
         answers_R_P_N: the extracted answers (str), None where none was found.
-        labels: right answers.
+        labels: P correct answers.
         tokens_R_P_N: length of each response, in tokens.
         truncated_R_P_N: whether it was cut at the limit.
-        prompts_digest: SHA-256 of all prompts as the model saw them; empty if unknown.
+        prompts_digest: SHA-256 of all prompts as the model saw them; "" if unknown.
     """
 
     benchmark: str
@@ -64,8 +64,8 @@ class Evaluation:
     """A finished evaluation.
 
     Attributes:
-        name: of its folder.
-        manifest: what ``evaluation.json`` holds.
+        name: its folder's name.
+        manifest: content of ``evaluation.json``.
         results: by benchmark, in the manifest's order.
     """
 
@@ -74,7 +74,7 @@ class Evaluation:
     results: dict[str, Results]
 
     def about(self, benchmark: str) -> dict[str, Any]:
-        """What the manifest says of a benchmark, ``title`` and ``group`` among it."""
+        """What the manifest says about a benchmark, including ``title`` and ``group``."""
         benchmarks = self.manifest["benchmarks"]
         return dict(benchmarks[benchmark]) if isinstance(benchmarks, dict) else {}
 
@@ -90,35 +90,30 @@ def schema() -> Any:
 
 
 def find(name: str) -> Path:
-    """The folder that is meant by a path or by a name under ``evaluations/``.
+    """The folder of an evaluation, given by its path or by its name under ``evaluations/``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such evaluation.
     """
     for folder in (Path(name), FOLDER / name):
         if (folder / MANIFEST).is_file():
             return folder
     known = sorted(path.parent.name for path in FOLDER.glob(f"*/{MANIFEST}"))
-    there = f"{FOLDER}/ has {', '.join(known)}" if known else f"{FOLDER}/ has none"
+    there = f"{FOLDER}/ has {', '.join(known)}" if known else f"{FOLDER}/ has no evaluations"
     raise UsageError(f"no evaluation {name!r}: neither {name} nor {FOLDER / name} holds {MANIFEST}; {there}")
 
 
-def read(folder: Path) -> dict[str, Results]:
-    """The results of a finished evaluation, by benchmark.
+def read_evaluation(folder: Path) -> Evaluation:
+    """A finished evaluation, without its responses.
 
     Raises:
-        UsageError: the folder is no evaluation, is not finished, or its files do not fit.
+        UsageError: the folder is not an evaluation, it is not finished, or its files do not fit together.
     """
-    return read_evaluation(folder).results
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """As :func:`read`, with the manifest."""
     manifest = _read_manifest(folder / MANIFEST)
     if manifest["status"] != FINISHED:
         raise UsageError(
-            f"{folder}: status is {manifest['status']!r}, not {FINISHED!r}; give the evaluate command that began it "
-            "again, it continues where it stopped"
+            f"{folder}: status is {manifest['status']!r}, not {FINISHED!r}; run the evaluate command that started it "
+            "again: it continues where it stopped"
         )
     results = {
         benchmark: _read_benchmark(folder / f"{benchmark}.parquet", manifest["runs"], manifest["n"])
@@ -131,16 +126,19 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{path.parent}: no evaluation, {MANIFEST} is not there; name a folder of evaluate") from None
+        raise UsageError(
+            f"{path.parent}: not an evaluation, it has no {MANIFEST}; name a folder written by evaluate"
+        ) from None
     except (ValueError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error}); evaluate again under another name") from None
+        raise UsageError(f"{path}: cannot be read as JSON ({error}); evaluate again under another --name") from None
     missing = [key for key in _NEEDED if not isinstance(manifest, dict) or key not in manifest]
     if missing:
-        raise UsageError(f"{path}: {', '.join(missing)} not in it; evaluate again under another name")
+        raise UsageError(f"{path}: {', '.join(missing)} missing; evaluate again under another --name")
     for key in ("n", "runs"):
         if not isinstance(manifest[key], int) or manifest[key] < 1:
             raise UsageError(
-                f"{path}: {key} = {manifest[key]!r} is no number from 1; evaluate again under another name"
+                f"{path}: {key} must be an integer of at least 1, got {manifest[key]!r}; "
+                "evaluate again under another --name"
             )
     return dict(manifest)
 
@@ -148,7 +146,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _read_benchmark(path: Path, runs: int, samples: int) -> Results:
     table = _read_table(path)
     if not table.num_rows or table.num_rows % runs:
-        raise _misfit(path, f"{table.num_rows} rows are not {runs} runs of some prompts")
+        raise _misfit(path, f"{table.num_rows} rows cannot be divided into {runs} runs")
     prompts = table.num_rows // runs
     places = np.stack([table[name].to_numpy() for name in ("run", "index")])
     if not np.array_equal(places, np.indices((runs, prompts)).reshape(2, -1)):
@@ -171,31 +169,31 @@ def _read_benchmark(path: Path, runs: int, samples: int) -> Results:
 
 
 def _read_table(path: Path) -> Any:
-    """The columns that are needed, in the types of :func:`schema`; responses are by far the largest and stay there."""
+    """The needed columns, in the types of :func:`schema`; not the responses, by far the largest."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise UsageError("evaluations are read with pyarrow: pip install pyarrow") from None
+        raise UsageError("reading evaluations needs pyarrow: pip install pyarrow") from None
     wanted = [field for field in schema() if field.name != "responses"]
     try:
         absent = sorted({field.name for field in wanted} - set(parquet.read_schema(path).names))
         if absent:
-            raise _misfit(path, f"columns {', '.join(absent)} are not there")
+            raise _misfit(path, f"missing columns: {', '.join(absent)}")
         return parquet.read_table(path, columns=[field.name for field in wanted]).cast(pa.schema(wanted))
     except FileNotFoundError:
-        raise _misfit(path, "the file is not there") from None
+        raise _misfit(path, "there is no such file") from None
     except pa.ArrowException as error:
         raise _misfit(path, str(error).splitlines()[0]) from None
 
 
 def _entries(path: Path, table: Any, name: str, samples: int) -> NDArray[Any]:
-    """All entries of a column of lists, in a row; null is NaN in scores and None in answers."""
+    """All entries of a column of lists, flattened; null becomes NaN in scores and None in answers."""
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(table[name]).unique().to_pylist()
     if lengths != [samples]:
-        raise _misfit(path, f"{name} has lists of {', '.join(map(str, lengths))} entries, not of n = {samples}")
+        raise _misfit(path, f"{name} has lists of {', '.join(map(str, lengths))} entries instead of n = {samples}")
     flat = pc.list_flatten(table[name])
     if name in ("tokens", "truncated") and flat.null_count:
         raise _misfit(path, f"{name} has nulls")
@@ -203,4 +201,4 @@ def _entries(path: Path, table: Any, name: str, samples: int) -> NDArray[Any]:
 
 
 def _misfit(path: Path, what: str) -> UsageError:
-    return UsageError(f"{path}: {what}; it is not as evaluate wrote it, evaluate again under another name")
+    return UsageError(f"{path}: {what}; the file is not as evaluate wrote it, evaluate again under another --name")

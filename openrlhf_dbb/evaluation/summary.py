@@ -1,4 +1,4 @@
-"""What the evaluate command shows: a bar while it works, a table when it ends.
+"""What the evaluate command shows: a progress bar while it works, a table at the end.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
 """
@@ -11,19 +11,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from openrlhf_dbb.evaluation.formats import mean_and_std, runs_in_words
 from openrlhf_dbb.evaluation.journal import Row
-from openrlhf_dbb.evaluation.metrics import OverRuns, Summary, macro_average, summarize
+from openrlhf_dbb.evaluation.metrics import Summary, macro_average, summarize
 from openrlhf_dbb.evaluation.results import read_evaluation
 from openrlhf_dbb.terminal import table
 
-_LOG_S = 15.0  # a log file gets a line so often
+_LOG_S = 15.0  # seconds between lines in a log file
 
 
-class Progress:
-    """One bar over all responses: the benchmark that is being answered, tokens per second, time left."""
+class ProgressBar:
+    """One bar over all responses: current benchmark, tokens per second, time left."""
 
     def __init__(self, total: int, done: int) -> None:
-        """total, done: responses, of all and of earlier calls."""
+        """total, done: responses; all of them, and those of earlier calls."""
         from tqdm import tqdm
 
         terminal = sys.stderr.isatty()
@@ -38,7 +39,7 @@ class Progress:
         self._began = time.monotonic()
         self._tokens = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -47,7 +48,7 @@ class Progress:
         self._bar.close()
 
     def begin(self) -> None:
-        """The engines are there: the clock starts."""
+        """The engines have started: the clock starts."""
         done = self._bar.n
         self._bar.reset()
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
@@ -64,7 +65,7 @@ class Progress:
 
 
 def summary(folder: Path) -> str:
-    """The table of a finished evaluation, and what to do next."""
+    """The table of a finished evaluation, and the next command."""
     evaluation = read_evaluation(folder)
     about = evaluation.manifest["benchmarks"]
     found = {name: summarize(results) for name, results in evaluation.results.items()}
@@ -78,10 +79,10 @@ def summary(folder: Path) -> str:
         averages.append(("average of all", list(found.values())))
     rows += [_average(title, members) for title, members in averages]
     header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "tokens", "truncated", "missing")
-    spread = f"mean {_PLUS_MINUS} standard deviation over {runs} runs" if runs > 1 else "one run"
     return "\n".join(
         [
-            f"evaluation {evaluation.name}: {evaluation.manifest['model']}, {n} samples a prompt, {spread}",
+            f"evaluation {evaluation.name}: {evaluation.manifest['model']}, {n} samples per prompt, "
+            f"{runs_in_words([runs])}",
             table(header, rows),
             f"  files        {folder}",
             f"  compare      python -m openrlhf_dbb.cli.evaluate compare {folder} OTHER",
@@ -89,35 +90,24 @@ def summary(folder: Path) -> str:
     )
 
 
-_PLUS_MINUS = "\u00b1"
-
-
 def _row(title: str, found: Summary) -> tuple[Any, ...]:
     return (
         title,
         found.prompts,
-        *(_percent(measure) for measure in (found.accuracy, found.best, found.majority)),
+        *(mean_and_std(measure) for measure in (found.accuracy, found.best, found.majority)),
         f"{found.length.mean:.0f}",
         *(f"{100 * share.mean:.1f}%" for share in (found.truncated, found.missing)),
     )
 
 
 def _average(title: str, members: list[Summary]) -> tuple[Any, ...]:
-    """Every benchmark counts the same."""
+    """Every benchmark has the same weight."""
     measures = ([getattr(member, name) for member in members] for name in ("accuracy", "best", "majority"))
     return (
         title,
         sum(member.prompts for member in members),
-        *(_percent(macro_average(each)) for each in measures),
+        *(mean_and_std(macro_average(each)) for each in measures),
         "",
         "",
         "",
     )
-
-
-def _percent(measure: OverRuns) -> str:
-    """As the paper's cells."""
-    if measure.mean != measure.mean:
-        return "-"
-    spread = "" if measure.std != measure.std else f" {_PLUS_MINUS} {100 * measure.std:.2f}"
-    return f"{100 * measure.mean:.2f}{spread}"

@@ -1,4 +1,4 @@
-"""Rows of the journal into the Parquet files that an evaluation ends with; each file appears whole or not at all.
+"""Writes rows of the journal into the Parquet files of a finished evaluation; each file appears complete or not at all.
 
 Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
 """
@@ -15,10 +15,10 @@ from openrlhf_dbb.evaluation.journal import Journal, Key
 from openrlhf_dbb.evaluation.results import schema
 
 if TYPE_CHECKING:
-    from openrlhf_dbb.evaluation.prompting import Prompts
+    from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 
 ROWS = 512
-"""Rows that are in memory at a time: their responses are long."""
+"""Rows in memory at a time: their responses are long."""
 
 
 def path_of(folder: Path, benchmark: str) -> Path:
@@ -27,7 +27,7 @@ def path_of(folder: Path, benchmark: str) -> Path:
 
 
 def written(folder: Path, benchmark: str) -> set[Key]:
-    """Keys of the rows in a benchmark's file; none if there is no file."""
+    """Keys of the rows in a benchmark's file; empty if there is no file."""
     from pyarrow import parquet
 
     if not path_of(folder, benchmark).exists():
@@ -36,8 +36,8 @@ def written(folder: Path, benchmark: str) -> set[Key]:
     return {Key(benchmark, *place) for place in zip(columns["run"], columns["index"], strict=True)}
 
 
-def write(folder: Path, benchmark: str, prompts: Prompts, runs: int, journal: Journal) -> None:
-    """Write all R x P rows of a benchmark, in order; those that the file has already are kept.
+def write(folder: Path, benchmark: str, prompts: BenchmarkPrompts, runs: int, journal: Journal) -> None:
+    """Write all R x P rows of a benchmark in order, keeping those already in the file.
 
     Raises:
         KeyError: a row is missing.
@@ -46,7 +46,7 @@ def write(folder: Path, benchmark: str, prompts: Prompts, runs: int, journal: Jo
 
     path, building = path_of(folder, benchmark), folder / f".{benchmark}.parquet.building"
     old = written(folder, benchmark)
-    # The file holds whole runs, those asked for first.
+    # The file has complete runs, the first ones.
     missing = [Key(benchmark, run, index) for run in range(runs) for index in range(len(prompts.texts))][len(old) :]
     if not missing:
         return
@@ -60,7 +60,7 @@ def write(folder: Path, benchmark: str, prompts: Prompts, runs: int, journal: Jo
     _replace(building, path)
 
 
-def _tables(keys: list[Key], prompts: Prompts, journal: Journal) -> Iterator[Any]:
+def _tables(keys: list[Key], prompts: BenchmarkPrompts, journal: Journal) -> Iterator[Any]:
     import pyarrow as pa
 
     for start in range(0, len(keys), ROWS):
@@ -77,7 +77,7 @@ def _tables(keys: list[Key], prompts: Prompts, journal: Journal) -> Iterator[Any
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Replace a file by these values as JSON."""
+    """Replace a file with these values as JSON."""
     building = path.with_name(f".{path.name}.building")
     building.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     _replace(building, path)

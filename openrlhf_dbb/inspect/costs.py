@@ -1,16 +1,19 @@
-"""What a run paid in rollouts and what it got for them; the command costs: runs side by side."""
+"""What a run spent in rollouts and what it got for them; the command costs: runs side by side."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.terminal import print_table, shown
 from storage import PosteriorStore, RunRecord
 from storage.inspection import usage_by_step
+
+FATES = ("trained", "filtered", "skipped", "replayed")
+"""What can become of a rollout or of a prompt, named as in ``storage.inspection.StepUsage``."""
 
 COLUMNS = (
     "run", "method", "estimator", "rollouts", "tokens", "trained_on", "filtered_out", "skipped", "replayed",
@@ -31,9 +34,7 @@ def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
     rows = cost_rows(store, sorted(runs, key=lambda run: (run.method, run.name)))
     if arguments.format == "csv":
-        writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+        write_rows(sys.stdout, COLUMNS, rows)
     elif rows:
         print_costs(rows)
     else:
@@ -41,26 +42,23 @@ def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def cost_rows(store: PosteriorStore, runs: Sequence[RunRecord]) -> list[tuple[Any, ...]]:
-    """``COLUMNS`` of each run, safe to print; None where there is no rollout ledger or nothing to divide by."""
-    return [_cost_row(run, ledger_totals(store, run)) for run in runs]
+    """``COLUMNS`` of each run, safe to print; None where usage was not recorded or there is nothing to divide by."""
+    return [_cost_row(run, usage_totals(store, run)) for run in runs]
 
 
-def _cost_row(run: RunRecord, found: Mapping[str, Any]) -> tuple[Any, ...]:
-    tokens = tokens_per_group(found)
+def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
+    tokens = tokens_per_group(totals)
     return (
         shown(run.name),
         shown(run.method) or None,
         shown(run.estimator),
-        found["generated"],
-        found["generated_tokens"],
-        found["trained"],
-        found["filtered"],
-        found["skipped"],
-        found["replayed"],
-        ratio(found["zero_variance"], found["generated"]),
-        ratio(found["rescued"], found["zero_variance"]),
-        found["informative_groups"],
-        rollouts_per_group(found),
+        totals["generated"],
+        totals["generated_tokens"],
+        *(totals[fate] for fate in FATES),
+        ratio(totals["zero_variance"], totals["generated"]),
+        ratio(totals["rescued"], totals["zero_variance"]),
+        totals["informative_groups"],
+        rollouts_per_group(totals),
         None if tokens is None else round(tokens),
     )
 
@@ -70,34 +68,34 @@ def print_costs(rows: Sequence[Sequence[Any]]) -> None:
     print_table([name.replace("_", " ") for name in COLUMNS], rows)
 
 
-def ledger_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Sums of a run's rollout ledger, named as in ``storage.inspection.progress``; all None if the run has none.
+def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    """Sums of a run's rollout usage, named as in ``storage.inspection.progress``; all None if it was not recorded.
 
-    Cheaper than ``progress``: only the steps are read, no posteriors.
+    Cheaper than ``progress``: reads the steps only, no posteriors.
     """
     by_step = vars(usage_by_step(store, run))
-    has_ledger = len(by_step["step"]) > 0
-    return {name: int(counts.sum()) if has_ledger else None for name, counts in by_step.items() if name != "step"}
+    recorded = len(by_step["step"]) > 0
+    return {name: int(counts.sum()) if recorded else None for name, counts in by_step.items() if name != "step"}
 
 
-def rollouts_per_group(found: Mapping[str, Any]) -> float | None:
-    """Rollouts generated for each informative group (one in which some advantage is not 0), whatever became of them.
+def rollouts_per_group(totals: Mapping[str, Any]) -> float | None:
+    """Rollouts generated per informative group (one in which some advantage is not 0), whatever became of them.
 
     Args:
-        found: as :func:`ledger_totals` or ``storage.inspection.progress`` gives it.
+        totals: as :func:`usage_totals` or ``storage.inspection.progress`` gives them.
 
     Example:
         >>> rollouts_per_group({"generated": 1024, "informative_groups": 40})
         25.6
     """
-    return ratio(found["generated"], found["informative_groups"])
+    return ratio(totals["generated"], totals["informative_groups"])
 
 
-def tokens_per_group(found: Mapping[str, Any]) -> float | None:
+def tokens_per_group(totals: Mapping[str, Any]) -> float | None:
     """As :func:`rollouts_per_group`, in response tokens."""
-    return ratio(found["generated_tokens"], found["informative_groups"])
+    return ratio(totals["generated_tokens"], totals["informative_groups"])
 
 
 def ratio(part: int | None, whole: int | None) -> float | None:
-    """part / whole; None where one is not known, or whole is 0."""
+    """part / whole; None where one is unknown, or whole is 0."""
     return None if part is None or not whole else part / whole

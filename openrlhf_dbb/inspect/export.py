@@ -1,18 +1,18 @@
-"""The command export: a run's history with prompts and labels, or its rollout ledger,
-as CSV, JSON lines or Parquet; the history is streamed."""
+"""The command export: a run's history with prompts and labels, or its rollout usage, as CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.inspect.show import RUN_HELP, chosen
 from storage import PosteriorStore, RunRecord, read_usage
@@ -25,7 +25,7 @@ Parts = Iterable[Rows]
 
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("export", export, "a run's history or rollout ledger, as a table for other programs")
+    parser = add("export", export, "a run's history or rollout usage, as a table for other programs")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
         "--what",
@@ -59,7 +59,7 @@ def export(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             else:
                 with open(part, "w", encoding="utf-8", newline="") as file:
                     _TEXT_FORMATS[arguments.format](file, columns, parts)
-        os.replace(part, path)  # a file of this name is always whole
+        os.replace(part, path)  # a file of this name is always complete
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; name a file that can be written") from None
     finally:
@@ -80,10 +80,7 @@ _TABLES = {
 
 
 def _write_csv(file: TextIO, columns: Sequence[str], parts: Parts) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    for rows in parts:
-        writer.writerows(rows)
+    write_rows(file, columns, chain.from_iterable(parts))
 
 
 def _write_jsonl(file: TextIO, columns: Sequence[str], parts: Parts) -> None:

@@ -1,4 +1,4 @@
-"""The commands that keep a store in order: prune, migrate, check."""
+"""The commands that maintain a store: prune, migrate, check."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def add_commands(add: Any) -> None:
     which.add_argument("--keep-last", type=int, metavar="K", help="keep the last K steps")
     which.add_argument("--before", type=int, metavar="STEP", help="delete the steps before this one")
     parser.add_argument(
-        "--drop-checkpoints", action="store_true", help="give up resuming from older model checkpoints in the way"
+        "--drop-checkpoints",
+        action="store_true",
+        help="give up resuming from older model checkpoints that need the deleted steps",
     )
     upgrade = add("migrate", migrate_store, "upgrade an older database to this release", opens_store=False)
     upgrade.add_argument(
         "--store.take_over",
         dest="take_over",
         action="store_true",
-        help="even if a run's owner cannot be seen from here",
+        help="even if it cannot be checked from here whether a run is still training",
     )
-    add("check", check_store, "verify that everything in the database fits together; exit code 1 if not")
+    add("check", check_store, "verify that the database is consistent; exit code 1 if not")
 
 
 def prune_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -43,10 +45,10 @@ def prune_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         before=arguments.before,
         drop_checkpoints=arguments.drop_checkpoints,
     )
-    freed = "" if result.bytes_freed is None else f"; {result.bytes_freed / 1e6:.1f} MB are free for new rows"
+    freed = "" if result.bytes_freed is None else f"; {result.bytes_freed / 1e6:.1f} MB freed for new rows"
     print(
-        f"run {run.name}: of {result.steps} steps deleted {result.history_rows} rows of history, "
-        f"{result.probes} of probes and {result.checkpoints} checkpoints{freed}"
+        f"run {run.name}: deleted {result.history_rows} history rows, {result.probes} probe rows and "
+        f"{result.checkpoints} checkpoints of {result.steps} steps{freed}"
     )
 
 
@@ -61,7 +63,7 @@ def migrate_store(arguments: argparse.Namespace) -> None:
 def check_store(store: PosteriorStore, arguments: argparse.Namespace) -> int:
     found = check(store)
     if not found:
-        print(f"everything fits together; runs checked: {len(store.runs())}")
+        print(f"the database is consistent; runs checked: {len(store.runs())}")
         return 0
     for violation in found:
         about = f"run {violation.run}, {violation.where}" if violation.run else violation.where

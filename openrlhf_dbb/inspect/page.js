@@ -18,21 +18,21 @@ function drawHead() {
 
 function drawCurves() {
   byId("pruned").hidden = steps.first <= 1;
-  byId("pruned").textContent = `The history before step ${whole(steps.first)} is no longer in the store; this page is of what is kept.`;
+  byId("pruned").textContent = `The history before step ${whole(steps.first)} is no longer in the store; this page shows what was kept.`;
   const rates = data.unit ? { low: 0, high: 1 } : {};
   const share = { format: percent, axis: (value) => `${Math.round(100 * value)}%`, low: 0, high: 1 };
   const reward = data.unit ? { ...share } : { format: decimal };
   const overEpochs = { x: epochs.epoch, xLabel: "epoch", nameOf: (i) => `epoch ${whole(epochs.epoch[i])}` };
   const { step, span } = steps;
   const curves = (of) => [{ name: "success rate", y: of.success_rate }, { name: "posterior mean", y: of.mean }];
-  const flat = (of) => [{ name: "zero variance", y: of.zero_variance }, { name: "rescued", y: of.rescued }];
+  const zeroVariance = (of) => [{ name: "zero variance", y: of.zero_variance }, { name: "rescued", y: of.rescued }];
   lineChartOverSteps(byId("by-step"), { title: "During training", step, span, ...reward, ...rates, lines: curves(steps) });
   lineChart(byId("by-epoch"), { title: "By epoch", ...overEpochs, ...reward, ...rates, lines: curves(epochs) });
-  lineChartOverSteps(byId("flat-by-step"), { title: "Share of the groups", step, span, ...share, lines: flat(steps) });
-  lineChart(byId("flat-by-epoch"), { title: "Share of the groups, by epoch", ...overEpochs, ...share, lines: flat(epochs) });
+  lineChartOverSteps(byId("zero-variance-by-step"), { title: "Share of the groups", step, span, ...share, lines: zeroVariance(steps) });
+  lineChart(byId("zero-variance-by-epoch"), { title: "Share of the groups, by epoch", ...overEpochs, ...share, lines: zeroVariance(epochs) });
   byId("groups-note").textContent =
-    "A group is zero-variance if its rewards agree wholly: its own mean and deviation give no advantage. It is rescued if " +
-    (data.usage ? "it was trained on with an advantage nevertheless. " : "the variance it was scored with is above 0 nevertheless. ") +
+    "A group has zero variance if all its rewards are the same: its own mean and deviation give no advantage. It is rescued if " +
+    (data.usage ? "it was trained on with an advantage anyway. " : "the variance it was scored with is above 0 anyway. ") +
     `Here ${whole(steps.zero_variance_groups)} of ${whole(steps.groups)} groups, ${whole(steps.rescued_groups)} rescued.`;
   const bins = epochs.bins;
   const chosen = evenly(epochs.epoch.length, 6);
@@ -48,7 +48,7 @@ function drawCurves() {
     byId("probes").hidden = false;
     byId("probes-note").textContent =
       `Mean squared error of the estimates, in squared reward, against ${whole(probes.samples)} extra rollouts of ` +
-      `${whole(probes.groups)} groups that were never trained on, less these rollouts' own noise; below 0 is chance.`;
+      `${whole(probes.groups)} groups that were never trained on, with these rollouts' own noise subtracted; values below 0 are due to chance.`;
     lineChartOverSteps(byId("probe-errors"), { title: "Mean squared error", step: probes.step, format: decimal,
       low: Math.min(0, ...probes.estimate, ...probes.group),
       lines: [{ name: "stored estimate", y: probes.estimate }, { name: "group's own mean S / N", y: probes.group }] });
@@ -65,10 +65,10 @@ function drawStates() {
   const { mastered, forgotten, impossible } = data.states;
   const meanings = [
     `posterior mean of ${mastered} or more after the last visit.`,
-    "none of the others: solved at times.",
+    "none of the others: solved sometimes.",
     `posterior mean at least ${forgotten} below the highest it had after an earlier visit.`,
     `not one success so far, and a posterior mean of ${impossible} or less.`,
-    "known from the warm start alone, or its visits are no longer in the store.",
+    "known only from the warm start, or its visits are no longer in the store.",
   ];
   STATES.forEach((name, s) => {
     const count = data.state_counts[s];
@@ -78,7 +78,7 @@ function drawStates() {
         element("button", { type: "button", class: "link", onclick: () => filterBy(s), "aria-label": `List the prompts of state ${name}` }, "list them")),
       element("dd", {}, meanings[s])));
   });
-  if (!data.unit) byId("definitions").append(element("p", { class: "note" }, "These thresholds are meant for rewards in [0, 1]; this run has others."));
+  if (!data.unit) byId("definitions").append(element("p", { class: "note" }, "These thresholds are meant for rewards in [0, 1]; this run has rewards outside that range."));
   if (epochs.epoch.length) stateBars(byId("state-bars"));
 }
 
@@ -91,7 +91,7 @@ function drawMovers() {
       return element("li", {}, element("button", { type: "button", onclick: () => openPrompt(row) },
         element("span", { class: "figures" }, figures), element("span", { class: "text", dir: "auto" }, brief(row))));
     }));
-    if (!data[list].length) byId(list).append(element("li", { class: "note" }, "None yet: no prompt has changed so."));
+    if (!data[list].length) byId(list).append(element("li", { class: "note" }, "None yet."));
   }
 }
 

@@ -2,7 +2,7 @@
 
 const PER_PAGE = 25;
 const COLUMNS = [
-  { name: "number", key: (row) => prompts.id[row] },
+  { name: "prompt id", key: (row) => prompts.id[row] },
   { name: "state", key: (row) => prompts.state[row] },
   { name: "mean", key: (row) => prompts.mean[row] },
   { name: "change", key: (row) => prompts.change[row] },
@@ -44,7 +44,7 @@ function drawTable() {
       order();
       byId("table").tHead.rows[0].cells[i].firstChild.focus();
     };
-    return element("th", { scope: "col", "aria-sort": sorted, class: column.optional ? "optional" : column.name },
+    return element("th", { scope: "col", "aria-sort": sorted, class: column.optional ? "optional" : column.name.replace(" ", "-") },
       element("button", { type: "button", onclick: sort }, column.name + arrow));
   }));
   byId("table").tBodies[0].replaceChildren(...view.rows.slice(start, start + PER_PAGE).map((row) => element("tr", {},
@@ -70,8 +70,8 @@ function filterBy(state) {
 
 function setUpTable() {
   const most = prompts.id.length < data.all_prompts
-    ? `The table holds ${whole(prompts.id.length)} of ${whole(data.all_prompts)} prompts, evenly chosen. ` : "";
-  byId("prompts-note").textContent = `${most}Choose a number to see that prompt's history; choose a heading to sort. Change: from the first visit in the record to the last.`;
+    ? `The table holds ${whole(prompts.id.length)} of ${whole(data.all_prompts)} prompts, evenly spaced. ` : "";
+  byId("prompts-note").textContent = `${most}Choose a prompt id to see its history; choose a heading to sort. Change: from the first recorded visit to the last.`;
   STATES.forEach((name, s) => byId("state").append(element("option", { value: String(s) }, name)));
   byId("search").addEventListener("input", select);
   byId("state").addEventListener("change", select);
@@ -87,7 +87,7 @@ function setUpTable() {
 const begins = new Uint32Array(prompts.id.length + 1);
 prompts.count.forEach((count, row) => { begins[row + 1] = begins[row] + count; });
 
-// What became of the prompt's rollouts in the steps whose history is in the store; "" without a rollout ledger.
+// What became of the prompt's rollouts in the steps whose history is in the store; "" if usage was not recorded.
 function usageOf(row) {
   if (!data.usage || !steps.groups) return "";
   const { generated, trained, skipped, replayed } = prompts;
@@ -110,7 +110,7 @@ function openPrompt(row) {
   table.tHead.replaceChildren();
   table.tBodies[0].replaceChildren();
   const level = Math.round(100 * data.level);
-  byId("prompt-note").textContent = !part.step.length ? "No visit of it is in the store." : data.beta
+  byId("prompt-note").textContent = !part.step.length ? "None of its visits is in the store." : data.beta
     ? `Band: central ${level}% credible interval of Beta(alpha, beta). Circles: successes over rollouts of each visit.`
     : `Band: mean \u00b1 1.645 \u221a(variance / N), ${level}% if rewards were normal: this estimator keeps no alpha and beta. Circles: successes over rollouts.`;
   if (!part.step.length) return;

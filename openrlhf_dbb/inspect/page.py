@@ -1,4 +1,4 @@
-"""One self-contained HTML file out of page.html, page.css and the scripts; it opens offline and asks for nothing."""
+"""One self-contained HTML file made of page.html, page.css and the scripts; it opens offline and loads nothing."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def render(title: str, data: dict[str, Any]) -> str:
     style, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
     parts = {
         "TITLE": html.escape(shown(title)),
-        # Nothing but these two may style the page or run in it, and nothing at all is fetched.
+        # Only this style and this script may be used, and nothing at all may be fetched.
         "POLICY": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}",
         "STYLE": style,
         "SCRIPT": script,
         "DATA": _embedded(data),
     }
-    # In one pass: what is filled in may hold such marks itself.
+    # In one pass: what is filled in may contain such marks.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
 def packed(values: NDArray[Any]) -> dict[str, str]:
-    """An array as base64 of little-endian numbers: whole ones in as few bytes as they need, others float32."""
+    """An array as base64 of little-endian numbers: integers in as few bytes as they need, others float32."""
     flat = np.ravel(values)
     kind = "f4"
     if np.issubdtype(flat.dtype, np.integer) or flat.dtype == bool:
@@ -49,7 +49,7 @@ def packed(values: NDArray[Any]) -> dict[str, str]:
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON that no text in it can end early: inside a script element only ``<`` has a meaning."""
+    """JSON in which no text can close the script element: in there only ``<`` has a meaning."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

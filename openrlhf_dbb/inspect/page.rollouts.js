@@ -1,9 +1,9 @@
 // ---- where the rollouts went
 
 const PARTS = [
-  { key: "informative", name: "informative", className: "informative", meaning: "trained on, in a group whose rewards differ and give advantages." },
-  { key: "rescued", name: "rescued", className: "rescued", meaning: "trained on, in a group whose rewards agree wholly: the posterior gave it advantages." },
-  { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on, in a group without an advantage: generated for nothing." },
+  { key: "informative", name: "informative", className: "informative", meaning: "trained on, in a group whose rewards differ, so that it has advantages." },
+  { key: "rescued", name: "rescued", className: "rescued", meaning: "trained on, in a zero-variance group to which the posterior gave advantages." },
+  { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on, in a group without any advantage: generated for nothing." },
   { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
 ];
 
@@ -27,8 +27,8 @@ function drawRollouts() {
   ];
   byId("usage-numbers").append(...numbers.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   byId("usage-note").textContent =
-    "A group is informative if some advantage in it is not 0. What one costs: all that was generated, whatever became of it, over the informative groups." +
-    (usage.with_ledger < usage.step[usage.step.length - 1] ? ` Only ${whole(usage.with_ledger)} steps have a ledger of their rollouts.` : "");
+    "A group is informative if some advantage in it is not 0. Its cost: everything that was generated, whatever became of it, divided by the number of informative groups." +
+    (usage.recorded_steps < usage.step[usage.step.length - 1] ? ` The usage of only ${whole(usage.recorded_steps)} steps was recorded.` : "");
   byId("usage-parts").append(...PARTS.map(({ key, name, className, meaning }) => element("div", {}, swatch(className),
     element("dt", {}, `${name}: ${whole(sums[key])}${of(sums[key], total.generated)}`), element("dd", {}, meaning))));
   const perStep = (key) => Array.from(usage[key], (count, i) => usage.steps[i] ? count / usage.steps[i] : 0);

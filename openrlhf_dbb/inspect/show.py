@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.costs import ledger_totals, rollouts_per_group, tokens_per_group
+from openrlhf_dbb.inspect.costs import FATES, rollouts_per_group, tokens_per_group, usage_totals
 from openrlhf_dbb.terminal import print_table, shown, without_passwords
 from storage import PosteriorStore, RunRecord, StoreError
 from storage.inspection import extremes, find_prompts, progress, prompt_history, shared_state
@@ -21,15 +21,15 @@ def add_commands(add: Any) -> None:
     show = add("show", show_run, "configuration, lineage, progress and extreme prompts of a run")
     show.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     history = add("history", show_history, "every visit of one prompt")
-    history.add_argument("prompt", metavar="PROMPT", help="number of the prompt, or a piece of its text")
+    history.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
     history.add_argument("--run", metavar="RUN", help=RUN_HELP)
 
 
 def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
-    """The run that was named, else the latest.
+    """The run ``ref`` refers to, or the latest if None.
 
     Raises:
-        StoreError: there is none.
+        StoreError: there is no such run.
     """
     if ref is not None:
         return store.find_run(ref)
@@ -52,13 +52,13 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             run.last_step,
             run.method or None,
             run.estimator,
-            *(used[name] for name in ("generated", "trained", "filtered", "skipped", "replayed")),
+            *(used[name] for name in ("generated", *FATES)),
             rollouts_per_group(used),
             run.model,
             run.dataset,
             run.created_at[:19],
         )
-        for run, used in ((run, ledger_totals(store, run)) for run in store.runs())
+        for run, used in ((run, usage_totals(store, run)) for run in store.runs())
     ]
     if rows:
         print_table(header, rows)
@@ -75,7 +75,7 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         if rows:
             print(f"\n{title}")
             print_table(
-                ("number", "mean", "variance", "visits", "text"),
+                ("prompt id", "mean", "variance", "visits", "text"),
                 [(row["prompt_id"], row["mean"], row["variance"], row["visits"], row["prompt"]) for row in rows],
             )
     if run.config:
@@ -85,10 +85,10 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:
-    """What a run is and how far it got, by name, safe to print.
+    """What a run is and how far it got, as texts by name, safe to print.
 
     Args:
-        totals: as ``storage.inspection.progress`` gives it.
+        totals: as ``storage.inspection.progress`` gives them.
     """
     parameters = ", ".join(f"{key} = {value}" for key, value in run.parameters.items())
     found = {
@@ -113,7 +113,7 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
     run_wide = shared_state(store, run)
     if run_wide:
         found["run-wide state"] = ", ".join(
-            f"{name} {_number(values[0])}" if len(values) == 1 else f"{name} ({len(values)} numbers)"
+            f"{name} {_compact(values[0])}" if len(values) == 1 else f"{name} ({len(values)} values)"
             for name, values in run_wide.items()
         )
     if totals["probes"]:
@@ -122,7 +122,7 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
 
 
 def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
-    """Where the rollouts went; of a run with a rollout ledger."""
+    """Where the rollouts went; for a run whose usage was recorded."""
     unused = totals["unused_rollouts"]
     found = {
         "generated": f"{totals['generated']} rollouts, {totals['generated_tokens']} tokens"
@@ -148,8 +148,8 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     found = find_prompts(store, run, arguments.prompt)
     if len(found) > 1:
-        numbers = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in found)
-        raise StoreError(f"{arguments.prompt!r} is in several prompts: {numbers}; give the number of one")
+        matches = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in found)
+        raise StoreError(f"{arguments.prompt!r} is in several prompts: {matches}; give the id of one")
     (prompt,) = found
     print(f"run {shown(run.name)}, prompt {prompt['prompt_id']}: {shown(prompt['prompt'], 200)}")
     print(f"label: {shown(prompt['label'], 200)}")
@@ -171,7 +171,7 @@ def _lineage(run: RunRecord) -> str:
     )
 
 
-def _number(value: float) -> str:
+def _compact(value: float) -> str:
     return str(int(value)) if value == int(value) else f"{value:.4g}"
 
 

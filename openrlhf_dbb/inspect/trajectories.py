@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from storage import PosteriorLog, UsageLog
+from storage import PosteriorLog, ProbeLog, UsageLog
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -38,8 +38,8 @@ class Trajectories:
         mean: (V,) posterior mean after the visit: alpha / (alpha + beta), else the estimate used in it.
         variance: (V,) estimated variance of one reward, used in the visit.
         alpha, beta: (V,) posterior after the visit; NaN if the estimator has none.
-        zero_variance: (V,) bool, the group's rewards agree wholly.
-        rescued: (V,) bool, of these, the group had an advantage nevertheless.
+        zero_variance: (V,) bool, all rewards of the group are the same.
+        rescued: (V,) bool, of these, the group had an advantage anyway.
         state: (V,) the prompt's state after the visit, an index into ``STATES``.
     """
 
@@ -70,10 +70,10 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Epochs:
-    """What the visits of each epoch have in common.
+    """Totals of the visits of each epoch.
 
     Attributes:
-        epoch, prompts: (E,) number, and prompts that got that far.
+        epoch, prompts: (E,) the epoch's number, and how many prompts reached it.
         success_rate, mean: (E,) rewards over rollouts; posterior mean over prompts.
         zero_variance, rescued: (E,) shares of the groups.
         states: (E, 4) prompts in each of the first four ``STATES``.
@@ -90,22 +90,23 @@ class Epochs:
     histogram: Whole
 
 
-def trajectories(log: PosteriorLog, visits_before: dict[int, int], usage: UsageLog) -> Trajectories:
+def trajectories(log: PosteriorLog, visits: dict[int, int], usage: UsageLog) -> Trajectories:
     """Sort a run's log by prompt.
 
     Args:
         log: the run's groups.
-        visits_before: visits of a prompt that are no longer in the log (pruned), by prompt_id.
-        usage: the run's rollout ledger; empty if it has none.
+        visits: by prompt id, its visits in the run, those included that are no longer in the log (pruned).
+        usage: the run's rollout usage; empty if it was not recorded.
     """
     order = np.lexsort((log.step, log.prompt_id))
     prompt_id, first = np.unique(log.prompt_id[order], return_index=True)
     start = np.append(first, len(order)).astype(np.int64)
     per_prompt = np.diff(start)
-    before = np.array([visits_before.get(int(number), 0) for number in prompt_id], dtype=np.int64)
+    pairs = zip(prompt_id.tolist(), per_prompt.tolist(), strict=True)
+    before = np.array([visits.get(each, kept) - kept for each, kept in pairs], dtype=np.int64)
     epoch = np.arange(len(order)) - np.repeat(start[:-1] - before, per_prompt) + 1
     alpha, beta = log.alpha[order], log.beta[order]
-    flat, rescued = _agreeing(log, usage)
+    zero_variance, rescued = _zero_variance(log, usage)
     mean = np.where(np.isnan(alpha + beta), log.mean[order], alpha / (alpha + beta))
     return Trajectories(
         prompt_id,
@@ -118,7 +119,7 @@ def trajectories(log: PosteriorLog, visits_before: dict[int, int], usage: UsageL
         log.variance[order],
         alpha,
         beta,
-        flat[order],
+        zero_variance[order],
         rescued[order],
         _states(start, mean, log.successes[order]),
     )
@@ -138,24 +139,25 @@ def _states(start: Whole, mean: Floats, successes: Floats) -> Whole:
     return state
 
 
-def _agreeing(log: PosteriorLog, usage: UsageLog) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _zero_variance(log: PosteriorLog, usage: UsageLog) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(V,) groups of zero variance, and those of them that had an advantage, in the order of the log.
 
-    The ledger knows. Without it: rewards that are all 0 or all 1, and an estimated variance above 0, which a method
-    that filters groups may still have left out of the training.
+    The usage log says so. Where it has no row: rewards that are all 0 or all 1 and, for an advantage, an estimated
+    variance above 0; a method that filters groups may still have left such a group out of the training.
     """
-    flat = (log.successes == 0) | (log.successes == log.rollouts)
-    rescued = flat & (log.variance > 0)
-    # Both logs are ordered by step, then prompt, so one number of both finds a group.
-    base = int(max(log.prompt_id.max(initial=0), usage.prompt_id.max(initial=0))) + 1
-    _, at, found = np.intersect1d(
-        log.step * base + log.prompt_id,
-        usage.step * base + usage.prompt_id,
-        assume_unique=True,
-        return_indices=True,
-    )
-    flat[at], rescued[at] = usage.zero_variance[found] > 0, usage.rescued[found] > 0
-    return flat, rescued
+    zero_variance = (log.successes == 0) | (log.successes == log.rollouts)
+    rescued = zero_variance & (log.variance > 0)
+    at, row = same_groups(log, usage)
+    zero_variance[at], rescued[at] = usage.zero_variance[row] > 0, usage.rescued[row] > 0
+    return zero_variance, rescued
+
+
+def same_groups(log: PosteriorLog, other: UsageLog | ProbeLog) -> tuple[Whole, Whole]:
+    """Rows of both logs that are of the same step and prompt, ordered by step, then prompt id."""
+    base = int(max(log.prompt_id.max(initial=0), other.prompt_id.max(initial=0))) + 1
+    mine, others = (each.step * base + each.prompt_id for each in (log, other))
+    _, at, row = np.intersect1d(mine, others, assume_unique=True, return_indices=True)
+    return at, row
 
 
 def epochs(found: Trajectories) -> Epochs:

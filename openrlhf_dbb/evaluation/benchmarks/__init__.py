@@ -1,7 +1,7 @@
 """Benchmarks: what is asked and how it is verified, one TOML file each; a user's own is one more file.
 
-An entry says where the data are (a hub data set at a commit, or a file), which columns hold what, how the prompt
-reads, and which verifier judges. Nothing is loaded here: see ``loading``.
+An entry says where the data are (a hub data set at a commit, or a file), what its columns hold, what the prompt looks
+like, and which verifier judges the answers. Nothing is loaded here: see ``loading``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from openrlhf_dbb.presets import read_toml
 
 FOLDER = Path(__file__).parent
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""What ``datasets`` calls the reader of a file, by suffix."""
+"""Name in ``datasets`` of the reader of a file, by suffix."""
 
 GROUPS = ("ID", "OOD", "")
 PAPER = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
@@ -28,25 +28,25 @@ class Benchmark:
     """One benchmark.
 
     Attributes:
-        name: what it is called on the command line, and its results on disk.
-        title: its heading in tables.
-        group: "ID" (in-distribution in the paper), "OOD" (out of distribution), or "" for neither.
+        name: on the command line, and of its results on disk.
+        title: heading in tables.
+        group: "ID" (in distribution in the paper), "OOD" (out of distribution), or "" for neither.
         source: whose definition is followed.
         hub: id of a data set on the Hugging Face hub, or a local folder laid out like one; "" with ``file``.
         revision: the hub's commit; "main" is the newest.
         file: a JSON lines, JSON or Parquet file; "" with ``hub``.
-        configs: configurations of the hub data set, joined in this order; () for the default one.
-        forms: what ``{form}`` in the template stands for, per configuration; () if the template has none.
+        configs: configurations of the hub data set, concatenated in this order; () for the default one.
+        forms: what replaces ``{form}`` in the template, per configuration; () if the template has no ``{form}``.
         split: of the data set.
         question: column of the question.
-        answer: column of the label (of a list, its first entry); without meaning with ``choices``.
-        options: column with the list of options, where the label is a letter; "" for none.
-        choices: columns with one option each, the right one first; shuffled, always in the same way.
+        answer: column of the label (of a list, its first entry); not used with ``choices``.
+        options: column with the list of options if the label is a letter; "" for none.
+        choices: columns with one option each, the correct one first; they are shuffled, always in the same way.
         id: column of the benchmark's own id; "" for the row's place.
-        template: the prompt; ``{question}``, ``{options}`` and ``{form}`` are filled in, all else stands as it is.
-        chat_template: whether the model's chat template is put around the prompt.
+        template: the prompt; ``{question}``, ``{options}`` and ``{form}`` are filled in, the rest is used verbatim.
+        chat_template: whether the model's chat template is applied to the prompt.
         verifier: one of ``verifiers.KINDS``.
-        max_tokens: the longest response, in tokens, unless the command line says otherwise.
+        max_tokens: limit on the response length, unless the command line gives another.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Benchmark:
 
 
 def names() -> list[str]:
-    """Benchmarks that are known by name: the paper's in the order of its table, then others."""
+    """Benchmarks known by name: the paper's in the order of its table, then others."""
     found = sorted(path.stem for path in FOLDER.glob("*.toml"))
     return sorted(found, key=lambda name: PAPER.index(name) if name in PAPER else len(PAPER))
 
 
 def find(text: str, *, question: str = "input", answer: str = "label") -> Benchmark:
-    """The benchmark that is written on the command line as ``text``.
+    """The benchmark given on the command line as ``text``.
 
     Args:
         text: a known name; the path of a TOML file; or ``NAME=FILE``, a data file whose prompts are used verbatim,
@@ -86,7 +86,7 @@ def find(text: str, *, question: str = "input", answer: str = "label") -> Benchm
         answer: column of the labels in such a data file.
 
     Raises:
-        UsageError: no such benchmark or file, or a mistake in the file.
+        UsageError: there is no such benchmark or file, or the file has a mistake.
     """
     name, equals, path = text.partition("=")
     if equals:
@@ -95,31 +95,32 @@ def find(text: str, *, question: str = "input", answer: str = "label") -> Benchm
         return read(Path(text))
     if text not in names():
         raise UsageError(
-            f"unknown benchmark {text!r}; known: {', '.join(names())}; "
-            "or NAME=FILE (.jsonl, .json, .parquet), or the path of a benchmark's .toml"
+            f"unknown benchmark {text!r}; available: {', '.join(names())}; "
+            "or NAME=FILE (.jsonl, .json, .parquet), or the path of a benchmark's .toml file"
         )
     return read(FOLDER / f"{text}.toml")
 
 
 def read(path: Path) -> Benchmark:
-    """The benchmark in a TOML file; its name is the file's.
+    """The benchmark in a TOML file, named like the file.
 
-    ``configs`` may be a table: configuration = form of its answers. A relative ``file`` starts at the TOML file.
+    ``configs`` may be a table: configuration = form of its answers. A relative ``file`` is relative to the TOML file.
 
     Raises:
-        UsageError: no such file, no TOML, an unknown or missing key, or a value out of range.
+        UsageError: there is no such file, it is not TOML, a key is unknown or missing, or a value is not allowed.
     """
     if not path.is_file():
-        raise UsageError(f"no benchmark file {path}")
+        raise UsageError(f"there is no benchmark file {path}")
     try:
         entry = read_toml(path)
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from error
     for key, value in entry.items():
         if key not in _TYPES:
-            raise UsageError(f"{path}: unknown key {key!r}; known: {', '.join(sorted(_TYPES))}")
+            raise UsageError(f"{path}: unknown key {key!r}; available: {', '.join(sorted(_TYPES))}")
         if type(value) not in _TYPES[key]:
-            raise UsageError(f"{path}: {key} = {value!r} is no {' or '.join(known.__name__ for known in _TYPES[key])}")
+            allowed = " or ".join(known.__name__ for known in _TYPES[key])
+            raise UsageError(f"{path}: {key} must be of type {allowed}, got {value!r}")
     configs = entry.pop("configs", ())
     forms = tuple(configs.values()) if isinstance(configs, dict) else ()
     if "file" in entry:
@@ -139,19 +140,19 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "choices": (list,),
     "configs": (list, dict),
 }
-"""What an entry's file may hold."""
+"""Keys of an entry's file, and their types."""
 
 
 def _from_data_file(name: str, path: Path, question: str, answer: str) -> Benchmark:
     if not name or "/" in name:
-        raise UsageError(f"{name!r} in {name}={path} is no name for a benchmark; write NAME=FILE")
+        raise UsageError(f"{name!r} in {name}={path} cannot be the name of a benchmark; write NAME=FILE")
     benchmark = Benchmark(name, name, file=str(path), question=question, answer=answer, chat_template=False)
     check(benchmark, str(path))
     return benchmark
 
 
 def check(benchmark: Benchmark, where: str) -> None:
-    """Raise UsageError, beginning with ``where``, if the entry contradicts itself or a value is out of range."""
+    """Raise UsageError, starting with ``where``, if the entry contradicts itself or a value is not allowed."""
     for wrong, what in _mistakes(benchmark):
         if wrong:
             raise UsageError(f"{where}: {what}")
@@ -163,15 +164,15 @@ def _mistakes(entry: Benchmark) -> list[tuple[bool, str]]:
         (bool(entry.hub) == bool(entry.file), "give either hub = (a data set's id) or file = (a data file)"),
         (
             bool(entry.file) and Path(entry.file).suffix not in READERS,
-            f"{entry.file!r} is no data file; its name must end in {', '.join(READERS)}",
+            f"data file {entry.file!r}: its name must end in {', '.join(READERS)}",
         ),
-        (bool(entry.file) and not Path(entry.file).is_file(), f"no data file {entry.file}"),
-        (entry.group not in GROUPS, f"group {entry.group!r} is none of 'ID', 'OOD' and ''"),
-        (entry.verifier not in KINDS, f"verifier {entry.verifier!r} is none of {', '.join(KINDS)}"),
+        (bool(entry.file) and not Path(entry.file).is_file(), f"there is no data file {entry.file}"),
+        (entry.group not in GROUPS, f"group must be 'ID', 'OOD' or '', got {entry.group!r}"),
+        (entry.verifier not in KINDS, f"unknown verifier {entry.verifier!r}; available: {', '.join(KINDS)}"),
         (bool(entry.options and entry.choices), "give options (a column of lists) or choices (columns), not both"),
-        ("{question}" not in entry.template, "the template lacks {question}"),
-        (listed and "{options}" not in entry.template, "the template lacks {options}"),
+        ("{question}" not in entry.template, "the template has no {question}"),
+        (listed and "{options}" not in entry.template, "the template has no {options}"),
         (not listed and "{options}" in entry.template, "{options} in the template needs options or choices"),
         ("{form}" in entry.template and not entry.forms, "{form} in the template needs a table [configs]"),
-        (entry.max_tokens < 1, f"max_tokens {entry.max_tokens} is below 1"),
+        (entry.max_tokens < 1, f"max_tokens must be at least 1, got {entry.max_tokens}"),
     ]

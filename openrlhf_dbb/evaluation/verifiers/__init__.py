@@ -1,15 +1,18 @@
-"""Verifiers of responses: whether one is right, and what it answered.
+"""Verifiers of responses: whether a response is correct, and what it answered.
 
+Kinds:
 math          Math-Verify, as in training; a label that it cannot read is an error
-math_or_text  the same; a label that Math-Verify cannot read is compared as LaTeX text
+math_or_text  the same, but a label that Math-Verify cannot read is compared as LaTeX text
 choice        the letter of an option
-exact         Big-Bench Hard's rules; the label's form says which: letter, yes or no, number, parentheses, words
+exact         Big-Bench Hard's rules, chosen by the form of the label: letter, yes or no, number, parentheses, words
 
+Modules:
 mathematics   scores and answers of math and math_or_text
-latex         LaTeX and numbers written in one way
-statements    where a response says what its answer is
+latex         LaTeX and numbers in one notation
+statements    where a response states its answer
 options       the letter that a response settles on
 exact         the rules by form of label
+verdict       score and answer of a response
 """
 
 from __future__ import annotations
@@ -26,16 +29,16 @@ KINDS = ("math", "math_or_text", "choice", "exact")
 
 
 def verify(kind: str, response: str, label: str) -> Verdict:
-    """Whether a response is right, and what it answered.
+    """Whether a response is correct, and what it answered.
 
     Args:
         kind: one of ``KINDS``.
         response: the model's text, without the prompt and special tokens.
-        label: the right answer, as ``loading`` gives it.
+        label: the correct answer, as ``loading`` gives it.
 
     Returns:
-        score: 1.0 or 0.0 (no answer is 0.0); None if it could not be verified: Math-Verify ran out of time or failed
-            on the answer. answer: one way of writing for equal answers, for majority voting; None if none was found.
+        score: 1.0 or 0.0 (no answer is 0.0); None if it could not be verified: Math-Verify timed out or failed.
+            answer: normalized, so that equal answers are equal texts in majority voting; None if none was found.
 
     Raises:
         ValueError: unknown kind, or the label cannot be read.
@@ -44,7 +47,7 @@ def verify(kind: str, response: str, label: str) -> Verdict:
 
 
 def verify_all(kind: str, responses: Sequence[str], labels: Sequence[str]) -> list[Verdict]:
-    """``verify`` for each response with its label; equal questions to Math-Verify are asked once. Thread-safe.
+    """``verify`` for each response with its label; Math-Verify is asked the same question only once. Thread-safe.
 
     Raises:
         ValueError: as ``verify``, or the lengths differ.
@@ -57,12 +60,12 @@ def verify_all(kind: str, responses: Sequence[str], labels: Sequence[str]) -> li
 
 
 def normal_label(kind: str, label: str) -> str:
-    """The label as ``verify`` takes it: numbers and functions written as in Python become LaTeX in a formula."""
+    """The label as ``verify`` expects it: in formulas, numbers and functions in Python notation become LaTeX."""
     return as_latex(label.strip()) if kind in _MATH else label.strip()
 
 
 def check_labels(kind: str, labels: Sequence[str]) -> list[str | None]:
-    """Per label, why it cannot be used (with math_or_text: why it is compared as text); None if it can.
+    """Per label, why it cannot be used (with math_or_text: why it is compared as text), or None.
 
     Raises:
         ValueError: unknown kind.
@@ -82,5 +85,5 @@ _RULES: dict[str, tuple[Callable[[str, str], Verdict], Callable[[str], str | Non
 
 def _rule(kind: str) -> tuple[Callable[[str, str], Verdict], Callable[[str], str | None]]:
     if kind not in _RULES:
-        raise ValueError(f"unknown verifier {kind!r}; known: {', '.join(KINDS)}")
+        raise ValueError(f"unknown verifier {kind!r}; available: {', '.join(KINDS)}")
     return _RULES[kind]

@@ -1,7 +1,7 @@
-"""Big-Bench Hard's answers, compared exactly; the label's own form says by which rule.
+"""Big-Bench Hard's answers, compared exactly by the rule for the form of the label.
 
-The answer is what the last box or statement holds, else the last line. Suzgun et al. 2023 take what follows "the
-answer is" and compare it as it stands; here case, punctuation and the LaTeX around it do not matter.
+The answer is the content of the last box or statement, else the last line. Suzgun et al. 2023 compare what follows
+"the answer is" verbatim; here case, punctuation and surrounding LaTeX do not matter.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def why_no_label(label: str) -> str | None:
 
 
 def _reader(label: str) -> Callable[[str], str | None]:
-    """What finds the answer of a label's form in a text, the label itself included."""
+    """The function that finds an answer of the label's form in a text; it also reads the label itself."""
     for pair in PAIRS:
         if label.lower() in pair:
             return functools.partial(_last, read=functools.partial(_word, pair=pair))
@@ -77,7 +77,7 @@ def _word(said: Said, pair: tuple[str, str]) -> str | None:
 
 
 def _number(said: Said) -> str | None:
-    """A box's last number, as in 3 + 5 = 8; of a sentence the first one, or the one after its last equals sign."""
+    """The last number of a box, as in 3 + 5 = 8; of a sentence the first, or the last if it has an equals sign."""
     text = said.text if said.boxed else _SENTENCE_END.split(said.text, maxsplit=1)[0]
     numbers = [found[0] for found in _NUMBER.finditer(text.replace("{,}", ","))]
     if not numbers:
@@ -92,7 +92,7 @@ def _words(said: Said) -> str | None:
 def _parentheses(text: str) -> str | None:
     for line in reversed(text.splitlines()):
         said = _ANSWER_ON_A_LINE.search(line)
-        # To the last brace of the line: what is in the box may be braces.
+        # Up to the last brace of the line: the box may contain braces.
         start, end = line.rfind("\\boxed{"), line.rfind("}")
         if 0 <= start < end:
             return _bare(line[start + len("\\boxed{") : end])
@@ -102,7 +102,7 @@ def _parentheses(text: str) -> str | None:
 
 
 def _bare(text: str) -> str | None:
-    """The parentheses of ``text`` if it holds nothing else."""
+    """The parentheses in ``text`` if it contains nothing else."""
     wrapped = _TEXT.fullmatch(text)
     if wrapped:
         text = wrapped[1]

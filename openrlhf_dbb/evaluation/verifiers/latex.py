@@ -1,4 +1,4 @@
-"""LaTeX and numbers written in one way, so that equal answers are mostly equal text; no mathematics is done."""
+"""LaTeX and numbers in one notation, so that equal answers are mostly equal texts; no mathematics is done."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _SAME = {
 
 
 def latex_signs(text: str) -> str:
-    """Minus (an en dash too), times, dot, degree and pi written in Unicode, as LaTeX has them."""
+    """Unicode minus (also the en dash), times, dot, degree and pi, in LaTeX."""
     for sign, latex in _SAME.items():
         text = text.replace(sign, latex)
     return text
 
 
 def as_latex(text: str) -> str:
-    r"""A formula whose numbers and functions may be Python's, in LaTeX.
+    r"""A formula in LaTeX, whose numbers and functions may be in Python notation.
 
     Example:
         >>> as_latex("4.5e33"), as_latex("np.arcsin(10/13)")
@@ -51,7 +51,7 @@ def as_latex(text: str) -> str:
 
 
 def number(text: str) -> str | None:
-    """A decimal number in one way, without signs and zeros that mean nothing; None if ``text`` is none.
+    """A decimal number without redundant signs and zeros; None if ``text`` is not a number.
 
     Example:
         >>> number("+007"), number("-1,234.50"), number("-0"), number("3 m")
@@ -68,7 +68,7 @@ def number(text: str) -> str | None:
 
 
 def normal(text: str) -> str:
-    r"""LaTeX without what does not matter: spaces, sizes, fonts, units after a value, a name before ``=``.
+    r"""LaTeX without what is irrelevant: spaces, sizes, fonts, units after a value, a name before ``=``.
 
     Example:
         >>> normal(r"x = \dfrac{1}{2} \text{ cm}"), normal(r"\left( 0, \, 1 \right]"), normal("1{,}000.0")

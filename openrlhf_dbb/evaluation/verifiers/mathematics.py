@@ -1,7 +1,7 @@
 """Math-Verify's verdicts, as in training, and the answers they are about.
 
-The score is the reward function's (``rewards.math_answer``), but that what Math-Verify misreads is made LaTeX first:
-signs in Unicode (the minus everywhere, others in boxes), and 4.5e33 where the label is such a number.
+The score is that of the reward function (``rewards.math_answer``), but what Math-Verify misreads is converted to
+LaTeX first: Unicode signs (the minus everywhere, others in boxes), and 4.5e33 where the label is such a number.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def unreadable(labels: Sequence[str]) -> list[str | None]:
 
 
 def answer(response: str) -> str | None:
-    """The answer in one way of writing: the last box, else what a sentence says it is, the last formula or number."""
+    """The answer, normalized: the last box, else what a sentence states, else the last formula or number."""
     box = last_box(response)
     if box is not None:
         return normal(box) or None
@@ -75,7 +75,7 @@ def _formula_or_number(text: str) -> list[str]:
 
 
 def _question(response: str, label: str) -> bool | tuple[str, str]:
-    """The verdict where Math-Verify is not needed, else what it is asked: (expression, label)."""
+    """The verdict if Math-Verify is not needed, else its question: (expression, label)."""
     correct = compare_integers(response, label)
     if correct is not None:
         return correct
@@ -96,7 +96,7 @@ def _judge(question: tuple[str, str]) -> bool | None:
 def _judge_or_text(question: tuple[str, str]) -> bool | None:
     try:
         return _judge(question)
-    except ValueError:  # that it cannot read the label, which ``unreadable`` has told
+    except ValueError:  # it cannot read the label, which ``unreadable`` has reported
         expression, label = question
         box = last_box(expression)
         return box is not None and normal(box) == normal(label)

@@ -1,9 +1,9 @@
 """The letter of the option that a response settles on.
 
-The last statement wins: a box, "the answer is ...", "option ... is correct". Letters elsewhere are words ("A", "I") or
-options under discussion; without any statement, only a letter that is alone on the last line counts, or in
-parentheses at its end. A statement of several letters, "(A) or (B)", is no answer. MMLU-Pro's and simple-evals' own
-extraction has such statements too, but takes the first one, and MMLU-Pro's failing that any lone letter.
+The last statement counts: a box, "the answer is ...", "option ... is correct". Letters elsewhere are words ("A", "I")
+or options under discussion; without any statement, only a letter alone on the last line counts, or one in parentheses
+at its end. A statement with several letters, "(A) or (B)", is not an answer. The extractions of MMLU-Pro and
+simple-evals use such statements too, but take the first one, and MMLU-Pro's falls back on any lone letter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def why_no_label(label: str, letters: str = LETTERS) -> str | None:
     """Why a label cannot be used, or None."""
     if len(label) == 1 and label in letters:
         return None
-    return f"the label {label!r} is none of the letters {letters[0]} to {letters[-1]}"
+    return f"the label must be a letter from {letters[0]} to {letters[-1]}, got {label!r}"
 
 
 def letter(response: str, letters: str = LETTERS) -> str | None:
@@ -64,7 +64,7 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
 
 
 def _settled(said: Said, letters: str) -> str | None:
-    """The letter of one statement, "" if it names several, None if it is about something else."""
+    """The letter of one statement; "" if it names several, None if it is about something else."""
     found = _LETTER.match(said.text)
     if found is None or found[1].upper() not in letters:
         return None

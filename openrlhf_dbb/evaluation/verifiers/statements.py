@@ -1,4 +1,4 @@
-"""Where a response says what its answer is: boxes, and sentences such as "the answer is ..."."""
+"""Where a response states its answer: boxes, and sentences such as "the answer is ..."."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Said(NamedTuple):
     """One place where an answer is stated.
 
     Attributes:
-        text: what is said: a box's content, or what follows "the answer is" on its line.
+        text: a box's content, or what follows "the answer is" on its line.
         boxed: whether it is a box's content.
     """
 
@@ -56,12 +56,12 @@ def stated(text: str) -> list[Said]:
 
 
 def last_line(text: str) -> str:
-    """The last line that holds anything; "" for none."""
+    """The last line that is not blank; "" if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _boxes(text: str) -> list[tuple[int, int]]:
-    """Where the contents of boxes start and end."""
+    """Start and end of the contents of boxes."""
     found, open_braces = [], []  # of the latter: (whether it is a box, where its content starts)
     for brace in _BRACES.finditer(text):
         if brace[0].endswith("{") and brace[0] != "\\{":

@@ -1,4 +1,4 @@
-"""The model to be evaluated: found, checked and told apart from others before an engine starts."""
+"""The model to be evaluated: located, checked and fingerprinted before an engine starts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BLOCKS, _BLOCK_BYTES = 64, 64 * 1024
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder, or a model of the hub.
+    """A model folder, or a model on the hub.
 
     Attributes:
         name: absolute folder, or hub id.
         revision: the hub's commit; None for a folder.
         fingerprint: changes with the model's content: the commit, or :func:`fingerprint`.
-        context: longest sequence in tokens, None if the model does not say.
+        context: longest sequence in tokens; None if the model's configuration does not say.
         tokenizer: its tokenizer.
     """
 
@@ -32,17 +32,17 @@ class Model:
 
 
 def find(name: str) -> Model:
-    """The model of ``--model``; of the hub's, the configuration and the tokenizer are downloaded.
+    """The model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
 
     Raises:
-        UsageError: there is no such model, or it cannot be read.
+        UsageError: there is no such model, or it cannot be loaded.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         _check_folder(folder)
         name = str(folder.resolve())
     elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) != 2:
-        raise UsageError(f"--model {name}: there is no such folder; name one, or a model of the hub (OWNER/NAME)")
+        raise UsageError(f"--model {name}: there is no such folder; name one, or a model on the hub (OWNER/NAME)")
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -52,7 +52,7 @@ def find(name: str) -> Model:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"--model {name} cannot be loaded: {reason}; name a model folder, or a model of the hub (OWNER/NAME)"
+            f"--model {name} cannot be loaded: {reason}; name a model folder, or a model on the hub (OWNER/NAME)"
         ) from error
     return Model(
         name=name,
@@ -66,17 +66,17 @@ def find(name: str) -> Model:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"--model {folder} holds no config.json; name the folder that a training saved its model to "
+            f"--model {folder} has no config.json; name the folder in which a training saved its model "
             "(runs/RUN/model, not its checkpoints)"
         )
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise UsageError(f"--model {folder} holds no weights (*.safetensors or *.bin); name a folder that does")
+        raise UsageError(f"--model {folder} has no weights (*.safetensors or *.bin); name a folder with weights")
 
 
 def fingerprint(folder: Path) -> str:
     """Hash of a model folder's files, 32 hex digits: names, sizes, and 64 blocks spread over each.
 
-    A whole 16 GB would take half a minute; a training step changes weights everywhere.
+    Reading all of 16 GB would take half a minute, and a training step changes weights everywhere.
     """
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):

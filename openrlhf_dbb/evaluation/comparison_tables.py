@@ -1,23 +1,21 @@
-"""A comparison as text, Markdown and CSV."""
+"""A comparison of models as text, Markdown and CSV."""
 
 from __future__ import annotations
 
-import csv
 import io
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.evaluation import statistics as st
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
+from openrlhf_dbb.evaluation.formats import mean_and_std, p_value, percent, points, runs_in_words
 from openrlhf_dbb.evaluation.metrics import OverRuns, Summary
 from openrlhf_dbb.terminal import shown, table
 
 SMALL = 50
-"""Prompts below which the signed-rank and the sign test are printed beside the t-test, which wants means that are
-nearly normal. The number of prompts decides, before any p value is known; the CSV always has all three."""
-
-_PLUS_MINUS = "\u00b1"
+"""With fewer prompts the signed-rank and the sign test are printed beside the t-test, which needs nearly normal means.
+The number of prompts decides, before any p-value is known; the CSV always has all three."""
 
 
 class Section(NamedTuple):
@@ -29,7 +27,7 @@ class Section(NamedTuple):
 
 
 def text(comparison: Comparison) -> str:
-    """Tables for a terminal: accuracy, other measures, the differences of each pair, and what they mean."""
+    """Tables for a terminal: accuracy, other measures, the differences of each pair, and explanations."""
     parts = [f"{shown(part.title, width=None)}\n{table(part.header, part.rows)}" for part in _sections(comparison)]
     return "\n\n".join([*parts, "\n".join(shown(line, width=None) for line in explained(comparison))]) + "\n"
 
@@ -41,15 +39,15 @@ def markdown(comparison: Comparison) -> str:
 
 
 def differences_csv(comparison: Comparison) -> str:
-    """A row per pair and column, all numbers in full; accuracies and differences are fractions, not percent."""
+    """A row per pair and column with all digits; accuracies and differences are fractions, not percent."""
     rows = [_csv_row(difference, comparison) for difference in comparison.differences]
     return _csv(list(rows[0]), (list(row.values()) for row in rows))
 
 
 def measures_csv(comparison: Comparison) -> str:
-    """A row per benchmark, model and measure: mean and standard deviation over runs; shares are fractions."""
+    """A row per benchmark, model and measure: mean and standard deviation over runs; shares are fractions of 1."""
     rows = [
-        (benchmark, model, name, *_mean_and_std(measure), len(measure.by_run))
+        (benchmark, model, name, measure.mean, measure.std, len(measure.by_run))
         for (model, benchmark), summary in comparison.summaries.items()
         for name, measure in _measures(summary).items()
     ]
@@ -62,42 +60,12 @@ def measure_name(comparison: Comparison) -> str:
     return f"Acc@{samples.pop() if len(samples) == 1 else 'N'}"
 
 
-def over_runs(comparison: Comparison) -> str:
-    """What the cells are, in words."""
-    runs = set(comparison.runs.values())
-    if runs == {1}:
-        return "one run"
-    return f"mean {_PLUS_MINUS} standard deviation over {f'{runs.pop()} runs' if len(runs) == 1 else 'runs'}"
-
-
-def points(value: float) -> str:
-    """A difference in percentage points, with its sign.
-
-    Example:
-        >>> points(0.00844), points(-0.1)
-        ('+0.84', '-10.00')
-    """
-    return f"{100 * value:+.2f}"
-
-
-def p_value(p: float) -> str:
-    """As in the paper, with four digits, but never 0.
-
-    Example:
-        >>> p_value(0.02), p_value(3e-7), p_value(float("nan"))
-        ('0.0200', '<0.0001', '-')
-    """
-    if math.isnan(p):
-        return "-"
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
-
-
 def explained(comparison: Comparison) -> list[str]:
-    """What the columns mean, then the comparison's notes."""
+    """Explanations of the columns, then the comparison's notes."""
     averages = sum(found.column.is_average for found in comparison.differences)
     tests = len(comparison.differences) - averages
     lines = [
-        "difference: in percentage points; missing samples are left out, never counted as wrong",
+        "difference: in percentage points; missing samples are left out, not counted as wrong",
         f"95 % interval: two-sided, bootstrap over prompts and runs, {st.DRAWS} draws",
         "p: one-sided paired t-test over prompts, H1: the model named first is better",
         f"p (Holm): corrected for all {tests} tests of benchmarks" + (f", {averages} of averages" if averages else ""),
@@ -105,7 +73,7 @@ def explained(comparison: Comparison) -> list[str]:
         f"detectable: the true difference that gives p < {st.ALPHA:g} with probability {st.POWER:g}",
     ]
     if averages:
-        lines.append("Avg.: every benchmark counts the same; t and bootstrap stratified by benchmark")
+        lines.append("Avg.: every benchmark has the same weight; t-test and bootstrap are stratified by benchmark")
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
 
 
@@ -115,14 +83,14 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     for model, baseline in comparison.pairs:
         found = comparison.of((model, baseline))
         yield Section(
-            f"{model} less {baseline} ({measure_name(comparison)})",
+            f"{model} - {baseline} ({measure_name(comparison)})",
             ("", "prompts", "difference", "95 % interval", "p", "p (Holm)", "better", "worse", "detectable"),
             [_difference_cells(difference) for difference in found],
         )
         small = [d for d in found if not d.column.is_average and d.column.prompts < SMALL]
         if small:
             yield Section(
-                f"{model} less {baseline}, sets of fewer than {SMALL} prompts: one-sided tests without normality",
+                f"{model} - {baseline}, fewer than {SMALL} prompts: one-sided tests that do not assume normality",
                 ("", "prompts", "p (t)", "p (signed-rank)", "p (sign)"),
                 [[d.column.title, str(d.column.prompts), *map(p_value, (d.test.p, d.wilcoxon, d.sign))] for d in small],
             )
@@ -130,10 +98,10 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
 
 def _accuracies(comparison: Comparison) -> Section:
     rows = [
-        [column.title, str(column.prompts), *(_mean_std_cell(column.accuracy[model]) for model in comparison.models)]
+        [column.title, str(column.prompts), *(mean_and_std(column.accuracy[model]) for model in comparison.models)]
         for column in comparison.columns
     ]
-    title = f"accuracy ({measure_name(comparison)} in %, {over_runs(comparison)})"
+    title = f"accuracy ({measure_name(comparison)} in %, {runs_in_words(comparison.runs.values())})"
     return Section(title, ("", "prompts", *comparison.models), rows)
 
 
@@ -142,7 +110,7 @@ def _other_measures(comparison: Comparison) -> Section:
     for column in comparison.columns:
         for model in comparison.models if not column.is_average else ():
             found = comparison.summaries[model, column.name]
-            shares = [_percent(measure) for measure in (found.best, found.majority, found.truncated, found.missing)]
+            shares = [percent(measure.mean) for measure in (found.best, found.majority, found.truncated, found.missing)]
             rows.append([column.title, model, str(found.samples), f"{found.length.mean:.0f}", *shares])
     header = ("", "model", "n", "tokens", "Best@n", "majority@n", "truncated", "missing")
     return Section("other measures (in %, means over runs)", header, rows)
@@ -158,17 +126,8 @@ def _difference_cells(found: Difference) -> list[str]:
         p_value(found.holm),
         str(found.better),
         str(found.worse),
-        "-" if math.isnan(found.detectable) else f"{100 * found.detectable:5.2f}",
+        percent(found.detectable),
     ]
-
-
-def _mean_std_cell(measure: OverRuns) -> str:
-    spread = "" if math.isnan(measure.std) else f" {_PLUS_MINUS} {100 * measure.std:.2f}"
-    return _percent(measure) + spread
-
-
-def _percent(measure: OverRuns) -> str:
-    return "-" if math.isnan(measure.mean) else f"{100 * measure.mean:5.2f}"
 
 
 def _markdown_table(part: Section) -> str:
@@ -192,8 +151,7 @@ def _csv_row(found: Difference, comparison: Comparison) -> dict[str, Any]:
     row: dict[str, Any] = {"model": found.model, "baseline": found.baseline, "benchmark": column.name}
     row |= {"group": column.group, "prompts": column.prompts, "prompts left out": column.left_out}
     for which, name in (("model", found.model), ("baseline", found.baseline)):
-        mean, std = _mean_and_std(column.accuracy[name])
-        row |= {f"{which} accuracy": mean, f"{which} std": std}
+        row |= {f"{which} accuracy": column.accuracy[name].mean, f"{which} std": column.accuracy[name].std}
         row |= {f"{which} runs": comparison.runs[name], f"{which} n": comparison.samples[name]}
     row |= {"difference": test.difference, "interval low": found.low, "interval high": found.high}
     row |= {"standard error": test.error, "t": test.t, "degrees of freedom": test.degrees}
@@ -201,14 +159,8 @@ def _csv_row(found: Difference, comparison: Comparison) -> dict[str, Any]:
     return row | {"better": found.better, "worse": found.worse, "detectable": found.detectable}
 
 
-def _mean_and_std(measure: OverRuns) -> tuple[float, float]:
-    return measure.mean, measure.std
-
-
 def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """CSV text; NaN is an empty field."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([None if value != value else value for value in row] for row in rows)
+    write_rows(file, header, ([None if value != value else value for value in row] for row in rows))
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""The command compare: two runs on the prompts that both have.
+"""The command compare: two runs on the prompts they share.
 
 Axes: P prompts of both runs, V visits (groups of rollouts) of these.
 """
@@ -19,12 +19,12 @@ from storage.inspection import current_means, prompt_texts
 
 _PARTS = 10
 _SHOWN = 10
-_CLEARLY = 0.1
+_CLEARLY = 0.1  # a difference of posterior means
 
 
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("compare", compare, "posterior means and learning curves of two runs on the prompts of both")
+    parser = add("compare", compare, "posterior means and learning curves of two runs on the prompts they share")
     for name in ("first", "second"):
         parser.add_argument(name, metavar="RUN", help="name, number or start of the uuid")
 
@@ -76,8 +76,8 @@ def _print_means(first_P: NDArray[np.float64], second_P: NDArray[np.float64]) ->
         f"difference {change_P.mean():+.4f}; mean absolute difference {np.abs(change_P).mean():.4f}"
     )
     print(
-        f"by more than {_CLEARLY:g}: {int((change_P > _CLEARLY).sum())} prompts higher in the second, "
-        f"{int((change_P < -_CLEARLY).sum())} lower"
+        f"prompts more than {_CLEARLY:g} higher in the second: {int((change_P > _CLEARLY).sum())}; "
+        f"more than {_CLEARLY:g} lower: {int((change_P < -_CLEARLY).sum())}"
     )
 
 
@@ -89,10 +89,10 @@ def _print_differences(
     most = most[change_P[most] != 0]
     if not len(most):
         return
-    texts = {number: text for number, text, _, _ in prompt_texts(store, ids_P[most], length=100)}
+    texts = {prompt_id: text for prompt_id, text, _, _ in prompt_texts(store, ids_P[most], length=100)}
     print("\nprompts that differ most")
     print_table(
-        ("number", "first", "second", "difference", "text"),
+        ("prompt id", "first", "second", "difference", "text"),
         [
             (int(ids_P[i]), float(first_P[i]), float(second_P[i]), float(change_P[i]), texts[int(ids_P[i])])
             for i in most
@@ -101,7 +101,13 @@ def _print_differences(
 
 
 def _print_curves(axis: str, at: list[NDArray[np.int64]], logs: list[StepLog], used: list[NDArray[np.bool_]]) -> None:
-    """Success rate and mean estimate of both runs over equal parts of ``axis``; ``at`` holds where each group lies."""
+    """Success rate and mean estimate of both runs over equal parts of ``axis``.
+
+    Args:
+        axis: its name.
+        at: of each run, (V,) where its groups lie on the axis.
+        used: of each run, (groups of the log,) which of its groups these are.
+    """
     end = max((int(where[-1]) for where in at if len(where)), default=0)
     if not end:
         print("no steps yet")

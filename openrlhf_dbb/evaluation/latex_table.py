@@ -1,4 +1,4 @@
-r"""A comparison as the paper's Table 1: models by benchmark, then the differences with their p values."""
+r"""A comparison in LaTeX, like the paper's Table 1: models by benchmark, then differences with their p-values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from openrlhf_dbb.evaluation.comparison_tables import measure_name
 from openrlhf_dbb.evaluation.differences import AVERAGE, Column, Comparison, Difference
-from openrlhf_dbb.evaluation.tables import measure_name, p_value, points
+from openrlhf_dbb.evaluation.formats import p_value, points
 
 _SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -47,7 +48,7 @@ def latex(comparison: Comparison) -> str:
 
 
 def _group_header(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """Groups' names over their columns; nothing if no group has a name."""
+    """The names of the groups over their columns; nothing if no group has a name."""
     if not any(group for group, _ in groups):
         return
     cells, rules, first = [""], [], 2
@@ -61,7 +62,7 @@ def _group_header(groups: Sequence[tuple[str, int]]) -> Iterator[str]:
 
 
 def _mean(column: Column, model: str) -> float:
-    """In percent, as it is printed, so that all that read the same are bold."""
+    """In percent, rounded as printed, so that all models with the best printed value are bold."""
     return round(100 * column.accuracy[model].mean, 2)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation from the command line to files on disk; stopped anywhere, the same command continues it."""
+"""An evaluation, from the command line to files on disk; wherever it is stopped, the same command continues it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any
 import storage
 from openrlhf_dbb import cpu
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, loading, model, prompting, verifiers, writing
+from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, verifiers, writing
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Engines, Finished, Request, Sampling, ray_started
+from openrlhf_dbb.evaluation.engines import Engines, Finished, Request, SamplingSettings, ray_started
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
-from openrlhf_dbb.evaluation.prompting import Prompts
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.record import record
-from openrlhf_dbb.evaluation.summary import Progress, summary
+from openrlhf_dbb.evaluation.summary import ProgressBar, summary
 
 JOURNAL = "journal.jsonl"
 _LOCK = ".lock"
-_VERIFYING = 8  # threads: most of them wait for a verifier process
+_VERIFYING = 8  # threads; most of them wait for a verifier process
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Generate, verify and write what is not there yet, then print the summary.
+    """Generate, verify and write what is missing, then print the summary.
 
     Raises:
-        UsageError: what is asked for cannot be done; no engine has been started.
-        ray.exceptions.RayError: an engine failed; what had finished is in the journal.
+        UsageError: the request cannot be carried out; no engine was started.
+        ray.exceptions.RayError: an engine failed; finished rows are in the journal.
     """
     check(arguments)
     plan = prepare(arguments)
@@ -53,7 +53,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
             except UsageError:
                 raise
             except BaseException:
-                print(f"{folder}: what has finished is kept; the same command continues", file=sys.stderr)
+                print(f"{folder}: finished responses are kept; repeat the command to continue", file=sys.stderr)
                 raise
         if not manifest.finished:
             for name, prompts in plan.prompts.items():
@@ -66,7 +66,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def manifest_of(folder: Path, journal: Journal) -> Manifest:
-    """What is recorded of an evaluation; nothing if it ended before its first row: then anything may be asked for."""
+    """What is recorded of an evaluation; empty if it ended before its first row: any settings are still allowed."""
     manifest = Manifest(folder)
     if not journal.keys and not any(folder.glob("*.parquet")):
         manifest.values.clear()
@@ -74,39 +74,30 @@ def manifest_of(folder: Path, journal: Journal) -> Manifest:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """What the arguments alone tell, and the run whose model it is.
+    """Check the values of the arguments, and that ``--run`` exists.
 
     Raises:
         UsageError: a value is out of range.
-        storage.StoreError: there is no such run, or no store.
+        storage.StoreError: there is no such run, or no such store.
     """
-    least = {
-        "n": 1,
-        "runs": 1,
-        "engines": 1,
-        "tensor_parallel_size": 1,
-        "max_new_tokens": 1,
-        "max_model_len": 1,
-        "limit": 1,
-    }
-    for flag, bound in least.items():
+    for flag in ("n", "runs", "engines", "tensor_parallel_size", "max_new_tokens", "max_model_len", "limit"):
         value = getattr(arguments, flag)
-        if value is not None and value < bound:
-            raise UsageError(f"--{flag} {value} is out of range; give {bound} or more")
+        if value is not None and value < 1:
+            raise UsageError(f"--{flag} must be at least 1, got {value}")
     for flag, allowed, fits in (
-        ("temperature", "0 or more", arguments.temperature >= 0),
-        ("top_p", "above 0, at most 1", 0 < arguments.top_p <= 1),
-        ("gpu_memory_utilization", "above 0, at most 1", 0 < arguments.gpu_memory_utilization <= 1),
-        ("seed", "0 or more", arguments.seed >= 0),
+        ("temperature", "at least 0", arguments.temperature >= 0),
+        ("top_p", "above 0 and at most 1", 0 < arguments.top_p <= 1),
+        ("gpu_memory_utilization", "above 0 and at most 1", 0 < arguments.gpu_memory_utilization <= 1),
+        ("seed", "at least 0", arguments.seed >= 0),
     ):
         if not fits:
-            raise UsageError(f"--{flag} {getattr(arguments, flag)} is out of range; give a number {allowed}")
+            raise UsageError(f"--{flag} must be {allowed}, got {getattr(arguments, flag)}")
     if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
         raise UsageError(
-            "--temperature 0 gives the same response every time; use --n 1 --runs 1, or a temperature above 0"
+            "--temperature 0 gives the same response every time; use --n 1 --runs 1 or a temperature above 0"
         )
     if arguments.tensor_parallel_size > 1 and cpu.active():
-        raise UsageError("--tensor_parallel_size above 1 is not available without CUDA; use more --engines")
+        raise UsageError("--tensor_parallel_size above 1 needs CUDA; use more --engines")
     if arguments.run is not None:
         with storage.open_store(arguments.store_url, create=False) as store:
             store.find_run(arguments.run)
@@ -116,10 +107,10 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     """Load the tokenizer and the data, cheapest first.
 
     Raises:
-        UsageError: an unknown benchmark or model, data that cannot be loaded, a prompt that does not fit.
+        UsageError: a benchmark or model is unknown, data cannot be loaded, or a prompt does not fit.
     """
     entries, template = _entries(arguments), _template(arguments.template)
-    found = model.find(arguments.model)
+    found = evaluated_model.find(arguments.model)
     prompts = {}
     for entry in entries:
         loaded = loading.load(entry, limit=arguments.limit, template=template)
@@ -130,7 +121,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
     return Plan(
         name=arguments.name or default_name(arguments.model),
         model=found,
-        sampling=Sampling(arguments.n, arguments.temperature, arguments.top_p),
+        sampling=SamplingSettings(arguments.n, arguments.temperature, arguments.top_p),
         runs=arguments.runs,
         seed=arguments.seed,
         prompts=prompts,
@@ -140,7 +131,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
 def _entries(arguments: argparse.Namespace) -> list[Benchmark]:
     names = [name for name in arguments.benchmarks.split(",") if name]
     if not names:
-        raise UsageError(f"--benchmarks is empty; known: {', '.join(benchmarks.names())}; or NAME=FILE")
+        raise UsageError(f"--benchmarks is empty; available: {', '.join(benchmarks.names())}; or NAME=FILE")
     entries = [benchmarks.find(name, question=arguments.input_key, answer=arguments.label_key) for name in names]
     twice = [entry.name for place, entry in enumerate(entries) if entry.name in {e.name for e in entries[:place]}]
     if twice:
@@ -155,7 +146,7 @@ def _template(name: str | None) -> str | None:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"--template {name} cannot be read ({error}); give a text file with {{question}} in it"
+            f"--template {name} cannot be read ({error}); give a text file that contains {{question}}"
         ) from error
 
 
@@ -167,19 +158,19 @@ def _generate_all(
     rows: int,
     journal: Journal,
 ) -> None:
-    """Start as many engines as there are, and let them answer ``keys``, what is left of ``rows``."""
+    """Start the engines, and have them answer ``keys``, the remaining ones of all ``rows``."""
     n = plan.sampling.n
     with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
         seeds = manifest.new_seeds(min(count, len(keys)))
         manifest.write()
-        with Progress(total=rows * n, done=(rows - len(keys)) * n) as progress:
+        with ProgressBar(total=rows * n, done=(rows - len(keys)) * n) as progress:
             engines = Engines(vllm_arguments(arguments, plan), seeds, plan.sampling)
             progress.begin()
             generate(plan.prompts, keys, engines, journal, progress)
 
 
 def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM``, the seed left out."""
+    """Arguments of ``vllm.LLM``, except the seed."""
     return {
         "model": plan.model.name,
         "revision": plan.model.revision,
@@ -192,7 +183,7 @@ def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
 
 
 def _announce(folder: Path, plan: Plan, manifest: Manifest, rows: int, left: int) -> None:
-    """Say what is going to be done."""
+    """Print what is going to be done."""
     n, runs = plan.sampling.n, manifest.runs
     for name, prompts in plan.prompts.items():
         form = "chat template" if prompts.chat_template else "no chat template"
@@ -203,17 +194,17 @@ def _announce(folder: Path, plan: Plan, manifest: Manifest, rows: int, left: int
         for note in prompts.notes:
             print(f"  note: {note}")
     if runs > plan.runs:
-        print(f"evaluation {plan.name} has {runs} runs, not {plan.runs}; it stays with these")
+        print(f"evaluation {plan.name} already has {runs} runs, not {plan.runs}; it keeps them")
     if 0 < left < rows:
-        print(f"{folder}: continues; {(rows - left) * n} of {rows * n} responses are there")
+        print(f"{folder}: continuing; {(rows - left) * n} of {rows * n} responses are done")
     elif not left:
-        print(f"{folder}: all {rows * n} responses are there")
+        print(f"{folder}: all {rows * n} responses are done")
 
 
 def generate(
-    prompts: dict[str, Prompts], keys: Sequence[Key], engines: Engines, journal: Journal, progress: Progress
+    prompts: dict[str, BenchmarkPrompts], keys: Sequence[Key], engines: Engines, journal: Journal, progress: ProgressBar
 ) -> None:
-    """Answer and verify what ``keys`` name, begun in this order; each row goes to the journal at once.
+    """Answer and verify the prompts of ``keys``, started in this order; each row is written to the journal at once.
 
     Verification runs in threads beside the engines, which never wait for it.
     """
@@ -239,7 +230,7 @@ def generate(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _verify(key: Key, finished: Finished, prompts: Prompts) -> Row:
+def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
     label = prompts.labels[key.index]
     labels = [label] * len(finished.responses)
     verdicts = verifiers.verify_all(prompts.benchmark.verifier, finished.responses, labels)
@@ -253,17 +244,17 @@ def _verify(key: Key, finished: Finished, prompts: Prompts) -> Row:
     )
 
 
-def _keep(row: Row, journal: Journal, progress: Progress) -> None:
+def _keep(row: Row, journal: Journal, progress: ProgressBar) -> None:
     journal.append(row)
     progress.add(row)
 
 
 @contextmanager
 def evaluation_folder(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, while no other process evaluates into it.
+    """Create the folder if it does not exist, and keep other processes from evaluating into it.
 
     Raises:
-        UsageError: one does, or the folder cannot be made.
+        UsageError: another process does, or the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,7 +262,7 @@ def evaluation_folder(folder: Path) -> Iterator[None]:
         raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
     with (folder / _LOCK).open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released with the file, also by a process that is killed
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released with the file, even if the process is killed
         except BlockingIOError:
-            raise UsageError(f"{folder}: another process evaluates into it; wait, or give another --name") from None
+            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
         yield
