@@ -50,7 +50,10 @@ class Registry(Generic[_Base]):
             importlib.import_module(f"{self._package}.{module.name}")
         for point in entry_points(group=self._group):
             if point.name not in self._classes:
-                self._classes[point.name] = self._checked(point.load(), f"entry point {point.name!r}")
+                cls = self._checked(point.load(), f"entry point {point.name!r}")
+                if cls.name != point.name:  # type: ignore[attr-defined]
+                    raise ValueError(f"{self._kind} entry point {point.name!r} is {cls!r}, whose name is another one")
+                self._classes[point.name] = cls
         return dict(sorted(self._classes.items()))
 
     def get(self, name: str) -> type[_Base]:

@@ -18,6 +18,7 @@ import ast
 import contextlib
 import importlib.util
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,7 @@ from openrlhf_dbb.errors import UsageError
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
 _FORM = "algo.advantage.estimator"
+_HIERARCHIZE = "from openrlhf.utils.config import hierarchize"
 
 
 def check_version() -> None:
@@ -47,21 +49,27 @@ def check_version() -> None:
         )
 
 
+def _command_file() -> Path:
+    """Where OpenRLHF's training command is; nothing of it is imported."""
+    spec = importlib.util.find_spec(COMMAND)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"{COMMAND} cannot be found; reinstall openrlhf=={CHECKED_VERSIONS[-1]}")
+    return Path(spec.origin)
+
+
 def _main_block() -> tuple[ast.Module, ast.Module]:
     """OpenRLHF builds its parser under ``if __name__ == "__main__"``: that block's code, without the import.
 
     Returns:
         The statements before ``args = parser.parse_args()``, and those after it up to ``train(args)``.
     """
-    spec = importlib.util.find_spec(COMMAND)
-    if spec is None or spec.origin is None:
-        raise UsageError(f"{COMMAND} cannot be found; reinstall openrlhf=={CHECKED_VERSIONS[-1]}")
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    for node in ast.parse(_command_file().read_text(encoding="utf-8")).body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
             texts = [ast.unparse(statement) for statement in node.body]
             if "args = parser.parse_args()" in texts and texts[-1] == "train(args)":
                 split = texts.index("args = parser.parse_args()")
                 before, after = node.body[:split], node.body[split + 1 : -1]
+                after = [statement for statement in after if ast.unparse(statement) != _HIERARCHIZE]
                 return ast.Module(before, type_ignores=[]), ast.Module(after, type_ignores=[])
     raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
 
@@ -86,7 +94,9 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     Raises:
         UsageError: one of OpenRLHF's assertions failed; its message is kept.
     """
-    names: dict[str, Any] = {"args": args}
+    # By its file, since an import of its package would load torch.
+    config = runpy.run_path(str(_command_file().parents[1] / "utils" / "config.py"))
+    names: dict[str, Any] = {"args": args, "hierarchize": config["hierarchize"]}
     form = getattr(args, _FORM)
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic

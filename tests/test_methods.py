@@ -8,7 +8,7 @@ import pytest
 from openrlhf_dbb import methods, presets
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import DynamicSampling, GresoSampling, Sampling
-from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
+from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError
 
 MODEL = [
@@ -86,7 +86,7 @@ def test_a_method_sets_what_the_papers_say(method, base):
     expected = RECIPES[method] | {"algo.kl.init_coef": 0.0, "actor.eps_clip_low_high": [0.2, 0.28]}
     assert {flag: look_up(settings, flag) for flag in expected} == expected
     assert (settings.method, settings.estimator) == (method, "point")
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 def test_these_are_all():
@@ -106,7 +106,7 @@ def test_any_estimator_goes_with_a_method_and_decides_the_clip_range(method):
     expected = RECIPES[method] | clip
     assert {flag: look_up(settings, flag) for flag in expected} == expected
     assert (settings.estimator, settings.parameters["discount"]) == ("dbb", 0.5)
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 def test_the_command_line_wins_over_a_method_and_a_method_over_the_preset():
@@ -138,7 +138,7 @@ def test_no_method_leaves_everything_to_the_flags():
     openrlhf = {"actor.loss_agg_mode": "token-mean", "algo.kl.init_coef": 0.01, "actor.eps_clip_low_high": [0.2, 0.2]}
     assert {flag: look_up(settings, flag) for flag in openrlhf} == openrlhf
     assert look_up(settings, "algo.advantage.estimator") == "group_norm"  # an estimator needs a form
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
 )
 def test_what_cannot_work_is_refused_with_the_reason(argv, line):
     with pytest.raises(UsageError) as caught:
-        preflight.check_arguments(parse(*argv))
+        checks.check(parse(*argv))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -342,9 +342,9 @@ def test_replay_and_micro_batches_of_their_own_exclude_each_other():
 
 def test_a_loss_over_a_constant_length_needs_one():
     with pytest.raises(UsageError, match=r"divides by a length; give --actor.loss_agg_length or --rollout.max_new_tok"):
-        preflight.check_arguments(arguments.parse([*MODEL, "--method", "dr_grpo"]))
+        checks.check(arguments.parse([*MODEL, "--method", "dr_grpo"]))
     settings = arguments.parse([*MODEL, "--method", "dr_grpo", "--actor.loss_agg_length", "3000"])
-    preflight.check_arguments(settings)
+    checks.check(settings)
     assert settings.args.actor.loss_agg_length == 3000
 
 
@@ -361,7 +361,7 @@ def test_a_loss_over_a_constant_length_needs_one():
 )
 def test_openrlhf_alone_has_only_its_own_pieces(argv, flag):
     with pytest.raises(UsageError) as caught:
-        preflight.check_arguments(parse("--estimator", "none", *argv))
+        checks.check(parse("--estimator", "none", *argv))
     expected = (
         f"{flag} is not OpenRLHF's, which --estimator none leaves as it is; use --estimator point, its group mean"
     )
@@ -380,4 +380,4 @@ def test_openrlhf_alone_has_only_its_own_pieces(argv, flag):
     ],
 )
 def test_what_works_is_let_through(argv):
-    preflight.check_arguments(parse(*argv))
+    checks.check(parse(*argv))

@@ -10,7 +10,7 @@ import storage
 import storage.inspection
 from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 
 
@@ -32,7 +32,7 @@ def configuration(settings: Settings, start: Start | None) -> str:
             f"data       {start.prompts.report()}",
             f"budget     {_budget(settings.args, start)}",
         ]
-        if settings.args.rollout.strategy != "plain" and settings.args.actor.lr_scheduler != "constant":
+        if settings.strategy.discards and settings.args.actor.lr_scheduler != "constant":
             lines.append(
                 f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is laid out for a run that trains on "
                 "every rollout; this one discards some and will end before the schedule does"

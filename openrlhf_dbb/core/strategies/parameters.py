@@ -56,7 +56,9 @@ def check(strategy: Any, name: str) -> None:
         if allowed.get("choices") and value not in allowed["choices"]:
             raise ValueError(f"{shown} is unknown; use one of {', '.join(allowed['choices'])}")
         if allowed.get("least") is not None and not value >= allowed["least"]:
-            raise ValueError(f"{shown} is below {allowed['least']}" + (f": {allowed['why']}" if allowed.get("why") else ""))
+            raise ValueError(
+                f"{shown} is below {allowed['least']}" + (f": {allowed['why']}" if allowed.get("why") else "")
+            )
         if allowed.get("within") and not _lies_within(value, allowed["within"]):
             raise ValueError(f"{shown} is not in {allowed['within']}")
 
