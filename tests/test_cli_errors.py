@@ -92,6 +92,7 @@ def no_engine_starts(monkeypatch):
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
         (["--method", "ppo"], "unknown --method 'ppo'; known: dapo, dr_grpo, greso, grpo, repo, none"),
+        (["--rollout.strategy", "grso"], "--rollout.strategy: unknown rollout strategy 'grso'; known: dynamic, greso"),
         (["--train.max_rollouts", "15"], "--train.max_rollouts 15 is less than one step: --rollout.batch_size 4 x 4"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1: the old checkpoint is deleted before the new one is whole"),
         (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
@@ -318,7 +319,7 @@ try:
     main(["--help"])
 except SystemExit as ended:
     assert ended.code == 0
-assert not {"ray", "vllm", "deepspeed"} & set(sys.modules)
+assert not {"torch", "ray", "vllm", "deepspeed"} & set(sys.modules)
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for flag in (

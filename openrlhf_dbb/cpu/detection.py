@@ -10,10 +10,11 @@ from pathlib import Path
 
 def cuda_devices() -> int:
     """CUDA devices of this process (``CUDA_VISIBLE_DEVICES`` counts); 0 if torch is built without CUDA, or absent."""
-    return _driver_devices() if _torch_has_cuda() else 0
+    return _driver_devices() if torch_has_cuda() else 0
 
 
-def _torch_has_cuda() -> bool:
+def torch_has_cuda() -> bool:
+    """Whether torch is installed, and built for CUDA; it is not imported."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
