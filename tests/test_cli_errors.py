@@ -236,7 +236,7 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     # 8 prompts x 4 samples x 3 episodes
     assert "--train.max_rollouts 96  [prompts x samples x episodes]" in printed
     assert "budget     96 rollouts at most, as many as 3 passes over the prompts" in printed
-    assert "note: --actor.lr_scheduler cosine_with_min_lr is laid out for a run that trains on every rollout" in printed
+    assert "note: --actor.lr_scheduler cosine_with_min_lr is planned for a run that trains on every rollout" in printed
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         run = store.find_run("mine")
         assert (run.method, run.config["train.max_rollouts"], run.config["greso.batch"]) == ("greso", 96, 6)
