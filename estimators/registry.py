@@ -1,81 +1,112 @@
-"""Names of estimators: ours by decorator, others by entry point or ``module:Class``.
+"""Classes by name: ours by decorator, others by entry point or ``module:Class``.
 
-``register`` makes a class known; every module of this package is imported on first use, so adding an
-estimator means adding one file. Another distribution may declare the entry-point group
-``openrlhf_dbb.estimators`` (``name = package.module:Class``); anything importable works as
-``package.module:Class`` without being declared.
+``register`` makes an estimator known; every module of this package is imported on first use, so adding an estimator
+means adding one file. Another distribution may declare the entry-point group ``openrlhf_dbb.estimators``
+(``name = package.module:Class``); anything importable works as ``package.module:Class`` without being declared.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-import estimators
 from estimators.base import RewardEstimator
 
-ENTRY_POINT_GROUP = "openrlhf_dbb.estimators"
-_classes: dict[str, type[RewardEstimator]] = {}
-_Class = TypeVar("_Class", bound=type[RewardEstimator])
+_Base = TypeVar("_Base")
+_Class = TypeVar("_Class", bound=type[Any])
 
 
-def register(cls: _Class) -> _Class:
-    """Class decorator: make ``cls`` known under ``cls.name``.
+class Registry(Generic[_Base]):
+    """The classes of one kind; each has a class attribute ``name``, and dataclass fields as its parameters.
 
-    Raises:
-        ValueError: another class has that name already.
+    Args:
+        kind: what one of them is called in messages.
+        base: the class that all of them derive from.
+        package: each of its modules is imported on first use, so that its classes register themselves.
+        group: the entry-point group in which other distributions declare theirs.
     """
-    known = _classes.setdefault(cls.name, cls)
-    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"estimator name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
-    return cls
+
+    def __init__(self, kind: str, base: type[_Base], package: str, group: str) -> None:
+        self._kind, self._base, self._package, self._group = kind, base, package, group
+        self._classes: dict[str, type[_Base]] = {}
+
+    def register(self, cls: _Class) -> _Class:
+        """Class decorator: make ``cls`` known under ``cls.name``.
+
+        Raises:
+            ValueError: another class has that name already.
+        """
+        known = self._classes.setdefault(cls.name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"{self._kind} name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
+        return cls
+
+    def available(self) -> dict[str, type[_Base]]:
+        """All named classes, by name: the package's and those of installed entry points."""
+        for module in pkgutil.iter_modules(importlib.import_module(self._package).__path__):
+            importlib.import_module(f"{self._package}.{module.name}")
+        for point in entry_points(group=self._group):
+            if point.name not in self._classes:
+                cls = self._checked(point.load(), f"entry point {point.name!r}")
+                if cls.name != point.name:  # type: ignore[attr-defined]
+                    raise ValueError(f"{self._kind} entry point {point.name!r} is {cls!r}, whose name is another one")
+                self._classes[point.name] = cls
+        return dict(sorted(self._classes.items()))
+
+    def get(self, name: str) -> type[_Base]:
+        """The class called ``name``, or found at ``package.module:Class``.
+
+        Raises:
+            ValueError: no such class; the message lists the known ones.
+        """
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            try:
+                return self._checked(getattr(importlib.import_module(module), attribute), name)
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"{self._kind} {name!r} cannot be imported: {error}") from error
+        known = self.available()
+        if name not in known:
+            raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
+        return known[name]
+
+    def build(self, name: str, **parameters: Any) -> _Base:
+        """An object of the class by name, with its parameters.
+
+        Raises:
+            ValueError: unknown name, unknown parameter, or a value outside its range.
+        """
+        cls = self.get(name)
+        fields = [field.name for field in parameter_fields(cls)]
+        unknown = sorted(set(parameters) - set(fields))
+        if unknown:
+            raise ValueError(
+                f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields) or 'none'}"
+            )
+        return cls(**parameters)
+
+    def _checked(self, cls: object, origin: str) -> type[_Base]:
+        if not (isinstance(cls, type) and issubclass(cls, self._base)):
+            raise ValueError(
+                f"{self._kind} {origin} is {cls!r}, not a subclass of {self._package}.{self._base.__name__}"
+            )
+        if not hasattr(cls, "name"):
+            raise ValueError(f"{self._kind} {origin} has no class attribute 'name'; its flags begin with it")
+        return cls
 
 
-def available() -> dict[str, type[RewardEstimator]]:
-    """All named estimators: this package's and those of installed entry points, by name."""
-    for module in pkgutil.iter_modules(estimators.__path__):
-        importlib.import_module(f"estimators.{module.name}")
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name not in _classes:
-            _classes[point.name] = _checked(point.load(), f"entry point {point.name!r}")
-    return dict(sorted(_classes.items()))
+def parameter_fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The parameters of a registered class: its dataclass fields, if it has any."""
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
-def get(name: str) -> type[RewardEstimator]:
-    """The estimator class called ``name``, or found at ``package.module:Class``.
-
-    Raises:
-        ValueError: no such estimator; the message lists the known ones.
-    """
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        try:
-            return _checked(getattr(importlib.import_module(module), attribute), name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"estimator {name!r} cannot be imported: {error}") from error
-    known = available()
-    if name not in known:
-        raise ValueError(f"unknown estimator {name!r}; known: {', '.join(known)}, or module:Class")
-    return known[name]
-
-
-def build(name: str, **parameters: Any) -> RewardEstimator:
-    """An estimator by name with its parameters (the fields of its class).
-
-    Raises:
-        ValueError: unknown name, unknown parameter, or a value outside its range.
-    """
-    cls = get(name)
-    fields = cls.parameter_names()
-    unknown = sorted(set(parameters) - set(fields))
-    if unknown:
-        raise ValueError(f"estimator {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields) or 'none'}")
-    return cls(**parameters)
-
-
-def _checked(cls: object, origin: str) -> type[RewardEstimator]:
-    if not (isinstance(cls, type) and issubclass(cls, RewardEstimator)):
-        raise ValueError(f"estimator {origin} is {cls!r}, not a subclass of estimators.RewardEstimator")
-    return cls
+ESTIMATORS: Registry[RewardEstimator] = Registry(
+    "estimator",
+    RewardEstimator,  # type: ignore[type-abstract]
+    "estimators",
+    "openrlhf_dbb.estimators",
+)
+register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build

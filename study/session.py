@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 from openrlhf_dbb.actors.trainer import PosteriorTrainer, Progress
 from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
@@ -137,7 +137,7 @@ class Session:
         import ray
 
         settings = arguments.parse(list(argv))
-        start = preflight.check(settings)
+        settings, start = preflight.check(settings)
         if start is None:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
@@ -151,11 +151,11 @@ class Session:
         watch = launch.Watch(settings, start, trainer)
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
-                settings.args,
+                settings.openrlhf_args(),
                 trainer=watch,
                 rollout_actor=watch.watching(rollouts),
                 policy_actor=policy,
-                get_strategy=launch.cpu_strategy if cpu.active() else None,
+                get_strategy=launch.cpu_strategy if settings.on_cpu else None,
                 placement_group=groups,
             )
             progress: Progress = ray.get(watch.trainer.finish.remote())

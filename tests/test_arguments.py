@@ -1,12 +1,18 @@
 """The command line: OpenRLHF's flags untouched, presets beneath, ours beside."""
 
 import argparse
+import dataclasses
+import os
 import runpy
+import subprocess
+import sys
+from operator import attrgetter
 
 import pytest
 
 from openrlhf_dbb import cpu, methods, presets, upstream
-from openrlhf_dbb.driver import arguments, flags, printed
+from openrlhf_dbb.cpu import detection
+from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
 from openrlhf_dbb.errors import UsageError
 
 ON_CPU = cpu.active()
@@ -71,11 +77,13 @@ def test_a_third_loss_aggregation_stands_beside_openrlhfs_two(openrlhf_parser):
 
 
 def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
-    mine = parse("--preset", "none", *MODEL)
-    theirs = openrlhf_parser.parse_args([w.replace("math_answer", str(mine.args.reward.remote_url[0])) for w in MODEL])
+    settings = parse("--preset", "none", *MODEL)
+    mine = settings.openrlhf_args()
+    theirs = openrlhf_parser.parse_args([w.replace("math_answer", mine.reward.remote_url[0]) for w in MODEL])
     flags_of_theirs = list(vars(theirs))
     theirs = upstream.finish_arguments(theirs)
-    changed = {f for f in flags_of_theirs if arguments.lookup(mine.args, f) != arguments.lookup(theirs, f)}
+    changed = {flag for flag in flags_of_theirs if attrgetter(flag)(mine) != attrgetter(flag)(theirs)}
+    assert changed == {flag for flag in flags_of_theirs if attrgetter(flag)(settings.args) != attrgetter(flag)(theirs)}
     assert changed - {"logger.wandb.run_name"} <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
     assert len(flags_of_theirs) > 150
 
@@ -203,7 +211,7 @@ def test_probes_are_off_unless_asked_for():
 )
 def test_bad_arguments_get_one_clear_line(argv, message):
     with pytest.raises(UsageError, match=message) as caught:
-        parse(*argv)
+        checks.check(parse(*argv))
     assert "\n" not in str(caught.value)
 
 
@@ -217,6 +225,76 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
     assert "postgresql" not in repr(settings)
     assert "hunter2" not in printed.configuration(settings, None)
     assert settings.store_url == "postgresql://u:hunter2@h/db"
+
+
+def test_settings_are_frozen_and_openrlhf_gets_a_copy():
+    settings = parse("--preset", "tiny")
+    for change in (
+        lambda: setattr(settings, "run_name", "other"),
+        lambda: setattr(settings.args, "rollout", None),
+        lambda: setattr(settings.args.rollout, "batch_size", 1),
+        lambda: setattr(settings.args.actor.adam, "lr", 1),
+        lambda: delattr(settings.args.rollout, "batch_size"),
+    ):
+        with pytest.raises(AttributeError):
+            change()
+    with pytest.raises(TypeError):
+        settings.values["rollout.batch_size"] = 1
+    copy = settings.openrlhf_args()
+    copy.rollout.batch_size = 1
+    copy.actor.eps_clip_low_high.append(3)
+    assert (settings.args.rollout.batch_size, settings.flags["rollout.batch_size"]) == (64, 64)
+    assert settings.args.actor.eps_clip_low_high == [0.98, 0.98]
+
+
+def test_other_values_make_other_settings_in_which_everything_follows():
+    before = parse("--preset", "tiny", "--dbb.forgetting", "updates")
+    after = before.with_values({"dbb.updates_per_epoch": 8.0, "run_name": "mine", "greso.batch": 7}, "the data")
+    assert (after.parameters["updates_per_epoch"], after.args.dbb.updates_per_epoch) == (8, 8)
+    assert (after.flags["dbb.updates_per_epoch"], after.openrlhf_args().greso.batch) == (8, 7)
+    assert (after.run_name, after.origin["dbb.updates_per_epoch"]) == ("mine", "the data")
+    assert "run_name" not in after.flags
+    assert (before.parameters["updates_per_epoch"], before.args.greso.batch) == (0, None)
+    assert "dbb.updates_per_epoch" not in before.origin
+    assert after.args.rollout.batch_size == before.args.rollout.batch_size
+
+
+def test_parsing_a_command_line_loads_no_training_stack():
+    code = """
+import sys
+from openrlhf_dbb.driver import arguments, checks, flags
+checks.check(arguments.parse(["--preset", "tiny", "--method", "greso"]))
+print(*sorted({"torch", "ray", "storage", "transformers", "vllm", "deepspeed"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == []
+
+
+def test_devices_are_counted_without_torch_as_torch_counts_them():
+    import torch
+
+    assert detection.cuda_devices() == torch.cuda.device_count()
+
+
+@pytest.mark.parametrize(("build", "wanted"), [("None", False), ("'12.9'", True)])
+def test_a_torch_without_cuda_is_told_by_its_version(tmp_path, build, wanted):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch/version.py").write_text(f"cuda = {build}")
+    code = "from openrlhf_dbb.cpu import detection; print(detection.torch_has_cuda())"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.strip() == str(wanted)
+
+
+@pytest.mark.parametrize("estimator", ["dbb", "none"])
+def test_a_device_that_torch_cannot_use_is_told(tmp_path, estimator):
+    settings = parse("--preset", "tiny", "--estimator", estimator, "--store.url", f"sqlite:///{tmp_path}/x.db")
+    other = dataclasses.replace(settings, on_cpu=not ON_CPU)
+    with pytest.raises(UsageError, match="NVIDIA's driver"):
+        preflight.check(other)
 
 
 def test_the_launchers_rank_arguments_are_harmless():

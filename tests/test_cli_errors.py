@@ -92,6 +92,7 @@ def no_engine_starts(monkeypatch):
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
         (["--method", "ppo"], "unknown --method 'ppo'; known: dapo, dr_grpo, greso, grpo, repo, none"),
+        (["--rollout.strategy", "grso"], "--rollout.strategy: unknown rollout strategy 'grso'; known: dynamic, greso"),
         (["--train.max_rollouts", "15"], "--train.max_rollouts 15 is less than one step: --rollout.batch_size 4 x 4"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1: the old checkpoint is deleted before the new one is whole"),
         (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
@@ -235,7 +236,7 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     # 8 prompts x 4 samples x 3 episodes
     assert "--train.max_rollouts 96  [prompts x samples x episodes]" in printed
     assert "budget     96 rollouts at most, as many as 3 passes over the prompts" in printed
-    assert "note: --actor.lr_scheduler cosine_with_min_lr is laid out for a run that trains on every rollout" in printed
+    assert "note: --actor.lr_scheduler cosine_with_min_lr is planned for a run that trains on every rollout" in printed
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         run = store.find_run("mine")
         assert (run.method, run.config["train.max_rollouts"], run.config["greso.batch"]) == ("greso", 96, 6)
@@ -318,7 +319,7 @@ try:
     main(["--help"])
 except SystemExit as ended:
     assert ended.code == 0
-assert not {"ray", "vllm", "deepspeed"} & set(sys.modules)
+assert not {"torch", "ray", "vllm", "deepspeed"} & set(sys.modules)
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for flag in (

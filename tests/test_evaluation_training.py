@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.evaluation import answer_of, check_best_key, collect  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutGenerator  # noqa: E402
-from openrlhf_dbb.core.strategies import Sampling  # noqa: E402
+from openrlhf_dbb.core.strategies import RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from storage import read_evaluations  # noqa: E402
 from storage.invariants import check  # noqa: E402
@@ -255,7 +255,7 @@ def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(e
     engine = engine_class.options(max_concurrency=8).remote()
     generator = RolloutGenerator(
         SimpleNamespace(args=args), None, StatefulDataLoader(Data(), batch_size=1), None, [engine],
-        sampling=Sampling(2), prompt_ids={}, max_rollouts=0,
+        sampler=Sampler(RunFacts(groups=2, rollouts=2)), prompt_ids={}, max_rollouts=0,
     )  # fmt: skip
     samples = generator.generate_eval_samples(temperature=0.6, n_samples_per_prompt=3)
     assert [each.prompts[0] for each in samples] == [prompt for prompt in "01234" for _ in range(3)]

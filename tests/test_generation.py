@@ -14,9 +14,12 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
-from openrlhf_dbb.core.strategies import DynamicSampling, GresoSampling, Sampling, SamplingError  # noqa: E402
+from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
+from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
+from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
 
 BATCH, GROUP = 2, 2
+FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
 SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
 
@@ -74,10 +77,10 @@ def engine(shared_engine):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampling=None, *, cls=RolloutGenerator, sleep=False, **options):
-        sampling = sampling or Sampling(BATCH)
+    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, **options):
+        sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
-            rollout=SimpleNamespace(batch_size=sampling.batch, n_samples_per_prompt=GROUP),
+            rollout=SimpleNamespace(batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP),
             vllm=SimpleNamespace(enable_sleep=sleep),
             algo=SimpleNamespace(
                 advantage=SimpleNamespace(is_correction_level="off"),
@@ -88,7 +91,7 @@ def generator(engine):
         rows = [("", str(i), label, None) for i, label in enumerate(labels, 1)]
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         if cls is RolloutGenerator:
-            options["sampling"] = sampling
+            options["sampler"] = sampler
             options["prompt_ids"] = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
         return cls(SimpleNamespace(args=args), loader, None, None, [engine], **options)
 
@@ -99,12 +102,12 @@ def columns(rows):
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
-def one_for_one():
-    return DynamicSampling(BATCH, "one_for_one", 3, 10)
+def one_for_one(groups=BATCH):
+    return DynamicSampling(refill="one_for_one").sampler(RunFacts(groups=groups, rollouts=GROUP))
 
 
 def batches(multiple=3, max_rounds=10):
-    return DynamicSampling(BATCH, "batches", multiple, max_rounds)
+    return DynamicSampling(refill="batches", multiple=multiple, max_rounds=max_rounds).sampler(FACTS)
 
 
 def draw(made):
@@ -185,7 +188,7 @@ def test_the_share_of_kept_groups_counts_those_of_the_pass_before(generator):
 def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engine):
     # 1 is answered only after 4, which is sent in the place of 3 once 3 is rejected; 2 is kept by then.
     ray.get(engine.start_over.remote({"1": "4"}))
-    made = generator([MIXED, MIXED, EASY, MIXED], DynamicSampling(3, "one_for_one", 3, 10))
+    made = generator([MIXED, MIXED, EASY, MIXED], one_for_one(groups=3))
     assert draw(made) == ("124", 4, False)
 
 
@@ -215,12 +218,12 @@ def test_too_many_generation_batches_end_the_run(generator):
         draw(made)
 
 
-def greso(batch=BATCH, **changes):
+def greso(groups=BATCH, seed=1, **changes):
     parameters = {
-        "first_batch": 3, "min_batch": 2, "safety": 1.25, "p_easy": 1e-9, "p_hard": 1e-9, "target_easy": 0.1,
-        "target_hard": 0.1, "step": 0.01, "min_p": 1e-9, "max_p": 1, "floor": 1e-9, "seed": 1,
+        "batch": 3, "min_batch": 2, "p_easy": 1e-9, "p_hard": 1e-9, "target_easy": 0.1, "target_hard": 0.1,
+        "min_p": 1e-9, "max_p": 1.0, "floor": 1e-9,
     } | changes  # fmt: skip
-    return GresoSampling(batch, **parameters)
+    return Greso(**parameters).sampler(RunFacts(groups=groups, rollouts=GROUP, seed=seed))
 
 
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
@@ -235,10 +238,19 @@ def test_skipped_prompts_are_counted_and_cost_nothing(generator):
 
 
 def test_a_round_is_as_large_as_the_one_before_makes_likely(generator):
-    made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(batch=3, first_batch=4, min_batch=1))
+    made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(groups=3, batch=4, min_batch=1))
     # One of 1 to 4 is missing, half of them agree: floor(1.25 * 1 / (1 - 1/2)) = 2 more.
     assert draw(made) == ("125", 4 + 2, False)
     assert beside(made) == ("346", {})
+
+
+def test_a_strategy_that_asks_for_part_of_a_group_is_refused(generator):
+    class Half(Sampler):
+        def rollouts(self, prompt_id):
+            return 1
+
+    with pytest.raises(ValueError, match="asks for 1 rollouts of a prompt; only 0 or 2 work"):
+        draw(generator([MIXED], Half(FACTS)))
 
 
 def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generator):
@@ -316,7 +328,7 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
         while len(done) < count:
             batch = draw(made)[0]
             if batch:
-                done.append((batch, *beside(made), made.generated, made.sampling.metrics()))
+                done.append((batch, *beside(made), made.generated, made.sampler.metrics()))
         return done
 
     expected = train(generator(labels, greso(**adapting)), steps + 4)

@@ -1,5 +1,6 @@
 """What Ray is asked for, and the documents' examples."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
 
 
 def test_the_estimator_in_contributing_keeps_the_contract():
-    [source] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    sources = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    [source] = [source for source in sources if "RewardEstimator" in source]
     names = {"__name__": "contributing_example"}
     exec(source.replace("@register\n", ""), names)
     average = names["MovingAverage"](keep=0.5)
@@ -39,12 +41,16 @@ def test_the_estimator_in_contributing_keeps_the_contract():
 
 def test_the_methods_and_their_pieces_are_documented():
     from openrlhf_dbb import methods
+    from openrlhf_dbb.core import strategies
     from openrlhf_dbb.driver import flags
 
     text = (ROOT / "docs/methods.md").read_text()
     for name in methods.names():
         assert f"| `{name}` |" in text
-    for flag, _, _ in flags._PIECES:
+    named = [flag for flag, _, _ in flags._PIECES]
+    for name, cls in strategies.available().items():
+        named += [f"--{name}.{field.name}" for field in dataclasses.fields(cls)]
+    for flag in ["--rollout.strategy", *named]:
         assert re.search(re.escape(flag) + r"(?![\w.])", text), flag
 
 

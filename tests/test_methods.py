@@ -1,5 +1,6 @@
 """Training methods: what each recipe sets, what wins over it, what the start prints, and what is refused."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from openrlhf_dbb import methods, presets
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import DynamicSampling, GresoSampling, Sampling
-from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
+from openrlhf_dbb.core.strategies import Outcome, Sampler
+from openrlhf_dbb.core.strategies.dynamic import DynamicSampler
+from openrlhf_dbb.core.strategies.greso import GresoSampler
+from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError
 
 MODEL = [
@@ -86,7 +89,7 @@ def test_a_method_sets_what_the_papers_say(method, base):
     expected = RECIPES[method] | {"algo.kl.init_coef": 0.0, "actor.eps_clip_low_high": [0.2, 0.28]}
     assert {flag: look_up(settings, flag) for flag in expected} == expected
     assert (settings.method, settings.estimator) == (method, "point")
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 def test_these_are_all():
@@ -106,7 +109,7 @@ def test_any_estimator_goes_with_a_method_and_decides_the_clip_range(method):
     expected = RECIPES[method] | clip
     assert {flag: look_up(settings, flag) for flag in expected} == expected
     assert (settings.estimator, settings.parameters["discount"]) == ("dbb", 0.5)
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 def test_the_command_line_wins_over_a_method_and_a_method_over_the_preset():
@@ -138,7 +141,7 @@ def test_no_method_leaves_everything_to_the_flags():
     openrlhf = {"actor.loss_agg_mode": "token-mean", "algo.kl.init_coef": 0.01, "actor.eps_clip_low_high": [0.2, 0.2]}
     assert {flag: look_up(settings, flag) for flag in openrlhf} == openrlhf
     assert look_up(settings, "algo.advantage.estimator") == "group_norm"  # an estimator needs a form
-    preflight.check_arguments(settings)
+    checks.check(settings)
 
 
 @pytest.mark.parametrize(
@@ -160,34 +163,34 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     assert look_up(settings, "rollout.strategy") == "dynamic"
     assert settings.origin["rollout.strategy"] == "--algo.dynamic_filtering_enable"
     scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-    assert not strategies.build(settings.args).keeps(0, scores)
-    assert strategies.build(parse("--rollout.strategy", "dynamic").args).keeps(0, scores)
+    assert strategies.build(settings.args).judge(0, scores) is Outcome.REPLACE
+    assert strategies.build(parse("--rollout.strategy", "dynamic").args).judge(0, scores) is Outcome.TRAIN
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
-    assert strategies.build(parse(*wider).args).keeps(0, scores)
+    assert strategies.build(parse(*wider).args).judge(0, scores) is Outcome.TRAIN
 
 
 def test_the_strategy_is_built_from_its_flags():
-    assert type(strategies.build(parse().args)) is Sampling
+    assert type(strategies.build(parse().args)) is Sampler
     one = strategies.build(parse("--method", "dapo").args)
-    assert (type(one), one.replaces, one.round_size(5)) == (DynamicSampling, True, 5)
+    assert (type(one), one.round_size(5), one.judge(0, np.ones(8))) == (DynamicSampler, 5, Outcome.REPLACE)
     many = strategies.build(parse("--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2").args)
-    assert (many.replaces, many.round_size(5)) == (False, 2 * 64)
+    assert (many.round_size(5), many.judge(0, np.ones(8))) == (2 * 64, Outcome.DISCARD)
     argv = ["--method", "greso", "--greso.p_easy", "0.25", "--greso.floor", "0.125", "--greso.batch", "80"]
     greso = strategies.build(parse(*argv).args)
-    assert (type(greso), greso.round_size(5)) == (GresoSampling, 80)
-    greso.keeps(0, np.ones(8))
-    assert greso.generates(0) == 0.25
-    greso.keeps(0, np.ones(8))
-    assert greso.generates(0) == 0.125
+    assert (type(greso), greso.round_size(5)) == (GresoSampler, 80)
+    greso.judge(0, np.ones(8))
+    assert greso.probability(0) == 0.25
+    greso.judge(0, np.ones(8))
+    assert greso.probability(0) == 0.125
 
 
 def test_gresos_random_numbers_follow_the_seed():
-    def skips(*argv):
+    def draws(*argv):
         made = strategies.build(parse("--method", "greso", *argv).args)
-        made.keeps(0, np.ones(8))
-        return [made.skips(0) for _ in range(64)]
+        made.judge(0, np.ones(8))
+        return [made.rollouts(0) for _ in range(64)]
 
-    assert skips() == skips() != skips("--train.seed", "7")
+    assert draws() == draws() != draws("--train.seed", "7")
 
 
 PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"
@@ -259,6 +262,10 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
             ["--method", "dapo", "--reward.remote_url", "", "--eval.dataset", ""],
             "--rollout.strategy dynamic needs rewards at generation; give --reward.remote_url",
         ),
+        (
+            ["--rollout.strategy", "dyn"],
+            "--rollout.strategy: unknown rollout strategy 'dyn'; known: dynamic, greso, plain, or module:Class",
+        ),
         (["--method", "dapo", "--dynamic.multiple", "0"], "--dynamic.multiple 0 is below 1"),
         (["--method", "dapo", "--dynamic.max_rounds", "-1"], "--dynamic.max_rounds -1 is below 0"),
         (
@@ -329,7 +336,7 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
 )
 def test_what_cannot_work_is_refused_with_the_reason(argv, line):
     with pytest.raises(UsageError) as caught:
-        preflight.check_arguments(parse(*argv))
+        checks.check(parse(*argv))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -337,14 +344,14 @@ def test_what_cannot_work_is_refused_with_the_reason(argv, line):
 def test_replay_and_micro_batches_of_their_own_exclude_each_other():
     settings = parse("--method", "repo", "--train.dynamic_batch_enable")
     with pytest.raises(UsageError, match=r"--train.dynamic_batch_enable does not go with --replay.samples 8: it makes"):
-        checks.check(settings)  # without CUDA preflight refuses the flag itself
+        checks.check(dataclasses.replace(settings, on_cpu=False))  # without CUDA the flag itself is refused
 
 
 def test_a_loss_over_a_constant_length_needs_one():
     with pytest.raises(UsageError, match=r"divides by a length; give --actor.loss_agg_length or --rollout.max_new_tok"):
-        preflight.check_arguments(arguments.parse([*MODEL, "--method", "dr_grpo"]))
+        checks.check(arguments.parse([*MODEL, "--method", "dr_grpo"]))
     settings = arguments.parse([*MODEL, "--method", "dr_grpo", "--actor.loss_agg_length", "3000"])
-    preflight.check_arguments(settings)
+    checks.check(settings)
     assert settings.args.actor.loss_agg_length == 3000
 
 
@@ -361,7 +368,7 @@ def test_a_loss_over_a_constant_length_needs_one():
 )
 def test_openrlhf_alone_has_only_its_own_pieces(argv, flag):
     with pytest.raises(UsageError) as caught:
-        preflight.check_arguments(parse("--estimator", "none", *argv))
+        checks.check(parse("--estimator", "none", *argv))
     expected = (
         f"{flag} is not OpenRLHF's, which --estimator none leaves as it is; use --estimator point, its group mean"
     )
@@ -380,4 +387,4 @@ def test_openrlhf_alone_has_only_its_own_pieces(argv, flag):
     ],
 )
 def test_what_works_is_let_through(argv):
-    preflight.check_arguments(parse(*argv))
+    checks.check(parse(*argv))

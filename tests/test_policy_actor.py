@@ -236,7 +236,9 @@ def actor(on_this_device, monkeypatch):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def build(*flags):
-        args = arguments.parse(["--preset", "tiny", "--estimator", "none", "--algo.kl.init_coef", "0", *flags]).args
+        args = arguments.parse(
+            ["--preset", "tiny", "--estimator", "none", "--algo.kl.init_coef", "0", *flags]
+        ).openrlhf_args()
         args.actor.entropy_coef = None  # the preset logs the entropy, which this policy does not give
         policy = Policy().to(torch.cuda.current_device())
         made = PolicyActor(1, 0, "127.0.0.1", 1)

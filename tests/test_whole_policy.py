@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from openrlhf_dbb import cpu
-from openrlhf_dbb.driver import arguments, preflight
+from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 
 cpu.prepare_driver()
@@ -37,4 +37,4 @@ def test_the_sampling_of_all_rollouts_has_the_flags_least_length(monkeypatch, fl
 def test_a_least_length_that_no_response_can_have_is_refused(least):
     settings = arguments.parse(["--preset", "tiny", "--rollout.min_new_tokens", least])
     with pytest.raises(UsageError, match=f"--rollout.min_new_tokens {least} is out of range"):
-        preflight.check_arguments(settings)
+        checks.check(settings)

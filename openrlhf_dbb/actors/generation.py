@@ -21,7 +21,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from openrlhf_dbb.actors.vllm_actor import RewardError, single_value
 from openrlhf_dbb.core.rollouts import Key
-from openrlhf_dbb.core.strategies import Sampling
+from openrlhf_dbb.core.strategies import Outcome, Sampler
 
 
 class BudgetSpent(Exception):
@@ -60,7 +60,7 @@ class RolloutGenerator(SamplesGenerator):
     policy. Nothing is left over between steps.
 
     Attributes:
-        sampling: the strategy.
+        sampler: the strategy at work.
         prompt_ids: each prompt's id, as the strategy knows it.
         generated: training rollouts generated so far.
         watch: called with the number of groups kept so far.
@@ -69,14 +69,14 @@ class RolloutGenerator(SamplesGenerator):
     def __init__(
         self,
         *args: Any,
-        sampling: Sampling,
+        sampler: Sampler,
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
         watch: Callable[[int], None] = lambda kept: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.sampling = sampling
+        self.sampler = sampler
         self.prompt_ids = prompt_ids
         self.generated = 0
         self.watch = watch
@@ -113,11 +113,11 @@ class RolloutGenerator(SamplesGenerator):
                 missing = batch - len(self._kept)
                 if self._groups_left() < missing:
                     raise BudgetSpent
-                asked = self.sampling.round_size(missing)
+                asked = self.sampler.round_size(missing)
                 drawn = self._draw(int(min(asked, self._groups_left())))
                 consumed += self._round(drawn, **generate_kwargs) if drawn else 0
-                self.sampling.end_round()
-        self.sampling.end_step()
+                self.sampler.end_round()
+        self.sampler.end_step()
         full, self._batch = self._batch, RolloutBatch()
         kept, self._kept = self._kept, []
         full.trained = [rollout for group in kept[:batch] for rollout in group]
@@ -131,12 +131,12 @@ class RolloutGenerator(SamplesGenerator):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to hold; taken between steps."""
-        return {"generated": self.generated, "sampling": self.sampling.state()}
+        return {"generated": self.generated, "sampling": self.sampler.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
         self.generated = state["generated"]
-        self.sampling.load(state["sampling"])
+        self.sampler.load(state["sampling"])
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> list[list[float]]:
         """Scores of further responses to the prompts of some rollouts, under the current weights.
@@ -202,14 +202,14 @@ class RolloutGenerator(SamplesGenerator):
             except StopIteration:
                 # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
                 self._dataloader_iter = None
-                self.sampling.end_pass()
+                self.sampler.end_pass()
                 break
             for text, label, image in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
                 key = (text, str(label))
-                if self.sampling.skips(self.prompt_ids[key]):
-                    self._batch.skipped[key] += 1
-                else:
+                if self._rollouts(self.prompt_ids[key]):
                     drawn.append((text, label, image))
+                else:
+                    self._batch.skipped[key] += 1
         return drawn
 
     def _round(self, drawn: list[tuple[str, Any, Any]], **generate_kwargs: Any) -> int:
@@ -225,12 +225,14 @@ class RolloutGenerator(SamplesGenerator):
             for ref in ready:
                 place = pending.pop(ref)
                 group = [self._process_response_into_experience(answer, **generate_kwargs) for answer in ray.get(ref)]
-                if self._judge(group):
+                outcome = self._judge(group)
+                if outcome is Outcome.TRAIN:
                     kept[place] = group
                     self.watch(len(self._kept) + len(kept))
                     continue
                 self._batch.filtered += map(_scores_only, group)
-                if self.sampling.replaces and self._dataloader_iter is not None and self._groups_left() >= 1:
+                replaced = outcome is Outcome.REPLACE
+                if replaced and self._dataloader_iter is not None and self._groups_left() >= 1:
                     sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
         self._kept += [kept[place] for place in sorted(kept)]
         return sent
@@ -247,10 +249,16 @@ class RolloutGenerator(SamplesGenerator):
         self.generated += len(refs) * self.args.rollout.n_samples_per_prompt
         return len(refs)
 
-    def _judge(self, group: list[Experience]) -> bool:
+    def _rollouts(self, prompt_id: int) -> int:
+        rollouts, whole = self.sampler.rollouts(prompt_id), self.args.rollout.n_samples_per_prompt
+        if rollouts not in (0, whole):
+            raise ValueError(f"the rollout strategy asks for {rollouts} rollouts of a prompt; only 0 or {whole} work")
+        return rollouts
+
+    def _judge(self, group: list[Experience]) -> Outcome:
         scores_N = _scores(group)
         prompt_id = self.prompt_ids[group[0].prompts[0], str(group[0].labels[0])]
-        return scores_N is None or self.sampling.keeps(prompt_id, scores_N)
+        return Outcome.TRAIN if scores_N is None else self.sampler.judge(prompt_id, scores_N)
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)

@@ -13,8 +13,8 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver.flags import CONSTANT_LENGTH
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.methods import CONSTANT_LENGTH
 
 
 class ConstantLengthLoss(PolicyLoss):

@@ -76,7 +76,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             eval_dataloader=self.eval_dataloader,
             tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
-            sampling=strategies.build(self.args),
+            sampler=strategies.build(self.args),
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,
@@ -194,7 +194,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             raise RuntimeError(
                 f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
             )
-        status |= training.metrics | self.samples_generator.sampling.metrics()
+        status |= training.metrics | self.samples_generator.sampler.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         if self._probed:
             status["timing/probe"] = probe_time

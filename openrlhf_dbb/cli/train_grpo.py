@@ -18,7 +18,7 @@ _LAUNCHER_VARIABLES = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and return the exit code: 0 done, 1 the training failed, 2 the user can mend it, 130 interrupted."""
+    """Train, and return the exit code: 0 done, 1 the training failed, 2 the input is refused, 130 interrupted."""
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         from openrlhf_dbb.driver import arguments, preflight, printed
 
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
-        start = preflight.check(settings)
+        settings, start = preflight.check(settings)
     except (UsageError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,60 +1,83 @@
-"""What of a method's pieces cannot work, alone or together, told before anything starts."""
+"""What the arguments alone tell: values and combinations that cannot work, each refused with the reason.
+
+What a single estimator or rollout strategy allows is checked in its own file, when the command line is parsed.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-from openrlhf_dbb.driver.flags import CONSTANT_LENGTH, NO_ESTIMATOR
+import estimators
+from estimators import FORMS
+from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
-
-if TYPE_CHECKING:
-    from openrlhf_dbb.driver.arguments import Settings
-
-_REWARDS_AT_GENERATION = "needs rewards at generation; give --reward.remote_url"
+from openrlhf_dbb.methods import CONSTANT_LENGTH
 
 
 def check(settings: Settings) -> None:
-    """Refuse pieces that make no sense, each with the reason.
+    """Refuse what cannot work.
 
     Raises:
-        UsageError: naming the flags.
+        UsageError: naming the flags, the values, and what to do.
     """
     args = settings.args
+    if settings.on_cpu:
+        cpu.check_flags(args)
+    _check_start(settings)
+    _check_probes(settings)
     if settings.estimator == NO_ESTIMATOR:
         _check_openrlhf_alone(settings)
         return
-    strategy = args.rollout.strategy
-    if strategy != "plain":
-        if args.rollout.n_samples_per_prompt < 2:
-            raise UsageError(
-                f"--rollout.strategy {strategy} looks for groups with different rewards; a group of "
-                f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt} never has them"
-            )
-        if not (args.reward.remote_url or args.train.agent_func_path):
-            raise UsageError(f"--rollout.strategy {strategy} {_REWARDS_AT_GENERATION}")
-    if strategy == "dynamic":
-        _check_whole("dynamic.multiple", args.dynamic.multiple, 1)
-        _check_whole("dynamic.max_rounds", args.dynamic.max_rounds, 0)
-    if strategy == "greso":
-        _check_greso(args)
+    _check_strategy(settings)
     if args.replay.samples:
         _check_replay(settings)
     if args.actor.loss_agg_mode == CONSTANT_LENGTH:
         _check_constant_length(args)
-    if args.train.max_rollouts is not None:
-        step = args.rollout.batch_size * args.rollout.n_samples_per_prompt
-        if args.train.max_rollouts < step:
-            raise UsageError(
-                f"--train.max_rollouts {args.train.max_rollouts} is less than one step: --rollout.batch_size "
-                f"{args.rollout.batch_size} x {args.rollout.n_samples_per_prompt} = {step} rollouts; raise it"
-            )
+    _check_estimator(settings)
+    _check_rollouts(args)
+    _check_batches(args)
+    _check_checkpoints(args)
+
+
+def _check_start(settings: Settings) -> None:
+    for flag, value in (
+        ("actor.model_name_or_path", settings.args.actor.model_name_or_path),
+        ("data.prompt_dataset", settings.args.data.prompt_dataset),
+    ):
+        if not value:
+            raise UsageError(f"--{flag} is missing; name one, or leave out --preset none to start from a preset")
+    if not re.fullmatch(r"[\w.+-]+", settings.run_name):
+        raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")
+    if settings.resume is not None and settings.warm_start is not None:
+        raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
+    if not 0 < settings.warm_start_weight <= 1:
+        raise UsageError(f"--warm_start_weight {settings.warm_start_weight} is not in (0, 1]")
+
+
+def _check_probes(settings: Settings) -> None:
+    args = settings.args
+    fraction, samples = args.probe.fraction, args.probe.samples
+    if not 0 <= fraction <= 1:
+        raise UsageError(f"--probe.fraction {fraction} is not in [0, 1]; 0.1 probes a tenth of the prompts")
+    if samples < 2:
+        raise UsageError(f"--probe.samples {samples} is below 2: a single response does not tell its noise")
+    if fraction and settings.estimator == NO_ESTIMATOR:
+        raise UsageError(f"--probe.fraction {fraction} measures an estimator; --estimator is {NO_ESTIMATOR}, name one")
+    if fraction and not _rewards_at_generation(args):
+        raise UsageError("--probe.fraction needs rewards at generation; give --reward.remote_url")
+
+
+def _rewards_at_generation(args: SimpleNamespace) -> bool:
+    return bool(args.reward.remote_url or args.train.agent_func_path)
 
 
 def _check_openrlhf_alone(settings: Settings) -> None:
     args = settings.args
-    # OpenRLHF has dynamic filtering of its own, which is then what its switch asks for.
+    # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     known = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
     for flag, used in (
         (f"--rollout.strategy {args.rollout.strategy}", args.rollout.strategy != known),
@@ -67,30 +90,30 @@ def _check_openrlhf_alone(settings: Settings) -> None:
                 f"{flag} is not OpenRLHF's, which --estimator {NO_ESTIMATOR} leaves as it is; "
                 "use --estimator point, its group mean"
             )
+    if settings.warm_start is not None:
+        raise UsageError(f"--warm_start needs an estimator with a history; --estimator is {NO_ESTIMATOR}")
 
 
-def _check_greso(args: SimpleNamespace) -> None:
-    greso = args.greso
-    if args.algo.dynamic_filtering_enable:
-        raise UsageError("--algo.dynamic_filtering_enable asks for another --rollout.strategy than greso; give one")
-    _check_whole("greso.batch", greso.batch, 1)
-    _check_whole("greso.min_batch", greso.min_batch, 1)
-    for name in ("p_easy", "p_hard", "min_p", "max_p", "floor"):
-        if not 0 < getattr(greso, name) <= 1:
-            raise UsageError(f"--greso.{name} {getattr(greso, name):g} is not in (0, 1]")
-    for name in ("target_easy", "target_hard", "step"):
-        if not 0 < getattr(greso, name) < 1:
-            raise UsageError(f"--greso.{name} {getattr(greso, name):g} is not in (0, 1)")
-    if greso.min_p > greso.max_p:
-        raise UsageError(f"--greso.min_p {greso.min_p:g} is above --greso.max_p {greso.max_p:g}")
-    if not greso.safety >= 1:
-        raise UsageError(f"--greso.safety {greso.safety:g} is below 1: rounds would ask for fewer prompts than needed")
+def _check_strategy(settings: Settings) -> None:
+    args, strategy, facts = settings.args, settings.strategy, settings.facts
+    name = args.rollout.strategy
+    if facts.rollouts < strategy.min_rollouts:
+        raise UsageError(
+            f"--rollout.strategy {name} looks for groups with different rewards; a group of "
+            f"--rollout.n_samples_per_prompt {facts.rollouts} never has them"
+        )
+    if strategy.needs_scores and not _rewards_at_generation(args):
+        raise UsageError(f"--rollout.strategy {name} needs rewards at generation; give --reward.remote_url")
+    if facts.score_range is not None and not strategy.reads_score_range:
+        raise UsageError(f"--algo.dynamic_filtering_enable asks for another --rollout.strategy than {name}; give one")
 
 
 def _check_replay(settings: Settings) -> None:
     args, replay = settings.args, settings.args.replay
     for name in ("samples", "cache", "min_cache"):
-        _check_whole(f"replay.{name}", getattr(replay, name), 1)
+        value = getattr(replay, name)
+        if value < 1:
+            raise UsageError(f"--replay.{name} {value} is below 1")
     if max(replay.samples, replay.min_cache) > replay.cache:
         raise UsageError(
             f"--replay.samples {replay.samples} and --replay.min_cache {replay.min_cache} cannot exceed "
@@ -136,6 +159,70 @@ def _check_constant_length(args: SimpleNamespace) -> None:
         )
 
 
-def _check_whole(flag: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"--{flag} {value} is below {least}")
+def _check_estimator(settings: Settings) -> None:
+    args = settings.args
+    if args.train.async_enable:
+        raise UsageError("--train.async_enable is not supported with --estimator yet; leave it out")
+    form = args.algo.advantage.estimator
+    if form not in FORMS:
+        raise UsageError(
+            f"--algo.advantage.estimator {form} has no place for --estimator {settings.estimator}; "
+            f"use {' or '.join(FORMS)}, or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
+        )
+    estimator = estimators.build(settings.estimator, **settings.parameters)
+    group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
+    if group < fewest:
+        raise UsageError(
+            f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
+            f"got {group}: one rollout alone has no deviation from its mean"
+        )
+    if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
+        raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
+
+
+def _check_rollouts(args: SimpleNamespace) -> None:
+    if not args.vllm.num_engines:
+        raise UsageError("--vllm.num_engines is missing; name the number of engines that generate the rollouts")
+    shortest, longest = args.rollout.min_new_tokens, args.rollout.max_new_tokens
+    if not 0 <= shortest <= (shortest if longest is None else longest):
+        raise UsageError(f"--rollout.min_new_tokens {shortest} is out of range; give 0 to --rollout.max_new_tokens")
+    step = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    if args.train.max_rollouts is not None and args.train.max_rollouts < step:
+        raise UsageError(
+            f"--train.max_rollouts {args.train.max_rollouts} is less than one step: --rollout.batch_size "
+            f"{args.rollout.batch_size} x {args.rollout.n_samples_per_prompt} = {step} rollouts; raise it"
+        )
+
+
+def _check_batches(args: SimpleNamespace) -> None:
+    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    if rollouts % args.train.batch_size:
+        raise UsageError(
+            f"a rollout batch of {args.rollout.batch_size} prompts x {args.rollout.n_samples_per_prompt} samples = "
+            f"{rollouts} is not a multiple of --train.batch_size {args.train.batch_size} (samples); "
+            "left-over rollouts would vanish"
+        )
+    ranks = upstream.data_parallel_ranks(args)
+    if args.train.batch_size % (args.train.micro_batch_size * ranks):
+        raise UsageError(
+            f"--train.batch_size {args.train.batch_size} is not a multiple of --train.micro_batch_size "
+            f"{args.train.micro_batch_size} x {ranks} ranks"
+        )
+    if not args.train.dynamic_batch_enable and rollouts % (args.rollout.micro_batch_size * ranks):
+        raise UsageError(
+            f"{rollouts} rollouts a step are not a multiple of --rollout.micro_batch_size "
+            f"{args.rollout.micro_batch_size} x {ranks} ranks, so that ranks would get unequal shares"
+        )
+
+
+def _check_checkpoints(args: SimpleNamespace) -> None:
+    if args.ckpt.best_metric_key not in ("", "none") and not (args.eval.dataset and args.eval.steps > 0):
+        raise UsageError(
+            f"--ckpt.best_metric_key {args.ckpt.best_metric_key} needs evaluations; give --eval.dataset and "
+            "--eval.steps, or leave it out"
+        )
+    if args.ckpt.max_num < 2:
+        raise UsageError(
+            f"--ckpt.max_num {args.ckpt.max_num}: the old checkpoint is deleted before the new one is whole; "
+            "use 2 or more"
+        )

@@ -1,21 +1,23 @@
-"""The parser: OpenRLHF's own, with our flags and those of every estimator beside its."""
+"""The parser: OpenRLHF's own, with our flags and those of every estimator and rollout strategy added."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import typing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import estimators
+from estimators.registry import parameter_fields
 from openrlhf_dbb import methods, presets, upstream
+from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
 from openrlhf_dbb.errors import UsageError
 
 NO_ESTIMATOR = "none"
 
-STRATEGIES = ("plain", "dynamic", "greso")
-REFILLS = ("one_for_one", "batches")
 NORMALIZATIONS = ("split", "mixed")
 
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
@@ -65,30 +67,6 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
 _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (
-        "--rollout.strategy",
-        {"choices": STRATEGIES, "default": "plain"},
-        "plain: all groups are trained on; dynamic: groups that agree wholly are replaced (DAPO); greso: prompts whose "
-        "groups agreed are skipped before generation",
-    ),
-    (
-        "--dynamic.refill",
-        {"choices": REFILLS, "default": "one_for_one"},
-        "one_for_one: a new prompt for each rejected group; batches: further generation batches, surplus discarded",
-    ),
-    ("--dynamic.multiple", {"type": int, "default": 3}, "prompts of a generation batch, in rollout batches"),
-    ("--dynamic.max_rounds", {"type": int, "default": 10}, "generation batches a step at most; 0: no limit"),
-    ("--greso.p_easy", {"type": float, "default": 0.5}, "start of the probability base of prompts solved wholly"),
-    ("--greso.p_hard", {"type": float, "default": 0.5}, "start of the probability base of prompts never solved"),
-    ("--greso.target_easy", {"type": float, "default": 1 / 12}, "share of solved groups to aim at, in (0, 1)"),
-    ("--greso.target_hard", {"type": float, "default": 1 / 6}, "share of failed groups to aim at, in (0, 1)"),
-    ("--greso.step", {"type": float, "default": 0.01}, "change of a base after each training step"),
-    ("--greso.min_p", {"type": float, "default": 0.05}, "lowest base"),
-    ("--greso.max_p", {"type": float, "default": 0.95}, "highest base"),
-    ("--greso.floor", {"type": float, "default": 0.01}, "lowest probability that a prompt is generated for"),
-    ("--greso.batch", {"type": int}, "prompts of a step's first round; default 1.5 x --rollout.batch_size"),
-    ("--greso.min_batch", {"type": int}, "prompts of a later round at least; default --rollout.batch_size / 2"),
-    ("--greso.safety", {"type": float, "default": 1.25}, "factor on the prompts that a later round is thought to need"),
     ("--replay.samples", {"type": int, "default": 0}, "old rollouts of each prompt trained on beside the new; 0: none"),
     ("--replay.cache", {"type": int, "default": 16}, "newest rollouts of each prompt that are kept"),
     ("--replay.min_cache", {"type": int, "default": 16}, "a prompt is replayed once it has so many"),
@@ -114,14 +92,16 @@ _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "L of seq-mean-token-sum-norm, tokens; default --rollout.max_new_tokens",
     ),
 )
-CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 
 
-def build_parser(estimator: str | None = None) -> argparse.ArgumentParser:
+def build_parser(estimator: str | None = None, strategy: str | None = None) -> argparse.ArgumentParser:
     """OpenRLHF's parser with our flags added; its own keep name, default, meaning and help.
 
     Args:
-        estimator: a ``module:Class`` whose parameters become flags beside those of the known estimators.
+        estimator, strategy: a ``module:Class`` whose parameters become flags beside those of the known ones.
+
+    Raises:
+        UsageError: the name of such a class is that of other flags.
     """
     parser = upstream.build_parser()
     parser.prog = "train_grpo"
@@ -160,15 +140,20 @@ def build_parser(estimator: str | None = None) -> argparse.ArgumentParser:
     for flag, options, text in _OURS:
         ours.add_argument(flag, help=text, **options)
     pieces = parser.add_argument_group("pieces of a --method", "see docs/methods.md")
+    pieces.add_argument(
+        "--rollout.strategy",
+        default="plain",
+        metavar="NAME",
+        help="; ".join(
+            f"{name}: {_first_line(cls).rstrip('.')}".replace("%", "%%") for name, cls in strategies.available().items()
+        )
+        + "; or module:Class (default plain)",
+    )
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
     _add_loss(parser)
-    classes = dict(estimators.available())
-    if estimator and ":" in estimator:
-        cls = estimator_class(estimator)
-        classes[cls.name] = cls
-    for name, cls in classes.items():
-        _add_estimator(parser, name, cls)
+    _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))
+    _add_parameters(parser, "--estimator", _with_named(estimators.available(), estimator, estimator_class))
     # A preset can turn a switch on, and the command line must win over it.
     hidden = argparse.SUPPRESS
     for action in list(parser._actions):
@@ -183,8 +168,8 @@ def _add_loss(parser: argparse.ArgumentParser) -> None:
     """A third aggregation beside OpenRLHF's two."""
     for action in parser._actions:
         if action.dest == "actor.loss_agg_mode":
-            action.choices = [*(action.choices or ()), CONSTANT_LENGTH]
-            action.help = f"{action.help} {CONSTANT_LENGTH}: token sums over a constant length (Dr.GRPO)."
+            action.choices = [*(action.choices or ()), methods.CONSTANT_LENGTH]
+            action.help = f"{action.help} {methods.CONSTANT_LENGTH}: token sums over a constant length (Dr.GRPO)."
             return
     raise UsageError(f"openrlhf no longer has --actor.loss_agg_mode; use {upstream.CHECKED_VERSIONS[-1]}")
 
@@ -201,35 +186,71 @@ def estimator_class(name: str) -> type[estimators.RewardEstimator]:
         raise UsageError(f"--estimator: {error}") from error
 
 
-def flag_prefix(name: str) -> str:
-    """What the flags of ``--estimator name`` begin with."""
-    return estimator_class(name).name if ":" in name else name
+def strategy_class(name: str) -> type[strategies.RolloutStrategy]:
+    """The class of ``--rollout.strategy name``.
+
+    Raises:
+        UsageError: no such strategy.
+    """
+    try:
+        return strategies.get(name)
+    except ValueError as error:
+        raise UsageError(f"--rollout.strategy: {error}") from error
 
 
-def estimator_parameters(name: str, flags: dict[str, Any]) -> dict[str, Any]:
+def estimator_parameters(name: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of ``--estimator name`` among ``flags``, checked.
 
     Raises:
         UsageError: a value is outside its range.
     """
-    cls, prefix = estimator_class(name), flag_prefix(name)
-    parameters = {field: flags[f"{prefix}.{field}"] for field in cls.parameter_names()}
+    cls = estimator_class(name)
+    parameters = {field: flags[f"{cls.name}.{field}"] for field in cls.parameter_names()}
     try:
         cls(**parameters)
     except ValueError as error:
-        raise UsageError(f"--{error}" if str(error).startswith(f"{prefix}.") else str(error)) from error
+        raise UsageError(f"--{error}" if str(error).startswith(f"{cls.name}.") else str(error)) from error
     return parameters
 
 
-def _add_estimator(parser: argparse.ArgumentParser, name: str, cls: type[estimators.RewardEstimator]) -> None:
-    """Flags for the fields of an estimator's dataclass, each of which has a default."""
-    if not cls.parameter_names():
-        return
-    group = parser.add_argument_group(f"--estimator {name}", (cls.__doc__ or name).strip().splitlines()[0])
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        flag, text = f"--{name}.{field.name}", field.metadata.get("help", "")
-        if isinstance(field.default, bool):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=field.default, help=text)
-        else:
-            text = f"{text} (default {field.default})"
-            group.add_argument(flag, type=type(field.default), default=field.default, help=text)
+def _with_named(known: Mapping[str, type], name: str | None, find: Callable[[str], type]) -> dict[str, type]:
+    """Classes by the name that their flags begin with, among them that of a ``module:Class``."""
+    classes = dict(known)
+    if name and ":" in name:
+        cls: Any = find(name)
+        classes[cls.name] = cls
+    return classes
+
+
+def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, classes: Mapping[str, type]) -> None:
+    """Flags ``--NAME.FIELD`` for the fields of dataclasses, each of which has a default."""
+    for name, cls in classes.items():
+        fields = parameter_fields(cls)
+        if not fields:
+            continue
+        group = parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls))
+        for field in fields:
+            options: dict[str, Any] = {"default": field.default}
+            if isinstance(field.default, bool):
+                options["action"] = argparse.BooleanOptionalAction
+            else:
+                options["type"] = _type_of(cls, field)
+                options["choices"] = field.metadata.get("choices") or None
+            text = field.metadata.get("help", "")
+            if not isinstance(field.default, bool):
+                text = f"{text} (default {field.metadata.get('default_text') or field.default})"
+            try:
+                group.add_argument(f"--{name}.{field.name}", help=text, **options)
+            except argparse.ArgumentError as error:
+                raise UsageError(f"{chosen_by} {name}: {error}; give the class another name") from error
+
+
+def _type_of(cls: type, field: dataclasses.Field[Any]) -> Any:
+    """The type of a field's default; where that is None, of its annotation (``int | None``)."""
+    if field.default is not None:
+        return type(field.default)
+    return next(kind for kind in typing.get_args(typing.get_type_hints(cls)[field.name]) if kind is not type(None))
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or cls.__name__).strip().splitlines()[0]

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import cpu, upstream
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 
 POLL_S = 0.5
@@ -35,16 +35,17 @@ def launch(settings: Settings, start: Start | None) -> Any:
     from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
 
     start_ray(settings)
-    get_strategy = cpu_strategy if cpu.active() else None
+    args = settings.openrlhf_args()
+    get_strategy = cpu_strategy if settings.on_cpu else None
     try:
         if start is None:
-            upstream.run(settings.args, rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy)
+            upstream.run(args, rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy)
             return None
 
         watch = Watch(settings, start, ray.remote(PosteriorTrainer))
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
-                settings.args,
+                args,
                 trainer=watch,
                 rollout_actor=watch.watching(ray.remote(StrictRolloutActor)),
                 policy_actor=ray.remote(num_gpus=1)(PolicyActor),
@@ -70,7 +71,7 @@ def start_ray(settings: Settings) -> None:
     }
     options: dict[str, Any] = {}
     needed = gpus_needed(settings.args)
-    if cpu.active():
+    if settings.on_cpu:
         environment |= cpu.worker_environment()
         if "RAY_ADDRESS" not in os.environ:
             # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.

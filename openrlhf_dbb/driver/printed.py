@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import storage
 import storage.inspection
 from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 
 
@@ -32,9 +31,9 @@ def configuration(settings: Settings, start: Start | None) -> str:
             f"data       {start.prompts.report()}",
             f"budget     {_budget(settings.args, start)}",
         ]
-        if settings.args.rollout.strategy != "plain" and settings.args.actor.lr_scheduler != "constant":
+        if settings.strategy.discards and settings.args.actor.lr_scheduler != "constant":
             lines.append(
-                f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is laid out for a run that trains on "
+                f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is planned for a run that trains on "
                 "every rollout; this one discards some and will end before the schedule does"
             )
         if start.warm_start is not None:
@@ -62,7 +61,8 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     run = start.run.run_id
     with storage.open_store(start.store_url) as store:
         used = storage.inspection.progress(store, start.run)
-    lines = ["", f"run {start.run.name} finished in {time.strftime('%M:%S', time.gmtime(seconds))} min"]
+    minutes, rest = divmod(round(seconds), 60)
+    lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
     if len(progress.accuracy) > 1:
         first, last = min(progress.accuracy), max(progress.accuracy)
         lines.append(
@@ -94,15 +94,15 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
         lines[0] += f"; {used['replayed']} replayed"
     if used["skipped"]:
         lines[0] += f"; prompts were skipped {used['skipped']} times"
-    unanimous = used["zero_variance"]
-    if unanimous:
-        part = f"{unanimous / used['generated']:.0%} of them in groups that agree wholly (zero variance)"
-        rescued = f"; {used['rescued'] / unanimous:.0%} of these still gave an advantage" if used["rescued"] else ""
+    flat = used["zero_variance"]
+    if flat:
+        part = f"{flat / used['generated']:.0%} of them in zero-variance groups (all rewards the same)"
+        rescued = f"; {used['rescued'] / flat:.0%} of these still gave an advantage" if used["rescued"] else ""
         lines.append(f"               {part}{rescued}")
     if used["informative_groups"]:
         cost = used["generated"] / used["informative_groups"]
         lines.append(
-            f"  groups       {used['informative_groups']} of {used['groups']} taught something, "
+            f"  groups       {used['informative_groups']} of {used['groups']} informative (an advantage other than 0), "
             f"{cost:.3g} rollouts each"
         )
     return lines

@@ -11,13 +11,9 @@ from typing import Any
 import estimators
 import storage
 from openrlhf_dbb import methods
-from openrlhf_dbb.driver.arguments import Settings, fill_in
-from openrlhf_dbb.driver.flags import flag_prefix
+from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts
-
-# Flags whose values name a run's folders: a resumed run keeps those it was started with.
-_PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
 
 
 @dataclass(frozen=True)
@@ -77,35 +73,6 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
     return record
 
 
-def adopt_places(settings: Settings, record: storage.RunRecord) -> None:
-    """Continue in the run's own folders, unless the command line names others."""
-    settings.run_name = record.name
-    settings.args.ckpt.load_enable = True
-    for flag in _PLACES:
-        if settings.origin.get(flag) == "command line" or flag not in record.config:
-            continue
-        fill_in(settings, flag, record.config[flag], f"run {record.name}")
-
-
-def count_updates(settings: Settings, prompts: Prompts) -> None:
-    """Tell an estimator that forgets by policy updates how many of them make one pass over the prompts."""
-    parameters = settings.parameters
-    if parameters.get("forgetting") != "updates" or parameters.get("updates_per_epoch") != 0:
-        return
-    updates = len(prompts.texts) / settings.args.rollout.batch_size
-    parameters["updates_per_epoch"] = updates
-    flag = f"{flag_prefix(settings.estimator)}.updates_per_epoch"
-    fill_in(settings, flag, updates, "prompts / rollout.batch_size")
-
-
-def plan_rollouts(settings: Settings, prompts: Prompts) -> None:
-    """Give GRESO, whose passes over the prompts have no fixed cost, the rollouts that its episodes would cost."""
-    args = settings.args
-    if args.rollout.strategy == "greso" and args.train.max_rollouts is None:
-        rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
-        fill_in(settings, "train.max_rollouts", rollouts, "prompts x samples x episodes")
-
-
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
     """Check that ``record`` is continued with what it was trained with, and that nobody else trains it.
 
@@ -144,7 +111,8 @@ def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
     """The pieces of the method, which single flags may have changed."""
     given = _plain(settings.flags)
     for flag in given:
-        if flag.startswith(methods.PIECES) and flag in record.config and record.config[flag] != _as_stored(given[flag]):
+        changed = flag in record.config and record.config[flag] != _as_stored(given[flag])
+        if changed and methods.is_piece(flag, settings.strategy):
             raise UsageError(
                 f"--resume {record.name}: it was trained with --{flag} {record.config[flag]}, not {given[flag]}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"

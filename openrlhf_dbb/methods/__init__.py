@@ -6,10 +6,13 @@ with the estimator it is named after. It sets flags and nothing else: each piece
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import PaperValue, read_toml
 
@@ -17,12 +20,29 @@ FOLDER = Path(__file__).parent
 NONE = "none"
 _COMMON = "common"
 
-PIECES = (
-    "rollout.strategy", "dynamic.refill", "dynamic.multiple", "greso.", "replay.", "algo.dynamic_filtering",
-    "algo.advantage.estimator", "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size",
-    "rollout.n_samples_per_prompt",
+CONSTANT_LENGTH = "seq-mean-token-sum-norm"
+"""The loss aggregation that we add to OpenRLHF's two: token sums over a constant length (Dr.GRPO)."""
+
+_PIECES = (
+    "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "actor.loss_agg",
+    "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
 )  # fmt: skip
-"""What the flags begin with that a run must keep when it is continued."""
+"""What the flags begin with, beside those of the strategies, that a run must keep when it is continued."""
+
+
+def is_piece(flag: str, strategy: RolloutStrategy) -> bool:
+    """Whether a run must keep the value of ``flag`` when it is continued.
+
+    Args:
+        strategy: the run's, whose parameters count even if it is not registered.
+    """
+    if flag.startswith(_PIECES):
+        return True
+    name, _, field = flag.partition(".")
+    cls = {**strategies.available(), strategy.name: type(strategy)}.get(name)
+    return cls is not None and any(
+        known.name == field and not known.metadata.get("may_change") for known in dataclasses.fields(cls)
+    )
 
 
 def names() -> list[str]:
@@ -54,7 +74,7 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """What is trained, piece by piece, in one paragraph; from the arguments, so that it holds whatever was changed."""
     low, high = args.actor.eps_clip_low_high
     parts = [
-        _strategy(args),
+        strategies.of(args).describe(),
         f"estimator {estimator}",
         f"advantage {_FORMS.get(args.algo.advantage.estimator, args.algo.advantage.estimator)}",
         f"loss {args.actor.loss_agg_mode}" + _length(args),
@@ -75,20 +95,8 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
 _FORMS = {"group_norm": "(X - p) / sqrt(variance)", "dr_grpo": "X - p"}
 
 
-def _strategy(args: SimpleNamespace) -> str:
-    if args.rollout.strategy == "dynamic":
-        dynamic = args.dynamic
-        if dynamic.refill == "one_for_one":
-            return "dynamic sampling, one for one"
-        limit = f"at most {dynamic.max_rounds}" if dynamic.max_rounds else "any number"
-        return f"dynamic sampling in generation batches of {dynamic.multiple} x batch, {limit} a step"
-    if args.rollout.strategy == "greso":
-        return "GRESO's pre-rollout filtering"
-    return "all prompts, all groups"
-
-
 def _length(args: SimpleNamespace) -> str:
-    return f" (L = {args.actor.loss_agg_length})" if args.actor.loss_agg_mode == "seq-mean-token-sum-norm" else ""
+    return f" (L = {args.actor.loss_agg_length})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
 
 
 def _read(name: str) -> dict[str, Any]:

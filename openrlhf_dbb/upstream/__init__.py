@@ -11,6 +11,7 @@ import ast
 import contextlib
 import importlib.util
 import os
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,7 @@ from openrlhf_dbb.upstream.source import Package
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
 _FORM = "algo.advantage.estimator"
+_HIERARCHIZE = "from openrlhf.utils.config import hierarchize"
 
 
 def check_version() -> None:
@@ -67,6 +69,7 @@ def main_block(package: Package) -> tuple[ast.Module, ast.Module] | None:
             if "args = parser.parse_args()" in texts and texts[-1] == "train(args)":
                 split = texts.index("args = parser.parse_args()")
                 before, after = node.body[:split], node.body[split + 1 : -1]
+                after = [statement for statement in after if ast.unparse(statement) != _HIERARCHIZE]
                 return ast.Module(before, type_ignores=[]), ast.Module(after, type_ignores=[])
     return None
 
@@ -98,7 +101,9 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     Raises:
         UsageError: one of OpenRLHF's assertions failed; its message is kept.
     """
-    names: dict[str, Any] = {"args": args}
+    # By its file, since an import of its package would load torch.
+    config = runpy.run_path(str(installed_source().folder / "utils" / "config.py"))
+    names: dict[str, Any] = {"args": args, "hierarchize": config["hierarchize"]}
     form = getattr(args, _FORM)
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic

@@ -189,6 +189,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("SingleTurnAgentExecutor._fetch_rewards_via_http", "overridden", "actors/vllm_actor.py",
                  "queries_list, prompts_list, labels_list"),
     ),
+    "openrlhf.utils.config": (
+        Internal("hierarchize", "called", "upstream/__init__.py", "args"),
+    ),
     "openrlhf.utils.deepspeed": (
         Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="adam_offload"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),

@@ -1,6 +1,12 @@
-"""Rollout strategies: which prompts are generated for, and which groups are trained on.
+"""Rollout strategies: which prompts are generated for, and which groups are trained on; one file each.
 
-They know neither torch nor OpenRLHF: prompts are numbers, groups are arrays of scores. ``generation.py`` does what
+    base        the contract: RolloutStrategy, Sampler, Outcome; the registry
+    parameters  fields that say what they allow
+    plain       every prompt, every group
+    dynamic     groups of zero variance are replaced (DAPO)
+    greso       prompts whose groups had zero variance are skipped (GRESO)
+
+They know neither torch nor OpenRLHF: prompts are ids, groups are arrays of scores. ``actors/generation.py`` does what
 they decide.
 """
 
@@ -8,21 +14,60 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from openrlhf_dbb.core.strategies.base import Sampling, SamplingError
-from openrlhf_dbb.core.strategies.dynamic import DynamicSampling
-from openrlhf_dbb.core.strategies.greso import GresoSampling
+from estimators.registry import parameter_fields
+from openrlhf_dbb.core.strategies.base import (
+    STRATEGIES,
+    Outcome,
+    RolloutStrategy,
+    RunFacts,
+    Sampler,
+    SamplingError,
+    register,
+)
+from openrlhf_dbb.core.strategies.parameters import parameter
 
-__all__ = ["DynamicSampling", "GresoSampling", "Sampling", "SamplingError", "build"]
+__all__ = [
+    "Outcome",
+    "RolloutStrategy",
+    "RunFacts",
+    "Sampler",
+    "SamplingError",
+    "available",
+    "build",
+    "facts",
+    "get",
+    "of",
+    "parameter",
+    "register",
+]
+
+available, get = STRATEGIES.available, STRATEGIES.get
 
 
-def build(args: SimpleNamespace) -> Sampling:
-    """The strategy that the arguments ask for (``--rollout.strategy`` and its parameters)."""
-    batch = args.rollout.batch_size
-    if args.rollout.strategy == "dynamic":
-        dynamic = args.dynamic
-        within = tuple(args.algo.dynamic_filtering_range) if args.algo.dynamic_filtering_enable else None
-        return DynamicSampling(batch, dynamic.refill, dynamic.multiple, dynamic.max_rounds, within)
-    if args.rollout.strategy == "greso":
-        names = {name: value for name, value in vars(args.greso).items() if name != "batch"}
-        return GresoSampling(batch, first_batch=args.greso.batch, seed=args.train.seed, **names)
-    return Sampling(batch)
+def of(args: SimpleNamespace) -> RolloutStrategy:
+    """The strategy that the arguments ask for: ``--rollout.strategy`` with its parameters.
+
+    Raises:
+        ValueError: unknown, or a parameter is outside its range.
+    """
+    name = args.rollout.strategy
+    cls = get(name)
+    return STRATEGIES.build(
+        name, **{field.name: getattr(getattr(args, cls.name), field.name) for field in parameter_fields(cls)}
+    )
+
+
+def facts(args: SimpleNamespace) -> RunFacts:
+    """What a strategy is told about the run."""
+    filtering = args.algo.dynamic_filtering_enable
+    return RunFacts(
+        groups=args.rollout.batch_size,
+        rollouts=args.rollout.n_samples_per_prompt,
+        seed=args.train.seed,
+        score_range=tuple(args.algo.dynamic_filtering_range) if filtering else None,
+    )
+
+
+def build(args: SimpleNamespace) -> Sampler:
+    """The sampler of a training; the arguments are those of a complete strategy."""
+    return of(args).sampler(facts(args))

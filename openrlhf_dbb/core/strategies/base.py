@@ -1,39 +1,64 @@
-"""The plain strategy, which the others change: every prompt is generated for, every group is trained on.
+"""The contract of a rollout strategy: which prompts are generated for, and what becomes of each group.
 
 Axes: N rollouts of a group.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from estimators.registry import Registry
+from openrlhf_dbb.core.strategies import parameters
+
 
 class SamplingError(RuntimeError):
-    """No batch can be filled, and going on would only cost rollouts."""
+    """The strategy gives up: no batch can be filled, and going on would only cost rollouts."""
 
 
-class Sampling:
-    """How a rollout batch is filled with groups.
-
-    A step draws prompts in rounds of :meth:`round_size`, leaving out those that :meth:`skips`; each of the others
-    gets a group of rollouts, which :meth:`keeps` judges, until a batch of groups is kept. Surplus is discarded.
+@dataclass(frozen=True)
+class RunFacts:
+    """What a strategy is told about the run.
 
     Attributes:
-        batch: groups of a batch.
-        replaces: whether a rejected group is replaced at once by the next prompt, rather than in another round.
+        groups: groups of a rollout batch (``--rollout.batch_size``).
+        rollouts: rollouts of a group, N (``--rollout.n_samples_per_prompt``).
+        seed: for random numbers of the strategy's own (``--train.seed``).
+        score_range: the mean score of a group must lie strictly between these two to be trained on
+            (``--algo.dynamic_filtering_range``); None if ``--algo.dynamic_filtering_enable`` is not given.
     """
 
-    replaces = False
+    groups: int
+    rollouts: int
+    seed: int = 0
+    score_range: tuple[float, float] | None = None
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
 
-    def skips(self, prompt: int) -> bool:
-        """Whether a drawn prompt is passed over before anything is generated for it."""
-        return False
+class Outcome(Enum):
+    """What becomes of a group that has been generated."""
+
+    TRAIN = auto()
+    """It is trained on."""
+    DISCARD = auto()
+    """It is observed by the estimator, but not trained on."""
+    REPLACE = auto()
+    """Discarded, and another prompt is drawn at once, in the same round."""
+
+
+class Sampler:
+    """How rollout batches are filled with groups, step by step; as it is here, with every prompt and every group.
+
+    A step draws prompts in rounds of :meth:`round_size`, leaving out those for which :meth:`rollouts` says 0. Each of
+    the others gets a group of rollouts, which :meth:`judge` judges, until enough groups for a batch are to be trained
+    on. Surplus groups are discarded.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
 
     def round_size(self, missing: int) -> int:
         """Prompts to generate for in the next round.
@@ -46,13 +71,17 @@ class Sampling:
         """
         return missing
 
-    def keeps(self, prompt: int, scores_N: NDArray[np.float64]) -> bool:
-        """Note a generated group and tell whether it may be trained on.
+    def rollouts(self, prompt_id: int) -> int:
+        """Rollouts to generate for a prompt that has just been drawn: N, or 0 to skip it."""
+        return self.facts.rollouts
+
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Outcome:
+        """Take note of a generated group, and decide what becomes of it.
 
         Args:
             scores_N: the verifier's scores before any penalty; NaN where missing.
         """
-        return True
+        return Outcome.TRAIN
 
     def end_round(self) -> None:
         """All groups of a round have been judged."""
@@ -79,7 +108,60 @@ class Sampling:
         """Continue from :meth:`state`."""
 
 
+@dataclass(frozen=True)
+class RolloutStrategy:
+    """Decides which prompts are generated for and which groups are trained on.
+
+    A strategy is a frozen dataclass: its fields, made by :func:`parameters.parameter`, are its parameters and become
+    the flags ``--NAME.FIELD``. What changes during the training is in the :class:`Sampler` that it makes.
+
+    Class attributes:
+        name: the registered name.
+        needs_scores: it looks at scores, so that rewards must be known at generation.
+        min_rollouts: the smallest group that it can do anything with.
+        discards: some rollouts are never trained on, so that a step may need more than a batch of groups.
+        needs_budget: a pass over the prompts has no fixed cost, so that the training ends by ``--train.max_rollouts``,
+            which is set to prompts x samples x episodes if not given.
+        reads_score_range: it honours ``RunFacts.score_range``; others refuse ``--algo.dynamic_filtering_enable``.
+
+    Raises:
+        ValueError: a parameter is outside its range.
+    """
+
+    name: ClassVar[str]
+    needs_scores: ClassVar[bool] = False
+    min_rollouts: ClassVar[int] = 1
+    discards: ClassVar[bool] = False
+    needs_budget: ClassVar[bool] = False
+    reads_score_range: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        parameters.check(self, self.name)
+
+    def complete(self, facts: RunFacts) -> RolloutStrategy:
+        """The strategy with the parameters filled in that depend on the run; their default is None.
+
+        Raises:
+            ValueError: it cannot work with these facts.
+        """
+        return self
+
+    def describe(self) -> str:
+        """What it does, in a few words: a part of the line that the start prints."""
+        raise NotImplementedError
+
+    def sampler(self, facts: RunFacts) -> Sampler:
+        """The mutable part, for one training; called on a complete strategy."""
+        raise NotImplementedError
+
+
+STRATEGIES: Registry[RolloutStrategy] = Registry(
+    "rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies"
+)
+register = STRATEGIES.register
+
+
 def varies(scores_N: NDArray[np.float64]) -> bool:
-    """Whether the verified scores of a group differ at all; without two of them they do not."""
+    """Whether the known scores of a group differ; False if fewer than two are known."""
     known = scores_N[~np.isnan(scores_N)]
     return bool(len(known) and known.min() < known.max())

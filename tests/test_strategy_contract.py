@@ -1,0 +1,249 @@
+"""Laws every rollout strategy obeys, ours and one of another package: the example of CONTRIBUTING.md."""
+
+import dataclasses
+import math
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from estimators.registry import Registry
+from openrlhf_dbb import methods
+from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core.strategies import Outcome, RolloutStrategy, RunFacts
+from openrlhf_dbb.driver import arguments, checks, flags
+from openrlhf_dbb.errors import UsageError
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+OTHERS = "their_strategies:Rest"
+FACTS = RunFacts(groups=6, rollouts=4, seed=3)
+PROMPTS = 20
+
+every_strategy = pytest.mark.parametrize("name", [*strategies.available(), OTHERS])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def other_package(tmp_path_factory):
+    """The example of CONTRIBUTING.md as a module that can be imported; it does not register itself here."""
+    sources = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), flags=re.DOTALL)
+    [source] = [source for source in sources if "RolloutStrategy" in source]
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "their_strategies.py").write_text(source.replace("@register\n", ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+        sys.modules.pop("their_strategies", None)
+
+
+def parse(name, *argv):
+    return arguments.parse(["--preset", "tiny", "--rollout.strategy", name, *argv])
+
+
+def outside(field):
+    """A value that the field does not allow."""
+    if field.metadata["choices"]:
+        return "nothing of it"
+    if field.metadata["least"] is not None:
+        return field.metadata["least"] - 1
+    return int(field.metadata["within"][1:-1].split(",")[1]) + 1
+
+
+class Training:
+    """A strategy at work on 20 prompts, which succeed in 0 to 100 % of their rollouts."""
+
+    def __init__(self, sampler, place=0):
+        self.sampler, self.place = sampler, place
+        self.asked, self.outcomes = set(), set()
+
+    def scores(self, prompt_id):
+        successes = np.random.default_rng([prompt_id, self.place]).random(FACTS.rollouts) < prompt_id % 5 / 4
+        return successes.astype(float)
+
+    def draw(self, count):
+        drawn = []
+        while len(drawn) < count:
+            prompt_id, self.place = self.place % PROMPTS, self.place + 1
+            asked = self.sampler.rollouts(prompt_id)
+            self.asked.add(asked)
+            if asked:
+                drawn.append(prompt_id)
+            if self.place % PROMPTS == 0:
+                self.sampler.end_pass()
+                break
+        return drawn
+
+    def step(self):
+        """The prompts that are trained on."""
+        trained = []
+        while len(trained) < FACTS.groups:
+            size = self.sampler.round_size(FACTS.groups - len(trained))
+            assert size >= 1
+            waiting = self.draw(size)
+            while waiting:
+                prompt_id = waiting.pop(0)
+                outcome = self.sampler.judge(prompt_id, self.scores(prompt_id))
+                self.outcomes.add(outcome)
+                if outcome is Outcome.TRAIN:
+                    trained.append(prompt_id)
+                elif outcome is Outcome.REPLACE:
+                    waiting += self.draw(1)
+            self.sampler.end_round()
+        self.sampler.end_step()
+        return trained[: FACTS.groups]
+
+
+def build(name):
+    return strategies.STRATEGIES.build(name).complete(FACTS)
+
+
+@every_strategy
+def test_a_strategy_is_frozen(name):
+    strategy = build(name)
+    for attribute in ("name", *(field.name for field in dataclasses.fields(strategy))):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(strategy, attribute, 1)
+    assert pickle.loads(pickle.dumps(strategy)) == strategy
+
+
+@every_strategy
+def test_its_parameters_are_flags_with_help_and_a_range(name):
+    cls = strategies.get(name)
+    parser = flags.build_parser(strategy=name)
+    actions = {action.dest: action for action in parser._actions}
+    for field in dataclasses.fields(cls):
+        action = actions[f"{cls.name}.{field.name}"]
+        assert field.metadata["help"] in action.help
+        assert action.default == field.default
+        with pytest.raises(ValueError) as caught:
+            cls(**{field.name: outside(field)})
+        assert str(caught.value).startswith(f"--{cls.name}.{field.name} {outside(field)} is ")
+        assert "\n" not in str(caught.value)
+
+
+@every_strategy
+def test_a_bad_value_on_the_command_line_is_one_clear_line(name):
+    cls = strategies.get(name)
+    for field in dataclasses.fields(cls):
+        if field.metadata["choices"]:
+            continue  # refused by the parser
+        with pytest.raises(UsageError, match=rf"^--{cls.name}\.{field.name} .* is [^\n]+$"):
+            parse(name, f"--{cls.name}.{field.name}", str(outside(field)))
+
+
+@every_strategy
+def test_the_command_line_chooses_it_and_fills_in_what_depends_on_the_run(name):
+    settings = parse(name)
+    checks.check(settings)
+    facts = RunFacts(groups=64, rollouts=8, seed=42)
+    assert settings.facts == facts
+    assert type(settings.strategy) is strategies.get(name)
+    assert settings.strategy == strategies.get(name)().complete(facts) == settings.strategy.complete(facts)
+    assert None not in dataclasses.asdict(settings.strategy).values()
+    assert type(strategies.build(settings.args)) is type(settings.strategy.sampler(facts))
+
+
+@every_strategy
+def test_a_continued_run_must_keep_its_parameters_unless_they_may_change(name):
+    strategy = build(name)
+    kept = {
+        field.name
+        for field in dataclasses.fields(strategy)
+        if methods.is_piece(f"{strategy.name}.{field.name}", strategy)
+    }
+    assert kept == {field.name for field in dataclasses.fields(strategy)} - (
+        {"max_rounds"} if name == "dynamic" else set()
+    )
+
+
+@every_strategy
+def test_it_says_what_it_does_in_one_line(name):
+    text = build(name).describe()
+    assert text and "\n" not in text
+    settings = parse(name)
+    assert f": {settings.strategy.describe()}; " in methods.describe("none", settings.args, settings.estimator)
+
+
+@every_strategy
+def test_batches_are_filled_with_whole_groups_and_metrics_are_finite(name):
+    strategy = build(name)
+    training = Training(strategy.sampler(FACTS))
+    for _ in range(30):
+        assert len(training.step()) == FACTS.groups
+        assert all(math.isfinite(value) for value in training.sampler.metrics().values())
+    assert training.asked <= ({0, FACTS.rollouts} if strategy.needs_budget else {FACTS.rollouts})
+    assert strategy.discards == (training.outcomes != {Outcome.TRAIN})
+
+
+@every_strategy
+def test_a_group_whose_rewards_differ_is_trained_on(name):
+    sampler = build(name).sampler(FACTS)
+    for scores in ([1, 0, 0, 1], [0.25, 0.5, 0.75, 0.5], [1, 0, np.nan, np.nan]):
+        assert sampler.judge(0, np.array(scores, dtype=float)) is Outcome.TRAIN
+
+
+@every_strategy
+def test_a_checkpoint_continues_with_the_same_decisions(name):
+    strategy = build(name)
+    first = Training(strategy.sampler(FACTS))
+    for _ in range(5):
+        first.step()
+    state = pickle.dumps(first.sampler.state())
+    place = first.place
+    expected = [(first.step(), first.sampler.metrics()) for _ in range(10)]
+    assert pickle.dumps(pickle.loads(state)) == state
+
+    resumed = Training(strategy.sampler(dataclasses.replace(FACTS, seed=99)), place)
+    resumed.sampler.load(pickle.loads(state))
+    assert [(resumed.step(), resumed.sampler.metrics()) for _ in range(10)] == expected
+
+
+def test_the_example_of_contributing_lets_solved_prompts_rest():
+    sampler = strategies.STRATEGIES.build(OTHERS, passes=2).sampler(FACTS)
+    assert sampler.judge(7, np.ones(4)) is Outcome.TRAIN
+    assert sampler.judge(8, np.array([1, 1, 1, np.nan])) is Outcome.TRAIN
+    asked = []
+    for _ in range(4):
+        asked.append((sampler.rollouts(7), sampler.rollouts(8), sampler.metrics()["rest/resting"]))
+        sampler.end_pass()
+    assert asked == [(0, 4, 1), (0, 4, 1), (0, 4, 1), (4, 4, 0)]  # the rest of this pass, and two more
+
+
+def test_what_is_no_strategy_is_refused():
+    for name, message in (
+        ("math:sqrt", r"is <built-in function sqrt>, not a subclass of openrlhf_dbb.core.strategies.RolloutStrategy"),
+        ("their_strategies:Nothing", "rollout strategy 'their_strategies:Nothing' cannot be imported"),
+        ("openrlhf_dbb.core.strategies:RolloutStrategy", "has no class attribute 'name'"),
+    ):
+        with pytest.raises(UsageError, match=r"^--rollout.strategy: ") as caught:
+            parse(name)
+        assert re.search(message, str(caught.value))
+
+
+def test_a_strategy_may_not_have_the_name_of_other_flags(other_package):
+    source = (other_package / "their_strategies.py").read_text()
+    taken = source.replace('"rest"', '"replay"').replace("passes: int", "samples: int").replace("self.passes", "1")
+    (other_package / "taken_name.py").write_text(taken)
+    with pytest.raises(
+        UsageError, match=r"^--rollout.strategy replay: .*--replay.samples.*; give the class another name"
+    ):
+        parse("taken_name:Rest")
+
+
+@pytest.mark.parametrize(("entry", "error"), [("rest", None), ("other", "whose name is another one")])
+def test_an_installed_package_declares_a_strategy(other_package, tmp_path, monkeypatch, entry, error):
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[openrlhf_dbb.strategies]\n{entry} = {OTHERS}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry(
+        "rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies"
+    )  # not ours, which would keep it
+    if error:
+        with pytest.raises(ValueError, match=error):
+            registry.available()
+    else:
+        assert registry.get("rest") is strategies.get(OTHERS)
