@@ -1,4 +1,4 @@
-"""The study's numbers, from the posterior store and the runs' folders into CSV files.
+"""Collects the study's numbers from the posterior store and the runs' folders into CSV files.
 
 An epoch is one of E equal parts of a run's steps, not a pass over the data: some methods take several passes.
 Shares of rollouts, rewards and lengths are over all generated rollouts, including those that were filtered out.

@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,14 +68,14 @@ def draw(study: Study, folder: Path) -> list[Path]:
         UsageError: matplotlib or scipy is not installed.
     """
     made: dict[str, Callable[[Study], Figure | None]] = {
-        "accuracy": lambda study: _accuracy(study, ("n2", "n4", "n8", "long-n2"), ESTIMATOR_ARMS),
+        "accuracy": _accuracy,
         "methods": _methods,
         "differences": _differences,
         "seeds": _seeds,
         "gradients": _gradients,
         "mse": _errors,
-        "mechanism-n2": lambda study: _mechanism(study, "n2"),
-        "mechanism-n8": lambda study: _mechanism(study, "n8"),
+        "mechanism-n2": partial(_mechanism, experiment="n2"),
+        "mechanism-n8": partial(_mechanism, experiment="n8"),
     }
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -86,15 +87,16 @@ def draw(study: Study, folder: Path) -> list[Path]:
     return paths
 
 
-def _accuracy(study: Study, experiments: Sequence[str], arms: Sequence[str]) -> Figure | None:
-    experiments = [name for name in experiments if _gains(study, name, arms)]
+def _accuracy(study: Study) -> Figure | None:
+    gains_of = {name: _gains(study, name, ESTIMATOR_ARMS) for name in ("n2", "n4", "n8", "long-n2")}
+    experiments = [name for name, gains in gains_of.items() if gains]
     if not experiments:
         return None
     rows = 1 if len(experiments) <= 3 else 2
     figure, panels = _grid(len(experiments), height=4.8 if rows == 1 else 3.6, rows=rows)
     target = {seed: curve[1][-1] for seed, curve in _gains(study, TARGET, [BASELINE]).get(BASELINE, {}).items()}
     for axes, experiment in zip(panels, experiments, strict=True):
-        gains = _gains(study, experiment, arms)
+        gains = gains_of[experiment]
         seeds = list(next(iter(gains.values())))
         if all(seed in target for seed in seeds):
             level = 100 * float(np.mean([target[seed] for seed in seeds]))
