@@ -1,6 +1,7 @@
 """What a training step computes, in numpy alone: no torch, no Ray, no OpenRLHF.
 
-posteriors   rollouts of a step -> posteriors, stored -> advantages
+posteriors   rewards of a step -> posteriors, stored -> advantages; what any trainer uses
+rollouts     the rollouts of a step as arrays, and the groups they form
 usage        what became of every rollout of a step
 probes       extra rollouts of some prompts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on

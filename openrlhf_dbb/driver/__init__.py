@@ -1,6 +1,7 @@
 """What runs in the process the user starts, before and around Ray.
 
 arguments  command line over preset over defaults -> Settings
+settings   the settings of a run: complete, frozen
 flags      the parser: OpenRLHF's flags, and ours beside them
 checks     combinations of arguments that cannot work
 preflight  everything that can be refused before an engine starts

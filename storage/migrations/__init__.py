@@ -5,8 +5,8 @@ the version of a database that it refuses. To change the schema: change ``storag
 ``SCHEMA_VERSION`` to N and add ``version_N.py`` here, tested as in ``tests/test_store_migrations.py``. A module is not
 changed once released, so it spells out what it adds and imports nothing from ``schema``:
 
-    ADDS           names of its new tables and views
-    upgrade()      from version N - 1 to N, by ``alembic.op``; inside the one transaction of all steps
+- ``ADDS``: names of its new tables and views
+- ``upgrade()``: from version N - 1 to N, by ``alembic.op``; inside the one transaction of all steps
 """
 
 from __future__ import annotations
