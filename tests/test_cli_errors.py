@@ -2,11 +2,9 @@
 
 import json
 import os
-import sqlite3
 import stat
 import subprocess
 import sys
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -243,14 +241,6 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     start_until_launch(command, monkeypatch, "--resume", "mine", *greso)
     start_until_launch(command, monkeypatch, "--resume", "mine", *greso, "--train.max_rollouts", "640")
     assert "budget     640 rollouts at most" in capfd.readouterr().out
-
-
-def test_a_run_of_an_older_release_is_not_resumed(unfinished, command, tmp_path):
-    with closing(sqlite3.connect(tmp_path / "openrlhf_dbb.db")) as database:  # as `openrlhf-dbb migrate` leaves it
-        database.execute("UPDATE dbb_run SET method = NULL")
-        database.commit()
-    code, said = command("--resume", "mine")
-    assert code == 2 and "--resume mine: an older release began it" in said and "--warm_start mine" in said
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import estimators
 import storage
 from openrlhf_dbb import methods
+from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts
@@ -79,11 +79,6 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
     Raises:
         UsageError, storage.StoreError: what differs, or who owns the run.
     """
-    if not record.method:
-        raise UsageError(
-            f"--resume {record.name}: an older release began it, whose checkpoints this one cannot continue; "
-            f"start a new run with --warm_start {record.name}"
-        )
     identity = _identity(settings, prompts)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
@@ -161,34 +156,35 @@ def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) 
         storage.StoreError: the name is taken, or the warm start's source does not fit.
     """
     identity = _identity(settings, prompts)
-    estimator = estimators.build(settings.estimator, **settings.parameters)
-    run = store.create_run(
+    posteriors = Posteriors.create(
+        store,
         settings.run_name,
-        **identity,
-        estimator_version=estimator.version,
-        state_fields=list(estimator.state_fields),
+        prompts.texts,
+        prompts.labels,
+        estimator=settings.estimator,
+        parameters=settings.parameters,
+        warm_start=settings.warm_start,
+        warm_start_weight=settings.warm_start_weight,
+        warm_start_store=settings.warm_start_url,
+        model=identity["model"],
+        dataset=identity["dataset"],
+        reward=identity["reward"],
+        method=identity["method"],
         config=_plain(settings.flags),
     )
-    ids = store.register_prompts(prompts.texts, prompts.labels)
-    warm_start, notes = None, []
-    if settings.warm_start is not None:
-        with source_store(settings) as source:
-            record = source.find_run(settings.warm_start)
-            try:
-                warm_start = run.warm_start(source, record, ids, weight=settings.warm_start_weight)
-            except storage.StoreError:
-                run.discard()  # or --resume would find a run that never began
-                raise
-        for what, theirs, mine in (
-            ("model", record.model, identity["model"]),
-            ("data set", record.dataset, identity["dataset"]),
-            ("reward", record.reward, identity["reward"]),
-        ):
-            if theirs != mine:
-                notes.append(f"warning: run {record.name} used another {what}: {theirs}, here {mine}")
-    start = Start(run.record, False, store.url, store.location, prompts, warm_start, notes)
-    run.release()
-    return start
+    with posteriors:
+        warm_start, notes = posteriors.warm_start, []
+        if warm_start is not None:
+            source = warm_start.source
+            for what, theirs, mine in (
+                ("model", source.model, identity["model"]),
+                ("data set", source.dataset, identity["dataset"]),
+                ("reward", source.reward, identity["reward"]),
+            ):
+                if theirs != mine:
+                    notes.append(f"warning: run {source.name} used another {what}: {theirs}, here {mine}")
+        posteriors.run.release()  # the trainer claims it
+        return Start(posteriors.run.record, False, store.url, store.location, prompts, warm_start, notes)
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:
