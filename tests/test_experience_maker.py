@@ -164,7 +164,7 @@ def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
 def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     mine, store = ours("dbb", discount=0.5)
     batch, metrics = advantages(mine, experiences(GROUPS["zero variance"]))
-    # alpha, beta = .5 * 1 + S, .5 * 1 + 8 - S; advantage of the unanimous outcome: sqrt(minority / majority)
+    # alpha, beta = 0.5 * 1 + S, 0.5 * 1 + 8 - S; a zero-variance group gets sqrt(minority / majority)
     expected = math.sqrt(0.5 / 8.5)
     rows = column(batch, "advantages").reshape(4, 8, TOKENS)
     for p, sign in enumerate([-1, 1, -1, 1]):
@@ -315,7 +315,7 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     rejected = [*filtered_group(2, [0.0] * 8, length=3), *filtered_group(3, [1.0, math.nan])]
     batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped={(PROMPTS[0], "1"): 2})
     assert column(batch, "advantages").shape == (16, TOKENS)
-    # alpha, beta = .5 + S, .5 + n - S
+    # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
     assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
     used = store.query(

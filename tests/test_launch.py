@@ -35,7 +35,7 @@ def test_the_estimator_in_contributing_keeps_the_contract():
     exec(source.replace("@register\n", ""), names)
     average = names["MovingAverage"](keep=0.5)
     state, estimate = average.observe(average.initial_state(1), np.array([[1.0, 1.0, np.nan]]))
-    # .5 * .5 + .5 * 1
+    # 0.5 * 0.5 + 0.5 * 1
     assert (state["average"][0], estimate.mean[0], estimate.variance[0]) == (0.75, 0.75, 0.1875)
 
 

@@ -102,11 +102,11 @@ def history(store, step):
 def test_filtered_groups_update_the_posteriors_and_are_counted(posteriors):
     ours, store = posteriors("dbb", discount=0.5)
     kept, _ = observe(ours, 1, (0, True, [1, 0, 1, 1]), (1, False, [0, 0, 0, 0]))
-    # alpha = .5 + S, beta = .5 + 4 - S; advantages sqrt(beta / alpha) and -sqrt(alpha / beta)
+    # alpha = 0.5 + S, beta = 0.5 + 4 - S; advantages sqrt(beta / alpha) and -sqrt(alpha / beta)
     assert history(store, 1) == [("prompt 0", 4, 3.5, 1.5), ("prompt 1", 4, 0.5, 4.5)]
     right, wrong = math.sqrt(1.5 / 3.5), -math.sqrt(3.5 / 1.5)
     assert kept == pytest.approx([right, wrong, right, right])
-    # its next visit continues from the rejected one: .25 + 2, 2.25 + 2
+    # its next visit continues from the filtered one: 0.25 + 2, 2.25 + 2
     [later] = observe(ours, 2, (1, True, [1, 1, 0, 0]))
     assert history(store, 2) == [("prompt 1", 4, 2.25, 4.25)]
     assert later[0] == pytest.approx(math.sqrt(4.25 / 2.25))

@@ -144,7 +144,7 @@ def test_the_normalisers_weigh_replays_as_they_say():
     assert code[0].tolist() == FRESH_ADVANTAGES.tolist()
     assert code[1] == {A: [0.25, -0.25]}  # half of 1 - 1/2, 0 - 1/2
     formula = normalise(filled(*groups, coef=0.5, normalizer="formula", form="dr_grpo"))
-    # 4 fresh rows and 2 replayed: in a mean over 6 a fresh one is to weigh 1/4, a replayed one .5 / 2 prompts / 2
+    # 4 fresh rows and 2 replayed: in a mean over 6 a fresh one is to weigh 1/4, a replayed one 0.5 / 2 prompts / 2
     assert formula[0] == pytest.approx(6 / 4 * FRESH_ADVANTAGES)
     assert formula[1] == {A: pytest.approx([0.5 * 0.125 * 6, -0.5 * 0.125 * 6])}
 
