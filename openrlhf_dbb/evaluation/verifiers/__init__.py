@@ -1,10 +1,10 @@
 """Verifiers of responses: whether a response is correct, and what it answered.
 
 Kinds:
-math          Math-Verify, as in training; a label that it cannot read is an error
-math_or_text  the same, but a label that Math-Verify cannot read is compared as LaTeX text
-choice        the letter of an option
-exact         Big-Bench Hard's rules, chosen by the form of the label: letter, yes or no, number, parentheses, words
+- math: Math-Verify, as in training; a label that it cannot read is an error
+- math_or_text: the same, but a label that Math-Verify cannot read is compared as LaTeX text
+- choice: the letter of an option
+- exact: Big-Bench Hard's rules, chosen by the form of the label: letter, yes or no, number, parentheses, words
 
 Modules:
 mathematics   scores and answers of math and math_or_text
