@@ -1,7 +1,6 @@
 """What runs in the process the user starts, before and around Ray.
 
 arguments  command line over preset over defaults -> Settings
-settings   the settings of a run: complete, frozen
 flags      the parser: OpenRLHF's flags, and ours beside them
 settings   Settings: the values of all flags, frozen
 checks     values and combinations of arguments that cannot work
