@@ -85,7 +85,7 @@ def no_engine_starts(monkeypatch):
         (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
         (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
-        (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo has no place for --estimator dbb"),
+        (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo cannot be used with --estimator"),
         (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
@@ -183,6 +183,7 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
     printed = capfd.readouterr().out
     assert "probes     8 of 8 prompts, 16 extra rollouts at each visit: 128 an epoch beside 32 of training" in printed
     assert "from here on --probe.fraction 1 (was 0), --probe.samples 16 (was 128)" in printed
+    assert "   --ckpt.load_enable True  [run mine]" in printed.splitlines()
     start_until_launch(command, monkeypatch, "--resume", "mine", "--probe.samples", "16")
     assert "probes" not in capfd.readouterr().out
 
@@ -241,6 +242,12 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     start_until_launch(command, monkeypatch, "--resume", "mine", *greso)
     start_until_launch(command, monkeypatch, "--resume", "mine", *greso, "--train.max_rollouts", "640")
     assert "budget     640 rollouts at most" in capfd.readouterr().out
+
+
+def test_openrlhf_alone_continues_from_its_checkpoint(command, monkeypatch, capfd):
+    alone = ["--estimator", "none", "--actor.eps_clip_low_high", "0.2", "0.2"]
+    start_until_launch(command, monkeypatch, *alone, "--resume")
+    assert "   --ckpt.load_enable True  [--resume]" in capfd.readouterr().out.splitlines()
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(

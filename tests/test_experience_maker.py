@@ -153,7 +153,7 @@ def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
     mine = column(advantages(ours("point")[0], experiences(rewards_P_G))[0], "advantages")
     for p, group in enumerate(rewards_P_G):
         left = ~np.isnan(group)
-        args = settings("--estimator", "none").args
+        args = settings("--estimator", "none").openrlhf_args()
         args.rollout.n_samples_per_prompt = int(left.sum())
         alone = maker(RemoteExperienceMaker, args).compute_advantages_and_returns(experiences(group[None, left]))
         rows = mine.reshape(4, 8, TOKENS)[p]

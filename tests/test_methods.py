@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf_dbb import methods, presets
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import Outcome, Sampler
+from openrlhf_dbb.core.strategies import Decision, Sampler
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampler
 from openrlhf_dbb.core.strategies.greso import GresoSampler
 from openrlhf_dbb.driver import arguments, checks, flags, printed
@@ -163,18 +163,18 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     assert look_up(settings, "rollout.strategy") == "dynamic"
     assert settings.origin["rollout.strategy"] == "--algo.dynamic_filtering_enable"
     scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-    assert strategies.build(settings.args).judge(0, scores) is Outcome.REPLACE
-    assert strategies.build(parse("--rollout.strategy", "dynamic").args).judge(0, scores) is Outcome.TRAIN
+    assert strategies.build(settings.args).judge(0, scores) is Decision.REPLACE
+    assert strategies.build(parse("--rollout.strategy", "dynamic").args).judge(0, scores) is Decision.TRAIN
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
-    assert strategies.build(parse(*wider).args).judge(0, scores) is Outcome.TRAIN
+    assert strategies.build(parse(*wider).args).judge(0, scores) is Decision.TRAIN
 
 
 def test_the_strategy_is_built_from_its_flags():
     assert type(strategies.build(parse().args)) is Sampler
     one = strategies.build(parse("--method", "dapo").args)
-    assert (type(one), one.round_size(5), one.judge(0, np.ones(8))) == (DynamicSampler, 5, Outcome.REPLACE)
+    assert (type(one), one.round_size(5), one.judge(0, np.ones(8))) == (DynamicSampler, 5, Decision.REPLACE)
     many = strategies.build(parse("--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2").args)
-    assert (many.round_size(5), many.judge(0, np.ones(8))) == (2 * 64, Outcome.DISCARD)
+    assert (many.round_size(5), many.judge(0, np.ones(8))) == (2 * 64, Decision.DISCARD)
     argv = ["--method", "greso", "--greso.p_easy", "0.25", "--greso.floor", "0.125", "--greso.batch", "80"]
     greso = strategies.build(parse(*argv).args)
     assert (type(greso), greso.round_size(5)) == (GresoSampler, 80)

@@ -13,7 +13,7 @@ import pytest
 from estimators.registry import Registry
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import Outcome, RolloutStrategy, RunFacts
+from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts
 from openrlhf_dbb.driver import arguments, checks, flags
 from openrlhf_dbb.errors import UsageError
 
@@ -56,7 +56,7 @@ class Training:
 
     def __init__(self, sampler, place=0):
         self.sampler, self.place = sampler, place
-        self.asked, self.outcomes = set(), set()
+        self.asked, self.decisions = set(), set()
 
     def scores(self, prompt_id):
         successes = np.random.default_rng([prompt_id, self.place]).random(FACTS.rollouts) < prompt_id % 5 / 4
@@ -84,11 +84,11 @@ class Training:
             waiting = self.draw(size)
             while waiting:
                 prompt_id = waiting.pop(0)
-                outcome = self.sampler.judge(prompt_id, self.scores(prompt_id))
-                self.outcomes.add(outcome)
-                if outcome is Outcome.TRAIN:
+                decision = self.sampler.judge(prompt_id, self.scores(prompt_id))
+                self.decisions.add(decision)
+                if decision is Decision.TRAIN:
                     trained.append(prompt_id)
-                elif outcome is Outcome.REPLACE:
+                elif decision is Decision.REPLACE:
                     waiting += self.draw(1)
             self.sampler.end_round()
         self.sampler.end_step()
@@ -174,14 +174,14 @@ def test_batches_are_filled_with_whole_groups_and_metrics_are_finite(name):
         assert len(training.step()) == FACTS.groups
         assert all(math.isfinite(value) for value in training.sampler.metrics().values())
     assert training.asked <= ({0, FACTS.rollouts} if strategy.needs_budget else {FACTS.rollouts})
-    assert strategy.discards == (training.outcomes != {Outcome.TRAIN})
+    assert strategy.discards == (training.decisions != {Decision.TRAIN})
 
 
 @every_strategy
 def test_a_group_whose_rewards_differ_is_trained_on(name):
     sampler = build(name).sampler(FACTS)
     for scores in ([1, 0, 0, 1], [0.25, 0.5, 0.75, 0.5], [1, 0, np.nan, np.nan]):
-        assert sampler.judge(0, np.array(scores, dtype=float)) is Outcome.TRAIN
+        assert sampler.judge(0, np.array(scores, dtype=float)) is Decision.TRAIN
 
 
 @every_strategy
@@ -202,8 +202,8 @@ def test_a_checkpoint_continues_with_the_same_decisions(name):
 
 def test_the_example_of_contributing_lets_solved_prompts_rest():
     sampler = strategies.STRATEGIES.build(OTHERS, passes=2).sampler(FACTS)
-    assert sampler.judge(7, np.ones(4)) is Outcome.TRAIN
-    assert sampler.judge(8, np.array([1, 1, 1, np.nan])) is Outcome.TRAIN
+    assert sampler.judge(7, np.ones(4)) is Decision.TRAIN
+    assert sampler.judge(8, np.array([1, 1, 1, np.nan])) is Decision.TRAIN
     asked = []
     for _ in range(4):
         asked.append((sampler.rollouts(7), sampler.rollouts(8), sampler.metrics()["rest/resting"]))

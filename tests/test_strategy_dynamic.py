@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from openrlhf_dbb.core.strategies import Outcome, RunFacts, SamplingError
+from openrlhf_dbb.core.strategies import Decision, RunFacts, SamplingError
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling
 from openrlhf_dbb.core.strategies.plain import Plain
 
 NAN = np.nan
-TRAIN, DISCARD, REPLACE = Outcome.TRAIN, Outcome.DISCARD, Outcome.REPLACE
+TRAIN, DISCARD, REPLACE = Decision.TRAIN, Decision.DISCARD, Decision.REPLACE
 
 
 def dynamic(refill="one_for_one", multiple=3, max_rounds=10, score_range=None):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from openrlhf_dbb.core.strategies import Outcome, RunFacts, SamplingError
+from openrlhf_dbb.core.strategies import Decision, RunFacts, SamplingError
 from openrlhf_dbb.core.strategies.greso import MOST_IDLE_PASSES, Greso
 
 NAN = np.nan
@@ -27,9 +27,9 @@ def greso(groups=4, seed=1, **changes):
 
 def show(sampler, groups, prompt_id=0):
     """Judge one group after the other; whether each is trained on."""
-    outcomes = [sampler.judge(prompt_id, np.array(GROUPS[group], dtype=float)) for group in groups]
-    assert set(outcomes) <= {Outcome.TRAIN, Outcome.DISCARD}
-    return [outcome is Outcome.TRAIN for outcome in outcomes]
+    decisions = [sampler.judge(prompt_id, np.array(GROUPS[group], dtype=float)) for group in groups]
+    assert set(decisions) <= {Decision.TRAIN, Decision.DISCARD}
+    return [decision is Decision.TRAIN for decision in decisions]
 
 
 def skips(sampler, prompt_id):

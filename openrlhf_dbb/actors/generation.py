@@ -21,7 +21,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from openrlhf_dbb.actors.vllm_actor import RewardError, single_value
 from openrlhf_dbb.core.rollouts import Key
-from openrlhf_dbb.core.strategies import Outcome, Sampler
+from openrlhf_dbb.core.strategies import Decision, Sampler
 
 
 class BudgetSpent(Exception):
@@ -225,13 +225,13 @@ class RolloutGenerator(SamplesGenerator):
             for ref in ready:
                 place = pending.pop(ref)
                 group = [self._process_response_into_experience(answer, **generate_kwargs) for answer in ray.get(ref)]
-                outcome = self._judge(group)
-                if outcome is Outcome.TRAIN:
+                decision = self._judge(group)
+                if decision is Decision.TRAIN:
                     kept[place] = group
                     self.watch(len(self._kept) + len(kept))
                     continue
                 self._batch.filtered += map(_scores_only, group)
-                replaced = outcome is Outcome.REPLACE
+                replaced = decision is Decision.REPLACE
                 if replaced and self._dataloader_iter is not None and self._groups_left() >= 1:
                     sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
         self._kept += [kept[place] for place in sorted(kept)]
@@ -255,10 +255,10 @@ class RolloutGenerator(SamplesGenerator):
             raise ValueError(f"the rollout strategy asks for {rollouts} rollouts of a prompt; only 0 or {whole} work")
         return rollouts
 
-    def _judge(self, group: list[Experience]) -> Outcome:
+    def _judge(self, group: list[Experience]) -> Decision:
         scores_N = _scores(group)
         prompt_id = self.prompt_ids[group[0].prompts[0], str(group[0].labels[0])]
-        return Outcome.TRAIN if scores_N is None else self.sampler.judge(prompt_id, scores_N)
+        return Decision.TRAIN if scores_N is None else self.sampler.judge(prompt_id, scores_N)
 
     def _process_response_into_experience(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
         experience = super()._process_response_into_experience(response, **generate_kwargs)

@@ -1,10 +1,10 @@
 """What runs in the process the user starts, before and around Ray.
 
 arguments  command line over preset over defaults -> Settings
-settings   the settings of a run: complete, frozen
 flags      the parser: OpenRLHF's flags, and ours beside them
-checks     combinations of arguments that cannot work
-preflight  everything that can be refused before an engine starts
+settings   Settings: the values of all flags, frozen
+checks     values and combinations of arguments that cannot work
+preflight  everything that can be refused before an engine starts; completes the settings
 start      the run to train: new, resumed or warm-started
 printed    the configuration before, the summary after
 launch     Ray, the actors, the progress bar

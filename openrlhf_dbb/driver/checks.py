@@ -64,7 +64,7 @@ def _check_probes(settings: Settings) -> None:
     if not 0 <= fraction <= 1:
         raise UsageError(f"--probe.fraction {fraction} is not in [0, 1]; 0.1 probes a tenth of the prompts")
     if samples < 2:
-        raise UsageError(f"--probe.samples {samples} is below 2: a single response does not tell its noise")
+        raise UsageError(f"--probe.samples {samples} is below 2: the noise of a single response is unknown")
     if fraction and settings.estimator == NO_ESTIMATOR:
         raise UsageError(f"--probe.fraction {fraction} measures an estimator; --estimator is {NO_ESTIMATOR}, name one")
     if fraction and not _rewards_at_generation(args):
@@ -166,7 +166,7 @@ def _check_estimator(settings: Settings) -> None:
     form = args.algo.advantage.estimator
     if form not in FORMS:
         raise UsageError(
-            f"--algo.advantage.estimator {form} has no place for --estimator {settings.estimator}; "
+            f"--algo.advantage.estimator {form} cannot be used with --estimator {settings.estimator}; "
             f"use {' or '.join(FORMS)}, or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
         )
     estimator = estimators.build(settings.estimator, **settings.parameters)

@@ -22,7 +22,7 @@ NORMALIZATIONS = ("split", "mixed")
 
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--run_name", {}, "name of a new run; default: estimator, preset or model, and the time"),
+    ("--run_name", {}, "name of a new run; default: method, estimator, preset or model, and the time"),
     (
         "--resume",
         {"nargs": "?", "const": "", "metavar": "RUN"},
@@ -31,45 +31,49 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--warm_start",
         {"metavar": "RUN"},
-        "start a new run from the final posteriors of another one (name, uuid or number)",
+        "start a new run from the final posteriors of another one (name, uuid or id)",
     ),
     ("--warm_start_weight", {"type": float, "default": 1.0}, "in (0, 1]: multiplies the imported counts"),
-    ("--warm_start_url", {"metavar": "URL"}, "database of that run, if another"),
+    ("--warm_start_url", {"metavar": "URL"}, "database of that run, if it is another one"),
     (
         "--store.url",
         {"metavar": "URL"},
         "database of the posteriors, sqlite:///FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL "
-        "(which keeps a password out of sight), else sqlite:///openrlhf_dbb.db",
+        "(which keeps a password off the command line), else sqlite:///openrlhf_dbb.db",
     ),
-    ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and known to be dead"),
-    ("--data.max_prompt_len", {"type": int}, "drop prompts of more tokens than this"),
-    ("--data.drop_duplicates", _SWITCH, "keep the first of prompts with equal text"),
-    ("--data.cut_to_batches", _SWITCH, "drop the last prompts that do not fill a rollout batch"),
+    ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
+    ("--data.max_prompt_len", {"type": int}, "drop prompts with more tokens than this"),
+    ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
+    ("--data.cut_to_batches", _SWITCH, "drop the last prompts if they do not fill a rollout batch"),
     (
         "--rollout.min_new_tokens",
         {"type": int, "default": 0, "metavar": "N"},
-        "tokens before a response may end (default 0: the policy itself is sampled; OpenRLHF alone: 1)",
+        "tokens before a response may end (default 0: rollouts come from the policy itself; OpenRLHF alone: 1)",
     ),
-    ("--eval.skip_start", _SWITCH, "do not evaluate before the training; with --eval.dataset"),
+    ("--eval.skip_start", _SWITCH, "do not evaluate before training; with --eval.dataset"),
     (
         "--probe.fraction",
         {"type": float, "default": 0.0},
-        "in [0, 1]: part of the prompts of which extra rollouts measure the estimates; never trained on (default 0)",
+        "in [0, 1]: share of the prompts for which extra rollouts measure the estimates; never trained on (default 0)",
     ),
     ("--probe.samples", {"type": int, "default": 128}, "extra rollouts of a probed prompt at each visit (default 128)"),
     (
         "--train.max_rollouts",
         {"type": int},
-        "stop before more training rollouts than this are generated, discarded ones counted, evaluation, probes and "
-        "replays not; it takes the place of --train.num_episodes",
+        "stop before more training rollouts than this are generated, including discarded ones, excluding evaluation, "
+        "probes and replays; replaces --train.num_episodes",
     ),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
 _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--replay.samples", {"type": int, "default": 0}, "old rollouts of each prompt trained on beside the new; 0: none"),
+    (
+        "--replay.samples",
+        {"type": int, "default": 0},
+        "earlier rollouts of each prompt that are trained on beside the new ones; 0: none",
+    ),
     ("--replay.cache", {"type": int, "default": 16}, "newest rollouts of each prompt that are kept"),
-    ("--replay.min_cache", {"type": int, "default": 16}, "a prompt is replayed once it has so many"),
+    ("--replay.min_cache", {"type": int, "default": 16}, "a prompt is replayed once it has this many"),
     (
         "--replay.select",
         {"choices": list(SELECTIONS), "default": "reward"},
@@ -109,11 +113,11 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
         "deepspeed --module openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
     )
     parser.description = (
-        "GRPO with stored reward posteriors. Bare, it trains: a small model without CUDA, "
-        "the paper's Qwen3-1.7B setting with it."
+        "GRPO with stored reward posteriors. Without further flags it trains a small model if there is no CUDA, "
+        "else the paper's Qwen3-1.7B setting."
     )
     parser.epilog = (
-        "All other flags are OpenRLHF's own. A switch that a preset turns on is turned off by --no-NAME, "
+        "All other flags are OpenRLHF's own. Turn off a switch that a preset turns on with --no-NAME, "
         "as in --no-train.colocate_all."
     )
     ours = parser.add_argument_group("openrlhf_dbb")

@@ -1,6 +1,6 @@
 """Rollout strategies: which prompts are generated for, and which groups are trained on; one file each.
 
-    base        the contract: RolloutStrategy, Sampler, Outcome; the registry
+    base        the contract: RolloutStrategy, Sampler, Decision; the registry
     parameters  fields that say what they allow
     plain       every prompt, every group
     dynamic     groups of zero variance are replaced (DAPO)
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from estimators.registry import parameter_fields
 from openrlhf_dbb.core.strategies.base import (
     STRATEGIES,
-    Outcome,
+    Decision,
     RolloutStrategy,
     RunFacts,
     Sampler,
@@ -27,7 +27,7 @@ from openrlhf_dbb.core.strategies.base import (
 from openrlhf_dbb.core.strategies.parameters import parameter
 
 __all__ = [
-    "Outcome",
+    "Decision",
     "RolloutStrategy",
     "RunFacts",
     "Sampler",

@@ -38,7 +38,7 @@ class RunFacts:
     score_range: tuple[float, float] | None = None
 
 
-class Outcome(Enum):
+class Decision(Enum):
     """What becomes of a group that has been generated."""
 
     TRAIN = auto()
@@ -75,13 +75,13 @@ class Sampler:
         """Rollouts to generate for a prompt that has just been drawn: N, or 0 to skip it."""
         return self.facts.rollouts
 
-    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Outcome:
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         """Take note of a generated group, and decide what becomes of it.
 
         Args:
             scores_N: the verifier's scores before any penalty; NaN where missing.
         """
-        return Outcome.TRAIN
+        return Decision.TRAIN
 
     def end_round(self) -> None:
         """All groups of a round have been judged."""

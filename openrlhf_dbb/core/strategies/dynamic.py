@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.core.strategies.base import (
-    Outcome,
+    Decision,
     RolloutStrategy,
     RunFacts,
     Sampler,
@@ -44,7 +44,7 @@ class DynamicSampling(RolloutStrategy):
         choices=("one_for_one", "batches"),
     )
     multiple: int = parameter(3, "prompts of a generation batch, in rollout batches", least=1)
-    max_rounds: int = parameter(10, "generation batches a step at most; 0: no limit", least=0, may_change=True)
+    max_rounds: int = parameter(10, "most generation batches of a step; 0: no limit", least=0, may_change=True)
 
     name: ClassVar[str] = "dynamic"
     needs_scores: ClassVar[bool] = True
@@ -67,13 +67,13 @@ class DynamicSampler(Sampler):
 
     def __init__(self, strategy: DynamicSampling, facts: RunFacts) -> None:
         super().__init__(facts)
-        self._rejected = Outcome.REPLACE if strategy.refill == "one_for_one" else Outcome.DISCARD
+        self._rejected = Decision.REPLACE if strategy.refill == "one_for_one" else Decision.DISCARD
         self._round = strategy.multiple * facts.groups
         self._most = strategy.max_rounds * self._round
         self._generated = self._accepted = 0
 
     def round_size(self, missing: int) -> int:
-        if self._rejected is Outcome.REPLACE:
+        if self._rejected is Decision.REPLACE:
             return missing
         if 0 < self._most <= self._generated:
             raise SamplingError(
@@ -84,14 +84,14 @@ class DynamicSampler(Sampler):
         # The end of a pass cuts a generation batch short; the limit counts prompts, so that this costs no round.
         return min(self._round, self._most - self._generated) if self._most else self._round
 
-    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Outcome:
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         accepted = varies(scores_N)
         if accepted and self.facts.score_range is not None:
             low, high = self.facts.score_range
             accepted = low < float(np.nanmean(scores_N)) < high
         self._generated += 1
         self._accepted += accepted
-        return Outcome.TRAIN if accepted else self._rejected
+        return Decision.TRAIN if accepted else self._rejected
 
     def end_step(self) -> None:
         self._generated = self._accepted = 0

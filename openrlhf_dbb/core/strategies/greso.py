@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.core.strategies.base import (
-    Outcome,
+    Decision,
     RolloutStrategy,
     RunFacts,
     Sampler,
@@ -44,23 +44,23 @@ class Greso(RolloutStrategy):
     variance are not trained on.
     """
 
-    p_easy: float = parameter(0.5, "start of the probability base of prompts solved wholly", within="(0, 1]")
-    p_hard: float = parameter(0.5, "start of the probability base of prompts never solved", within="(0, 1]")
-    target_easy: float = parameter(1 / 12, "share of solved groups to aim at, in (0, 1)", within="(0, 1)")
-    target_hard: float = parameter(1 / 6, "share of failed groups to aim at, in (0, 1)", within="(0, 1)")
-    step: float = parameter(0.01, "change of a base after each training step", within="(0, 1)")
-    min_p: float = parameter(0.05, "lowest base", within="(0, 1]")
-    max_p: float = parameter(0.95, "highest base", within="(0, 1]")
+    p_easy: float = parameter(0.5, "initial p of prompts whose last groups all succeeded", within="(0, 1]")
+    p_hard: float = parameter(0.5, "initial p of prompts whose last groups all failed", within="(0, 1]")
+    target_easy: float = parameter(1 / 12, "share of groups with only successes to aim at", within="(0, 1)")
+    target_hard: float = parameter(1 / 6, "share of groups with only failures to aim at", within="(0, 1)")
+    step: float = parameter(0.01, "change of p_easy and p_hard after each training step", within="(0, 1)")
+    min_p: float = parameter(0.05, "lowest p_easy and p_hard", within="(0, 1]")
+    max_p: float = parameter(0.95, "highest p_easy and p_hard", within="(0, 1]")
     floor: float = parameter(0.01, "lowest probability that a prompt is generated for", within="(0, 1]")
     batch: int | None = parameter(
         None, "prompts of a step's first round", least=1, default_text="1.5 x --rollout.batch_size"
     )
     min_batch: int | None = parameter(
-        None, "prompts of a later round at least", least=1, default_text="--rollout.batch_size / 2"
+        None, "fewest prompts of a later round", least=1, default_text="--rollout.batch_size / 2"
     )
     safety: float = parameter(
         1.25,
-        "factor on the prompts that a later round is thought to need",
+        "factor on the expected number of prompts that a later round needs",
         least=1,
         why="rounds would ask for fewer prompts than needed",
     )
@@ -125,22 +125,22 @@ class GresoSampler(Sampler):
         needed = self._strategy.safety * missing * last.groups / (last.groups - last.easy - last.hard)
         return int(max(min(needed, self._batch), self._min_batch))
 
-    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Outcome:
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         self._idle_passes = 0
         if np.isnan(scores_N).all():
-            return Outcome.DISCARD  # nothing is known of it: neither trained on nor counted
+            return Decision.DISCARD  # nothing is known of it: neither trained on nor counted
         self._in_step.groups += 1
         self._in_round.groups += 1
         if varies(scores_N):
             self._streak.pop(prompt_id, None)
-            return Outcome.TRAIN
+            return Decision.TRAIN
         easy = float(np.nanmean(scores_N)) > 0.5
         before = self._streak.get(prompt_id, 0)
         self._streak[prompt_id] = max(before, 0) + 1 if easy else min(before, 0) - 1
         for counts in (self._in_step, self._in_round):
             counts.easy += easy
             counts.hard += not easy
-        return Outcome.DISCARD
+        return Decision.DISCARD
 
     def end_round(self) -> None:
         if self._in_round.groups:
