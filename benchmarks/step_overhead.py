@@ -145,6 +145,8 @@ def main() -> int:
     print(f"{'':<12}{'steps':>7}{'median ms':>11}{'quartiles ms':>18}{'ratio':>8}")
     for estimator in ESTIMATORS:
         times = measure(estimator, options.episodes)
+        if min(map(len, times.values())) < 2:
+            sys.exit(f"too few steps to compare; raise --episodes, now {options.episodes}")
         medians = {each: statistics.median(values) for each, values in times.items()}
         ratios[estimator] = medians[estimator] / medians[UPSTREAM]
         for each, values in sorted(times.items(), key=lambda item: item[0] != UPSTREAM):

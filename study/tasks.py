@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from openrlhf_dbb import tiny
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.tiny import model as tiny_model
-from openrlhf_dbb.tiny.model import Recipe
+from openrlhf_dbb.tiny import Recipe
 
 PROMPTS = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
 WARMUP_STEPS = {"medium": 700, "hard": 500}
@@ -48,5 +48,5 @@ def prepare(folder: Path, seed: int, start: str) -> StudyTask:
     """
     if start not in WARMUP_STEPS:
         raise UsageError(f"unknown start {start!r}; available: {', '.join(WARMUP_STEPS)}")
-    files = tiny_model.prepare(folder, seed, Recipe(**PROMPTS, warmup_steps=WARMUP_STEPS[start]))
+    files = tiny.prepare(folder, seed, Recipe(**PROMPTS, warmup_steps=WARMUP_STEPS[start]))
     return StudyTask(files.model, files.train, files.heldout)

@@ -6,6 +6,7 @@ import sys
 import pytest
 from pyarrow import parquet
 
+from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.evaluate import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import evaluated_model, writing
@@ -17,7 +18,6 @@ from openrlhf_dbb.evaluation.loading import Loaded
 from openrlhf_dbb.evaluation.pipeline import evaluation_folder, manifest_of
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare, sequence_length
-from openrlhf_dbb.tiny import model as tiny_model
 
 
 def row(benchmark="sums", run=0, index=0):
@@ -203,7 +203,7 @@ def test_names_of_evaluations():
 @pytest.fixture(scope="module")
 def tiny():
     """The tiny preset's files."""
-    return tiny_model.prepare(tiny_model.default_folder())
+    return tiny_preset.prepare(tiny_preset.default_folder())
 
 
 @pytest.fixture(scope="module")

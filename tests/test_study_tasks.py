@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.tiny import model as tiny_model
 from openrlhf_dbb.tiny.task import generate
 from study import tasks
 
@@ -24,7 +23,7 @@ def weights(task):
 @pytest.fixture
 def short(monkeypatch):
     """A warm start of 2 or 1 steps on few rows instead of hundreds on many."""
-    monkeypatch.setattr(tiny_model, "WARMUP_ROWS", 60)
+    monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
     monkeypatch.setattr(tasks, "WARMUP_STEPS", {"medium": 2, "hard": 1})
 
 

@@ -16,12 +16,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import cpu, methods, presets, upstream
+from openrlhf_dbb import cpu, methods, presets, tiny, upstream
 from openrlhf_dbb.cpu.detection import cuda_devices
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_class, strategy_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.tiny import model as tiny_model
 
 MODEL_FLAG = "actor.model_name_or_path"
 
@@ -137,7 +136,7 @@ def _fill_placeholders(flags: dict[str, Any]) -> None:
         flags["run_name"] = f"{'-'.join(named)}-{datetime.now():%Y%m%d-%H%M%S}".lower()
     for name, value in flags.items():
         if isinstance(value, str):
-            flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny_model.default_folder()))
+            flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny.default_folder()))
     url = flags["reward.remote_url"]
     if url and re.fullmatch(r"\w+", url):
         path = Path(str(files("openrlhf_dbb.rewards"))) / f"{url}.py"

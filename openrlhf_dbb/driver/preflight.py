@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import storage
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import cpu, tiny, upstream
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.driver import checks, start
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -15,7 +15,6 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts, choose
-from openrlhf_dbb.tiny import model as tiny_model
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
@@ -41,8 +40,8 @@ def check(settings: Settings) -> tuple[Settings, Start | None]:
             with start.source_store(settings) as source:
                 source.find_run(settings.warm_start)
     _check_device(settings)
-    if args.actor.model_name_or_path.startswith(str(tiny_model.default_folder())):
-        tiny_model.prepare(tiny_model.default_folder())
+    if args.actor.model_name_or_path.startswith(str(tiny.default_folder())):
+        tiny.prepare(tiny.default_folder())
     _check_reward(args)
     prompts = _choose_prompts(settings, _load_tokenizer(args))
     settings = complete(settings, resumed, prompts)
