@@ -217,7 +217,7 @@ class PosteriorStore:
             row = connection.execute(schema.run.select().where(schema.run.c.name == values["name"])).one()
             if row.uuid != values["uuid"]:  # else it is ours: already committed; the acknowledgement was lost
                 raise StoreError(
-                    f"{self.location} already has a run named {row.name!r}; resume it or choose another name"
+                    f"there is a run named {row.name!r} in {self.location}; resume it or choose another name"
                 )
             return row
 

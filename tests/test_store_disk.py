@@ -45,7 +45,7 @@ def test_a_file_over_its_quota(tmp_path, fill, limit_kib):
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
         step, _, message = pipe.read().partition(" ")
-    assert message.startswith(str(tmp_path)) and message.endswith("the last transaction was undone, make room")
+    assert message.startswith(str(tmp_path)) and message.endswith("the transaction was rolled back, make room")
     with open_store(url) as store:
         run, ids = store.claim_run(1), fill.prompts(store, PROMPTS)
         fill.check_trained(store, run, ids, int(step) - 1)

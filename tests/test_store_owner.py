@@ -167,7 +167,7 @@ def test_a_record_holds_what_was_given(store, fill):
 
 def test_a_name_is_given_once(store, fill):
     fill.run(store, "twin")
-    with pytest.raises(StoreError, match=r".* already has a run named 'twin'; resume it or choose another name"):
+    with pytest.raises(StoreError, match=r"there is a run named 'twin' in .*; resume it or choose another name"):
         fill.run(store, "twin")
     assert [run.name for run in store.runs()] == ["twin"]
 

@@ -99,7 +99,7 @@ def test_roll_back_before_the_oldest_kept_step_is_refused(store, trained, dump):
     prune(store, run.record, before=5)
     before = dump(store)
     message = (
-        r"cannot go back to step 3, the history of step 4 was pruned; choose a model checkpoint of step 4 or later$"
+        r"cannot go back to step 3: the history of step 4 was pruned; choose a model checkpoint of step 4 or later$"
     )
     with pytest.raises(StoreError, match=message):
         run.roll_back(3)
@@ -160,8 +160,9 @@ def test_a_checkpoint_in_the_way_refuses_the_prune_until_it_is_given_up(store, t
     with pytest.raises(StoreError) as refusal:
         prune(store, run.record, before=5)
     assert str(refusal.value) == (
-        "run 'run' has checkpoint 'global_step2' of step 2, which needs the history from step 3, but the prune would "
-        "keep it from step 5 on; keep more, or give up such checkpoints (drop_checkpoints=True, or --drop-checkpoints)"
+        "run 'run' has checkpoint 'global_step2' of step 2, which needs the history from step 3 on, but the prune "
+        "would keep it from step 5 on; keep more, or give up such checkpoints "
+        "(drop_checkpoints=True, or --drop-checkpoints)"
     )
     assert dump(store) == before
     assert prune(store, run.record, before=3).steps == 2  # what no checkpoint needs
@@ -178,7 +179,7 @@ def test_a_checkpoint_in_the_way_refuses_the_prune_until_it_is_given_up(store, t
         ),
         (
             None,
-            r"has no checkpoint, so it resumes from its start, which needs the history from step 1, but .* from step 6",
+            r"has no checkpoint, so it resumes from its start, which needs the history from step 1 on, but .* step 6",
         ),
     ],
 )
@@ -236,8 +237,8 @@ def test_freed_space_is_reported_where_it_is_known(store, fill, kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "either keep_last or before"),
-        ({"keep_last": 1, "before": 1}, "either keep_last or before"),
+        ({}, "exactly one of keep_last and before"),
+        ({"keep_last": 1, "before": 1}, "exactly one of keep_last and before"),
         ({"keep_last": -1}, "keep_last is -1; it must be at least 0"),
         ({"before": 0}, "before is 0; it must be at least 1"),
     ],
