@@ -256,12 +256,12 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
     """The run's rows of ``epochs.csv``, and its row of ``runs.csv`` without seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
     trained = training_curves.training(store, run.record)
-    ledger = storage.inspection.usage_by_step(store, run.record)
-    steps = ledger.step.astype(np.float64)
+    used = storage.inspection.usage_by_step(store, run.record)
+    steps = used.step.astype(np.float64)
     means = {
         "reward": trained.reward,
-        "zero_variance": TrainingCurve(steps, ledger.zero_variance / ledger.generated),
-        "rescued": TrainingCurve(steps, ledger.rescued / ledger.generated),
+        "zero_variance": TrainingCurve(steps, used.zero_variance / used.generated),
+        "rescued": TrainingCurve(steps, used.rescued / used.generated),
         "length": trained.length,
         **_events(run.record, folder),
     }
