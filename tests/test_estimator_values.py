@@ -406,7 +406,7 @@ def test_centered_is_reward_minus_mean():
 
 
 def test_unknown_estimator_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown estimator 'dbbb'; known: auto, dbb, ema, empirical_bayes, gaussian"):
+    with pytest.raises(ValueError, match=r"unknown estimator 'dbbb'; known: auto, dbb, "):
         estimators.get("dbbb")
 
 
