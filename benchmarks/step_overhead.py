@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tqdm import tqdm
+
+from openrlhf_dbb.evaluation.training_curves import read_scalars
 
 UPSTREAM = "none"
 ESTIMATORS = ("point", "dbb")
@@ -96,11 +97,8 @@ class Training:
     def moments(self) -> list[float]:
         """Wall-clock times at which steps ended, of those written so far."""
         path = self.folder / "runs" / self.estimator / "tensorboard" / self.estimator
-        if not path.exists():
-            return []
-        events = EventAccumulator(str(path))
-        events.Reload()
-        return [e.wall_time for e in events.Scalars("train/policy_loss")] if events.Tags()["scalars"] else []
+        found = read_scalars(path).get("train/policy_loss") if path.exists() else None
+        return [] if found is None else found.wall_time.tolist()
 
     def step_times(self) -> list[float]:
         """Seconds of each step that lies within a slice of its own training, except the first of each slice."""
