@@ -227,7 +227,7 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         assert journaled.items() <= by_key.items()
         journaled = by_key
     assert evaluating.manifest()["status"] == "running"
-    with pytest.raises(UsageError, match="not 'finished'; give the evaluate command that began it again"):
+    with pytest.raises(UsageError, match="not 'finished'; run the evaluate command that started it again"):
         read_evaluation(evaluating.place)
 
     done = evaluating.run(*flags)
