@@ -28,18 +28,20 @@ errors      UsageError: the user can fix this
 
 __version__ = "0.1.0"
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openrlhf_dbb.core.posteriors import Posteriors, Scored
+    from openrlhf_dbb.core.posteriors import Posteriors
+    from openrlhf_dbb.core.scored import Scored
 
 __all__ = ["Posteriors", "Scored", "__version__"]
+
+_LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors", "Scored": "openrlhf_dbb.core.scored"}
 
 
 def __getattr__(name: str) -> Any:
     """Posteriors on first use: a command that needs no store does not wait for SQLAlchemy."""
-    if name not in ("Posteriors", "Scored"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from openrlhf_dbb.core import posteriors
-
-    return getattr(posteriors, name)
+    return getattr(import_module(_LAZY[name]), name)

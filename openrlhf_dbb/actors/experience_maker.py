@@ -15,9 +15,10 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
-from openrlhf_dbb.core.posteriors import Posteriors, Scored
+from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import Probes
 from openrlhf_dbb.core.rollouts import Floats, Key
+from openrlhf_dbb.core.scored import Scored
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What a training step computes, in numpy alone: no torch, no Ray, no OpenRLHF.
 
 posteriors   rewards of a step -> posteriors, stored -> advantages; what any trainer uses
+scored       what a step's rollouts were scored with, and what is logged of it
 rollouts     the rollouts of a step as arrays, and the groups they form
 usage        what became of every rollout of a step
 probes       extra rollouts of some prompts that measure the estimates

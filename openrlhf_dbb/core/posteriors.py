@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,31 +20,8 @@ import storage
 from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
+from openrlhf_dbb.core.scored import Scored, means, sample_std
 from openrlhf_dbb.core.usage import usage
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What became of the R rollouts of a step; all arrays have shape (R,).
-
-    Attributes:
-        advantages: 0 for a missing rollout.
-        mean, variance: the estimate of one reward that the rollout was scored with.
-        zero_variance: 1.0 if all rewards of its group are the same.
-        rescued: 1.0 if its group has zero variance and still yields an advantage.
-        group_std: N-1 standard deviation of the group's rewards.
-        metrics: numbers to log, by name: means of the above over the rollouts that are trained on, the share of missing
-            and filtered rollouts, the estimator's run-wide numbers after the step, and the probes' errors.
-    """
-
-    advantages: Floats
-    mean: Floats
-    variance: Floats
-    zero_variance: Floats
-    rescued: Floats
-    group_std: Floats
-    _: KW_ONLY
-    metrics: dict[str, float]
 
 
 class Posteriors:
@@ -318,9 +294,9 @@ class Posteriors:
         per_group[0, seen_P], per_group[1, seen_P] = estimate.mean, estimate.variance
         per_group[2] = zero_variance_P
         per_group[3] = zero_variance_P & (np.abs(advantages_P_G).max(axis=1) > 0)
-        per_group[4, seen_P] = _sample_std(rewards_P_G[seen_P])
+        per_group[4, seen_P] = sample_std(rewards_P_G[seen_P])
         scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
-        scored.metrics.update(_means(scored, rollouts) | self._run_wide() | probe_metrics)
+        scored.metrics.update(means(scored, rollouts) | self._run_wide() | probe_metrics)
         return scored
 
     def settle(self) -> None:
@@ -403,8 +379,9 @@ class Posteriors:
         self, at: Positions, before: State, estimate: estimators.Estimate, scores_P_G: Floats
     ) -> storage.StepRows:
         """What the step changed, to be stored; ``at`` are the positions of its prompts."""
-        known = self._known[at]
-        before = {field: np.where(known, values, np.nan) for field, values in self._per_prompt(before).items()}
+        first_visit = ~self._known[at]
+        previous = self._columns(before, len(at))
+        previous[first_visit] = np.nan
         return storage.StepRows(
             prompt_ids=self._ids[at],
             rollouts=np.sum(~np.isnan(scores_P_G), axis=1),
@@ -412,13 +389,10 @@ class Posteriors:
             mean=estimate.mean,
             variance=estimate.variance,
             state=self._columns(self.estimator.state_at(self._state, at), len(at)),
-            previous_state=self._columns(before, len(at)),
+            previous_state=previous,
             previous_step=self._step[at],
             shared={field: self._state[field] for field in self.estimator.shared_fields},
         )
-
-    def _per_prompt(self, state: State) -> State:
-        return {field: state[field] for field in self.estimator.state_fields}
 
     def _columns(self, state: State, rows: int) -> NDArray[np.float64]:
         fields = self.estimator.state_fields
@@ -456,27 +430,3 @@ def _name(estimator: RewardEstimator) -> str:
     """What :func:`estimators.build` finds the class of the object by."""
     cls = type(estimator)
     return cls.name if estimators.available().get(cls.name) is cls else f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _means(scored: Scored, rollouts: Rollouts) -> dict[str, float]:
-    """Means over the rollouts that are trained on, and what became of the others."""
-
-    def mean(values_R: NDArray[Any]) -> float:
-        return float(values_R[rollouts.trained].mean()) if rollouts.trained.any() else 0.0
-
-    return {
-        "estimator/mean": mean(scored.mean),
-        "estimator/variance": mean(scored.variance),
-        "estimator/zero_variance": mean(scored.zero_variance),
-        "estimator/rescued": mean(scored.rescued),
-        "estimator/abs_advantage": mean(abs(scored.advantages)),
-        "estimator/missing": mean(np.isnan(rollouts.scores)),
-        "rollout/filtered": float((~rollouts.trained).mean()),
-        "rollout/skipped": float(sum(rollouts.skipped.values())),
-    }
-
-
-def _sample_std(rewards_P_G: Floats) -> Floats:
-    rollouts = np.sum(~np.isnan(rewards_P_G), axis=1)
-    mean = np.nansum(rewards_P_G, axis=1) / rollouts
-    return np.sqrt(np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1) / np.maximum(rollouts - 1, 1))
