@@ -5,6 +5,9 @@ in turn for some seconds each while the other one is stopped by SIGSTOP, so that
 alike. Compared is the median wall-clock time between steps, from the event files, so that everything in the loop
 counts; the first whole step after a stop is left out. The reward has no time limit: a stop would exceed it.
 
+It needs a machine on which a step takes 2.5 s or less: else a slice holds too few whole steps, and a stop can outlast
+what Ray allows a slow process.
+
     python benchmarks/step_overhead.py            about 10 minutes and 9 GiB on two cores
     python benchmarks/step_overhead.py --check    exit code 1 if a ratio is above 1.02
 """
