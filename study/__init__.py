@@ -9,6 +9,7 @@ Train, through the real pipeline:
     tasks            a seed's data and warm-started model
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
     session          trainings one after another in the same Ray actors
+    shared_actors    these actors
 
 Measure, at the policies of finished runs and without the pipeline:
     measure          what is still to be measured, in processes side by side

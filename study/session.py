@@ -8,73 +8,17 @@ data order and trackers are new objects.
 
 from __future__ import annotations
 
-import gc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.policy_actor import PolicyActor
-from openrlhf_dbb.actors.trainer import PosteriorTrainer, Progress
-from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
 from openrlhf_dbb.driver import arguments, launch, preflight
+from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url")
 """Arguments of a vLLM engine that may differ between the runs of a session."""
-
-
-class SharedPolicy(PolicyActor):
-    """The policy's actor; can be given another model."""
-
-    def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Drop the previous run's model, load this run's, and send it to vLLM, which still holds the previous one."""
-        self.actor = self.actor_optim = self.actor_scheduler = self.trainer = None
-        gc.collect()
-        super().init_model_from_pretrained(strategy, *args, **kwargs)
-        self.broadcast_to_vllm()
-
-
-class SharedRollouts(StrictRolloutActor):
-    """vLLM's actor; can begin another run."""
-
-    async def begin(self, seed: int, reward: Any) -> None:
-        """Sample from a new random stream, and score with this reward function."""
-        await self.llm.collective_rpc(_seed, args=(seed,))
-        await self.llm.reset_prefix_cache()
-        self.executor = StrictExecutor(reward)
-
-
-def _seed(worker: Any, seed: int) -> None:
-    """Runs in a vLLM worker."""
-    import torch
-
-    torch.manual_seed(seed)
-
-
-class SharedTrainer:
-    """An actor around one trainer after another; OpenRLHF takes it for its trainer."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.begin(*args, **kwargs)
-
-    def begin(self, *args: Any, **kwargs: Any) -> None:
-        """Begin the next run, with the arguments of its trainer."""
-        self._trainer = PosteriorTrainer(*args, **kwargs)
-
-    def get_max_steps(self) -> int:
-        return int(self._trainer.get_max_steps())
-
-    def fit(self) -> None:
-        self._trainer.fit()
-
-    def progress(self) -> Progress:
-        return self._trainer.progress()
-
-    def finish(self) -> Progress:
-        """The trainer's finish(); then its database connections are closed."""
-        progress = self._trainer.finish()
-        self._trainer.close()
-        return progress
 
 
 class _Kept:
@@ -125,19 +69,17 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[_KeptActors, _KeptActors, _KeptActors, _Kept] | None = None
+        self._kept: tuple[_KeptActors, _KeptActors, _Kept] | None = None
 
-    def train(self, argv: Sequence[str]) -> Progress:
+    def train(self, argv: Sequence[str]) -> None:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments.
 
         Raises:
             UsageError, storage.StoreError: the arguments are invalid, or this session cannot train them.
             Exception: whatever ended the training; close the session then.
         """
-        import ray
-
         settings = arguments.parse(list(argv))
-        settings, start = preflight.check(settings)
+        settings, start = preflight.prepare(settings, preflight.check(settings))
         if start is None:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
@@ -145,38 +87,40 @@ class Session:
         if self._kept is None:
             launch.start_ray(settings)
             self._kept = _actors()
-        rollouts, policy, trainer, groups = self._kept
+        rollouts, policy, groups = self._kept
         for kept in self._kept:
             kept.begin_run()
-        watch = launch.Watch(settings, start, trainer)
+        with upstream.imports_for_driver():
+            from openrlhf_dbb.actors.trainer import PosteriorTrainer
+        watch = launch.Watch(settings, start, PosteriorTrainer)
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
                 settings.openrlhf_args(),
                 trainer=watch,
                 rollout_actor=watch.watching(rollouts),
                 policy_actor=policy,
-                get_strategy=launch.cpu_strategy if settings.on_cpu else None,
+                get_strategy=functools.partial(DriverStrategy, on_cpu=settings.on_cpu),
                 placement_group=groups,
+                bars=settings.verbose,
             )
-            progress: Progress = ray.get(watch.trainer.finish.remote())
-        return progress
+            watch.finish()
 
     def close(self) -> None:
         """Stop all actors."""
-        import ray
-
-        ray.shutdown()
+        launch.stop_ray()
         self._kept = None
 
 
-def _actors() -> tuple[_KeptActors, _KeptActors, _KeptActors, _Kept]:
+def _actors() -> tuple[_KeptActors, _KeptActors, _Kept]:
     import ray
     from ray.util import placement_group
+
+    with upstream.imports_for_driver():
+        from study.shared_actors import SharedPolicy, SharedRollouts
 
     return (
         _KeptActors(ray.remote(SharedRollouts), _next_rollouts),
         _KeptActors(ray.remote(num_gpus=1)(SharedPolicy)),
-        _KeptActors(ray.remote(SharedTrainer), _next_trainer),
         _Kept(placement_group),
     )
 
@@ -191,9 +135,3 @@ def _next_rollouts(actor: Any, made_with: dict[str, Any], **wanted: Any) -> None
                 "train it on its own"
             )
     ray.get(actor.begin.remote(wanted["seed"], wanted["remote_rm_url"]))
-
-
-def _next_trainer(actor: Any, made_with: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-    import ray
-
-    ray.get(actor.begin.remote(*args, **kwargs))

@@ -294,7 +294,7 @@ def test_a_device_that_torch_cannot_use_is_told(tmp_path, estimator):
     settings = parse("--preset", "tiny", "--estimator", estimator, "--store.url", f"sqlite:///{tmp_path}/x.db")
     other = dataclasses.replace(settings, on_cpu=not ON_CPU)
     with pytest.raises(UsageError, match="NVIDIA's driver"):
-        preflight.check(other)
+        preflight.prepare(other, None)
 
 
 def test_the_launchers_rank_arguments_are_harmless():

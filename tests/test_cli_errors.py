@@ -61,6 +61,7 @@ def command(model, data, tmp_path, monkeypatch, capfd):
 @pytest.fixture(autouse=True)
 def no_engine_starts(monkeypatch):
     """These inputs must be refused before this."""
+    monkeypatch.setattr("openrlhf_dbb.driver.launch.start_ray", lambda _: None)
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", lambda *_: pytest.fail("the launch was reached"))
 
 

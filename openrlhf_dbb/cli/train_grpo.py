@@ -29,30 +29,36 @@ def main(argv: list[str] | None = None) -> int:
     # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
+    from openrlhf_dbb.driver import launch
+
+    try:
+        return _train(sys.argv[1:] if argv is None else argv, world_size, began)
+    finally:
+        launch.stop_ray()
+
+
+def _train(argv: list[str], world_size: int, began: float) -> int:
     from openrlhf_dbb.core.strategies import SamplingError
+    from openrlhf_dbb.driver import arguments, launch, preflight, printed
     from openrlhf_dbb.errors import UsageError
     from storage import StoreError
 
     try:
-        from openrlhf_dbb.driver import arguments, preflight, printed
-
-        settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
-        settings, start = preflight.check(settings)
+        parsed = arguments.parse(argv, world_size=world_size)
+        resumed = preflight.check(parsed)
+        settings, start = launch.start_ray_beside(parsed, lambda: preflight.prepare(parsed, resumed))
     except (UsageError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     print(printed.configuration(settings, start), flush=True)
-
-    from openrlhf_dbb.driver.launch import launch
-
     try:
-        progress = launch(settings, start)
+        progress = launch.launch(settings, start)
     except BaseException as error:
         if start is not None:
             print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return 130
-        # Ray hands them over with the worker's traceback in their text.
+        # An actor's are handed over by Ray, with the actor's traceback in their text.
         if isinstance(error, (UsageError, StoreError, SamplingError)):
             print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
             return 1

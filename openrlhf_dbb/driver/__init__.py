@@ -1,4 +1,4 @@
-"""What runs in the process the user starts, before and around Ray.
+"""What runs in the process the user starts, beside the trainer: before and around Ray.
 
 arguments  command line over preset over defaults -> Settings
 flags      the parser: OpenRLHF's flags, and ours beside them
@@ -8,4 +8,5 @@ preflight  everything that can be refused before an engine starts; completes the
 start      the run to train: new, resumed or warm-started
 printed    the configuration before, the summary after
 launch     Ray, the actors, the progress bar
+strategy   OpenRLHF's strategy object, without DeepSpeed
 """

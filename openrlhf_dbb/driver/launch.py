@@ -1,58 +1,85 @@
-"""Start Ray and OpenRLHF's actors, watch them, and show one progress bar."""
+"""Start Ray, run OpenRLHF's training with our classes, watch its actors, and show one progress bar."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.driver.strategy import DriverStrategy
 
+Result = TypeVar("Result")
 POLL_S = 0.5
 GRACE_S = 5.0
 
 
 def launch(settings: Settings, start: Start | None) -> Any:
-    """Train; returns when OpenRLHF's training has ended and the model is saved.
+    """Train, in the Ray that :func:`start_ray` started; returns when the training has ended and the model is saved.
+
+    OpenRLHF's trainer runs in this process, the models and engines in actors.
 
     Returns:
         The trainer's last :class:`openrlhf_dbb.actors.trainer.Progress`, or None for OpenRLHF alone.
 
     Raises:
-        Exception: whatever ended the training, with the worker's traceback in its text.
+        Exception: whatever ended the training; an actor's with the actor's traceback in its text.
     """
     import ray
 
-    from openrlhf_dbb.actors.policy_actor import PolicyActor
-    from openrlhf_dbb.actors.trainer import PosteriorTrainer
-    from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
+    with upstream.imports_for_driver():
+        from openrlhf_dbb.actors.policy_actor import PolicyActor
+        from openrlhf_dbb.actors.trainer import PosteriorTrainer
+        from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
 
-    start_ray(settings)
-    args = settings.openrlhf_args()
-    get_strategy = cpu_strategy if settings.on_cpu else None
-    try:
-        if start is None:
-            upstream.run(args, rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy)
-            return None
+    get_strategy = functools.partial(DriverStrategy, on_cpu=settings.on_cpu)
+    if start is None:
+        upstream.run(
+            settings.openrlhf_args(), rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy
+        )
+        return None
+    watch = Watch(settings, start, PosteriorTrainer)
+    with watch.progress_bar(), upstream.quiet(settings.verbose):
+        upstream.run(
+            settings.openrlhf_args(),
+            trainer=watch,
+            rollout_actor=watch.watching(ray.remote(StrictRolloutActor)),
+            policy_actor=ray.remote(num_gpus=1)(PolicyActor),
+            get_strategy=get_strategy,
+            bars=settings.verbose,
+        )
+        return watch.finish()
 
-        watch = Watch(settings, start, ray.remote(PosteriorTrainer))
-        with watch.progress_bar(), upstream.quiet(settings.verbose):
-            upstream.run(
-                args,
-                trainer=watch,
-                rollout_actor=watch.watching(ray.remote(StrictRolloutActor)),
-                policy_actor=ray.remote(num_gpus=1)(PolicyActor),
-                get_strategy=get_strategy,
-            )
-            return ray.get(watch.trainer.finish.remote())
-    finally:
+
+def start_ray_beside(settings: Settings, work: Callable[[], Result]) -> Result:
+    """Start Ray while ``work`` runs in another thread; both take seconds, and little of the other's processor.
+
+    Raises:
+        Exception: what ``work`` raised, or else what Ray did.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks") as beside:
+        result = beside.submit(work)
+        try:
+            # In the main thread: Ray's processes die with the thread that started them.
+            start_ray(settings)
+        except Exception:
+            result.result()
+            raise
+    return result.result()
+
+
+def stop_ray() -> None:
+    """Stop Ray and all its actors, if it was started."""
+    if ray := sys.modules.get("ray"):
         ray.shutdown()
 
 
@@ -111,32 +138,18 @@ def gpus_needed(args: SimpleNamespace) -> int:
     return needed
 
 
-def cpu_strategy(args: Any) -> Any:
-    """For OpenRLHF's ``get_strategy``, without CUDA."""
-    from openrlhf.utils import get_strategy
-
-    from openrlhf_dbb.cpu.deepspeed_strategy import CpuStrategy
-
-    strategy = get_strategy(args)
-    strategy.__class__ = CpuStrategy  # same attributes; upstream's factory names its class itself
-    return strategy
-
-
 class Watch:
-    """Stands where OpenRLHF looks for its trainer class; remembers the actors it creates and watches them."""
+    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines."""
 
-    def __init__(self, settings: Settings, start: Start, trainer_class: Any) -> None:
-        self._settings, self._start, self._trainer_class = settings, start, trainer_class
+    def __init__(self, settings: Settings, start: Start, trainer_class: Callable[..., Any]) -> None:
+        self._verbose, self._start, self._trainer_class = settings.verbose, start, trainer_class
         self._error: Exception | None = None
         self._done = threading.Event()
         self._engines: list[Any] = []
-        self.trainer: Any = None
+        self._trainer: Any = None
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Create the trainer actor; called by OpenRLHF in place of ``PPOTrainer.remote``."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    def remote(self, *args: Any, **kwargs: Any) -> _Here:
+        """Make the trainer; called by OpenRLHF in place of ``PPOTrainer.remote``."""
         from openrlhf_dbb.actors.trainer import RunPlan
 
         plan = RunPlan(
@@ -144,11 +157,14 @@ class Watch:
             run_uuid=self._start.run.uuid,
             rows=self._start.prompts.rows,
         )
-        # On this node, where a SQLite file is; two threads, so that progress() is answered during fit().
-        here = NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=False)
-        actor = self._trainer_class.options(max_concurrency=2, scheduling_strategy=here)
-        self.trainer = actor.remote(*args, plan=plan, **kwargs)
-        return self.trainer
+        self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
+        return _Here(self._trainer)
+
+    def finish(self) -> Any:
+        """Mark the run as finished and close its database; the last progress."""
+        progress = self._trainer.finish()
+        self._trainer.close()
+        return progress
 
     def watching(self, rollout_actor: Any) -> Any:
         """``rollout_actor`` with its instances remembered."""
@@ -180,31 +196,38 @@ class Watch:
             mininterval=0.1 if interactive else 5,
             dynamic_ncols=interactive,
         )
-        healthy: dict[Any, Any] = {}
-        last = None
+        asked: dict[Any, Any] = {}
         while not self._done.wait(POLL_S):
             try:
                 for engine in self._engines:
-                    healthy.setdefault(engine, engine.get_num_unfinished_requests.remote())
-                ready, _ = (
-                    ray.wait(list(healthy.values()), num_returns=len(healthy), timeout=0) if healthy else ([], [])
-                )
-                ray.get(ready)
-                if self.trainer is None:
-                    continue
-                answer, _ = ray.wait([self.trainer.progress.remote()], timeout=60)
-                last = ray.get(answer[0]) if answer else last
+                    call = asked.get(engine) or engine.get_num_unfinished_requests.remote()
+                    answered, _ = ray.wait([call], timeout=0)
+                    ray.get(answered)  # raises if the engine has died
+                    asked[engine] = None if answered else call
             except ray.exceptions.RayError as error:
                 # The main thread mostly sees the same error, with more to say.
                 if not self._done.wait(GRACE_S):
                     self._error = error
                     _thread.interrupt_main()
                 break
-            if last is not None:
-                _draw(bar, last)
-        if last is not None:
-            _draw(bar, last)
+            if self._trainer is not None:
+                _draw(bar, self._trainer.progress())
+        if self._trainer is not None:
+            _draw(bar, self._trainer.progress())
         bar.close()
+
+
+class _Here:
+    """An object whose methods are called in this process as those of a Ray actor would be."""
+
+    def __init__(self, called: Any) -> None:
+        self._called = called
+
+    def __getattr__(self, name: str) -> Any:
+        import ray
+
+        method = getattr(self._called, name)
+        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(method(*args, **kwargs)))
 
 
 class _Remembering:

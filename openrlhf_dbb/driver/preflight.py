@@ -13,6 +13,7 @@ from openrlhf_dbb.driver import checks, start
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts, choose
 
@@ -20,8 +21,33 @@ from openrlhf_dbb.prompts import Prompts, choose
 _PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
 
 
-def check(settings: Settings) -> tuple[Settings, Start | None]:
-    """Check a command line against the machine, the model, the data and the store; create or find the run.
+def check(settings: Settings) -> storage.RunRecord | None:
+    """What a second tells, without torch: flags, database, files.
+
+    Returns:
+        The run to continue; None for a new one.
+
+    Raises:
+        UsageError, storage.StoreError: what is wrong and what to do, in one line.
+    """
+    checks.check(settings)
+    resumed = None
+    if settings.estimator != NO_ESTIMATOR:
+        with storage.open_store(settings.store_url) as store:
+            resumed = start.to_resume(settings, store)
+        if settings.warm_start is not None:
+            with start.source_store(settings) as source:
+                source.find_run(settings.warm_start)
+    _check_reward(settings.args)
+    _check_files(settings.args)
+    return resumed
+
+
+def prepare(settings: Settings, resumed: storage.RunRecord | None) -> tuple[Settings, Start | None]:
+    """What takes seconds: device, tokenizer, data. Then the run is created or found.
+
+    Args:
+        resumed: from :func:`check`.
 
     Returns:
         The complete settings, which is what is printed, stored and used, and the start; that is None for
@@ -30,22 +56,14 @@ def check(settings: Settings) -> tuple[Settings, Start | None]:
     Raises:
         UsageError, storage.StoreError: what is wrong and what to do, in one line.
     """
-    checks.check(settings)
-    args, with_run, resumed = settings.args, settings.estimator != NO_ESTIMATOR, None
-    if with_run:
-        # Before anything slow: is the database there, and the runs that are asked for?
-        with storage.open_store(settings.store_url) as store:
-            resumed = start.to_resume(settings, store)
-        if settings.warm_start is not None:
-            with start.source_store(settings) as source:
-                source.find_run(settings.warm_start)
+    args = settings.args
     _check_device(settings)
-    if args.actor.model_name_or_path.startswith(str(tiny.default_folder())):
+    if _is_tiny(args.actor.model_name_or_path):
         tiny.prepare(tiny.default_folder())
-    _check_reward(args)
-    prompts = _choose_prompts(settings, _load_tokenizer(args))
+    with upstream.imports_for_driver():
+        prompts = _choose_prompts(settings, _load_tokenizer(args))
     settings = complete(settings, resumed, prompts)
-    if not with_run:
+    if settings.estimator == NO_ESTIMATOR:
         return settings, None
     if args.probe.fraction and not probes.of(args, prompts.texts, prompts.labels):
         raise UsageError(
@@ -118,14 +136,31 @@ def _check_reward(args: SimpleNamespace) -> None:
             raise UsageError(f"--reward.remote_url {url} defines no reward_func(queries, prompts, labels)")
 
 
+def _check_files(args: SimpleNamespace) -> None:
+    """Model and data, where their names are paths."""
+    model = args.actor.model_name_or_path
+    if model.startswith((".", "/", "~")) and not _is_tiny(model) and not (Path(model) / "config.json").is_file():
+        raise UsageError(f"--actor.model_name_or_path {model}: no model there (config.json is missing)")
+    for part in args.data.prompt_dataset.split(","):
+        path = Path(part.split("@")[0].strip())
+        if path.suffix in (".json", ".jsonl", ".csv", ".parquet", ".arrow") and not _is_tiny(str(path)):
+            if not path.is_file():
+                raise UsageError(f"--data.prompt_dataset {path}: no such file")
+            if path.stat().st_size == 0:
+                raise UsageError(f"--data.prompt_dataset {path} is empty")
+
+
+def _is_tiny(path: str) -> bool:
+    """Whether a path is one of the small model and its data, which are made when they are needed."""
+    return path.startswith(str(tiny.default_folder()))
+
+
 def _load_tokenizer(args: SimpleNamespace) -> Any:
     """The model's tokenizer, which also tells whether there is such a model."""
     from openrlhf.utils import get_tokenizer
     from transformers import AutoConfig
 
     name = args.actor.model_name_or_path
-    if name.startswith((".", "/", "~")) and not (Path(name) / "config.json").is_file():
-        raise UsageError(f"--actor.model_name_or_path {name}: no model there (config.json is missing)")
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=True)
         return get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
@@ -137,20 +172,12 @@ def _load_tokenizer(args: SimpleNamespace) -> Any:
 def _choose_prompts(settings: Settings, tokenizer: Any) -> Prompts:
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
-    from openrlhf.utils import get_strategy
 
     args = settings.openrlhf_args()
-    for part in args.data.prompt_dataset.split(","):
-        path = Path(part.split("@")[0].strip())
-        if path.suffix in (".json", ".jsonl", ".csv", ".parquet", ".arrow"):
-            if not path.is_file():
-                raise UsageError(f"--data.prompt_dataset {path}: no such file")
-            if path.stat().st_size == 0:
-                raise UsageError(f"--data.prompt_dataset {path} is empty")
     disable_progress_bars()
     try:
         with upstream.quiet():
-            return choose(args, get_strategy(args), tokenizer)
+            return choose(args, DriverStrategy(args, on_cpu=settings.on_cpu), tokenizer)
     except (DatasetsError, FileNotFoundError, ConnectionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--data.prompt_dataset {args.data.prompt_dataset} cannot be loaded: {reason}") from error

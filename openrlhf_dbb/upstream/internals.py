@@ -49,6 +49,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("PromptDataset", "used", "actors/trainer.py", attributes="prompts, labels, datasources"),
         Internal("PromptDataset.__init__", "called", "prompts.py", "dataset, tokenizer, strategy, input_template"),
     ),
+    "openrlhf.datasets.prompts_dataset": (
+        Internal("tqdm", "replaced", "upstream/__init__.py"),
+    ),
     "openrlhf.datasets.utils": (
         Internal("blending_datasets", "called", "prompts.py",
                  "datasets, probabilities, strategy, seed, max_count, stopping_strategy, dataset_split"),
@@ -70,6 +73,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ppo_trainer": (
         Internal("PPOTrainer", "replaced", "upstream/__init__.py"),
+        Internal("tqdm", "replaced", "upstream/__init__.py"),
         Internal("blending_datasets", "replaced", "prompts.py"),
         Internal("compute_eval_metrics", "called", "actors/trainer.py",
                  "eval_dataloader, samples_list, n_samples_per_prompt"),
@@ -174,7 +178,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("WorkerWrap.update_weight", "imitated", "cpu/weight_sync.py", "name, dtype, shape, empty_cache"),
     ),
     "openrlhf.utils": (
-        Internal("get_strategy", "called", "driver/launch.py, driver/preflight.py", "args"),
+        Internal("get_strategy", "called", "driver/strategy.py", "args"),
         Internal("get_tokenizer", "called", "actors/tokenizers.py, driver/preflight.py",
                  "pretrain, model, padding_side, strategy, use_fast"),
     ),
@@ -195,6 +199,11 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.utils.deepspeed": (
         Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="adam_offload"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
+        Internal("DeepspeedStrategy.print", "imitated", "driver/strategy.py", "*msg"),
+        Internal("DeepspeedStrategy.is_rank_0", "imitated", "driver/strategy.py", ""),
+        Internal("DeepspeedStrategy.setup_dataloader", "imitated", "driver/strategy.py",
+                 "replay_buffer, batch_size, pin_memory, shuffle, collate_fn, drop_last, sampler, consumed_samples, "
+                 "num_workers"),
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
         Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
                  "optim_dict, *, max_norm"),

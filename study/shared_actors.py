@@ -1,0 +1,37 @@
+"""The Ray actors of a session, which begin one run after another."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
+
+
+class SharedPolicy(PolicyActor):
+    """The policy's actor; can be given another model."""
+
+    def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Drop the previous run's model, load this run's, and send it to vLLM, which still holds the previous one."""
+        self.actor = self.actor_optim = self.actor_scheduler = self.trainer = None
+        gc.collect()
+        super().init_model_from_pretrained(strategy, *args, **kwargs)
+        self.broadcast_to_vllm()
+
+
+class SharedRollouts(StrictRolloutActor):
+    """vLLM's actor; can begin another run."""
+
+    async def begin(self, seed: int, reward: Any) -> None:
+        """Sample from a new random stream, and score with this reward function."""
+        await self.llm.collective_rpc(_seed, args=(seed,))
+        await self.llm.reset_prefix_cache()
+        self.executor = StrictExecutor(reward)
+
+
+def _seed(worker: Any, seed: int) -> None:
+    """Runs in a vLLM worker."""
+    import torch
+
+    torch.manual_seed(seed)
