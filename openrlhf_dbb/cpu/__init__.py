@@ -4,6 +4,7 @@ This file: is it needed, flag defaults, what cannot be had, the environment of t
 
 detection           is there a CUDA device, without importing torch
 deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+engine              vLLM's engine in the process of its Ray actor
 weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
 shims/              flash_attn_2_cuda, importable and empty
 
@@ -94,7 +95,8 @@ def worker_environment() -> dict[str, str]:
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise engines pin themselves to the same cores
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process fewer: saves 6 s of start-up and 0.7 GiB
+        # With 1, vLLM starts a process for its worker, which imports torch and vllm once more; see engine.py.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCHDYNAMO_DISABLE": "1",  # no compiler needed; the first generation takes 0.3 s, not 3 s
     }
 

@@ -159,6 +159,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("RolloutRayActor", "replaced", "upstream/__init__.py"),
         Internal("batch_vllm_engine_call", "called", "actors/generation.py",
                  "engines, method_name, *args, rank_0_only, **kwargs"),
+        Internal("vllm", "replaced", "actors/vllm_actor.py"),
         Internal("RolloutRayActor", "subclassed", "actors/vllm_actor.py", attributes="executor"),
         Internal("RolloutRayActor.__init__", "overridden", "actors/vllm_actor.py",
                  "*args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"),
