@@ -29,6 +29,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
     "ds.attn_implementation": "eager",
+    "ds.param_dtype": "fp32",  # most CPUs emulate bf16, at 6 to 8 times the time
     "vllm.num_engines": 1,
     "train.colocate_all": True,
     "actor.num_gpus_per_node": 1,  # one "GPU" is one DeepSpeed rank here
@@ -72,6 +73,11 @@ def check_flags(args: SimpleNamespace) -> None:
         raise UsageError(f"--ds.attn_implementation {args.ds.attn_implementation} needs CUDA; use eager or sdpa")
     if args.vllm.tensor_parallel_size > 1:
         raise UsageError("--vllm.tensor_parallel_size above 1 is not available without CUDA; use more engines")
+    if args.ds.tensor_parallel_size > 1 and args.ds.param_dtype != "bf16":
+        raise UsageError(
+            f"--ds.tensor_parallel_size {args.ds.tensor_parallel_size} needs --ds.param_dtype bf16, "
+            f"not {args.ds.param_dtype}; give both, or use more ranks"
+        )
 
 
 def prepare_driver() -> None:

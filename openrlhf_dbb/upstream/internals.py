@@ -199,6 +199,10 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
                  "optim_dict, *, max_norm"),
     ),
+    "openrlhf.utils.utils": (
+        Internal("convert_to_torch_dtype", "called", "cpu/deepspeed_strategy.py", "param_dtype"),
+        Internal("convert_to_torch_dtype", "replaced", "cpu/deepspeed_strategy.py", "param_dtype"),
+    ),
     "openrlhf.utils.logging_utils": (
         Internal("WandbLogger.log_eval", "called", "actors/trainer.py", "global_step, logs_dict"),
         Internal("WandbLogger.close", "called", "actors/trainer.py", ""),
