@@ -26,8 +26,10 @@ MODEL = [
 ]
 
 
-# The time of day, and what the third loss aggregation adds.
+# The time of day, and the values that we add: a third loss aggregation, and 32 bits without CUDA.
 CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
+if ON_CPU:
+    CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 
 
 def parse(*argv, **options):
@@ -86,6 +88,21 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     assert changed == {flag for flag in flags_of_theirs if attrgetter(flag)(settings.args) != attrgetter(flag)(theirs)}
     assert changed - {"logger.wandb.run_name"} <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
     assert len(flags_of_theirs) > 150
+
+
+@pytest.mark.skipif(not ON_CPU, reason="with CUDA the default is OpenRLHF's bf16")
+def test_without_cuda_32_bits_are_the_default_and_bf16_is_there_for_the_asking():
+    assert parse("--preset", "tiny").args.ds.param_dtype == "fp32"
+    assert parse("--preset", "tiny", "--ds.param_dtype", "bf16").args.ds.param_dtype == "bf16"
+
+
+def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(monkeypatch, capsys):
+    monkeypatch.setattr(arguments, "cuda_devices", lambda: 1)
+    monkeypatch.setattr(flags, "cuda_devices", lambda: 1)
+    assert parse("--preset", "tiny").args.ds.param_dtype == "bf16"
+    with pytest.raises(SystemExit):
+        parse("--preset", "tiny", "--ds.param_dtype", "fp32")
+    assert "--ds.param_dtype: invalid choice: 'fp32'" in capsys.readouterr().err
 
 
 def test_naming_a_model_means_no_preset():

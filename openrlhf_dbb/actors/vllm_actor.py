@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import vllm
+from openrlhf.trainer.ray import vllm_engine
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm.sampling_params import RequestOutputKind
@@ -121,11 +123,22 @@ def single_value(value: Any) -> Any:
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
-    """OpenRLHF's vLLM actor, with engine arguments for CPU where there is no CUDA."""
+    """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, *args: Any, param_dtype: str = "bf16", **kwargs: Any) -> None:  # type: ignore[misc]
+        """Ray awaits this.
+
+        Args:
+            param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
+        """
         if cpu.active():
+            from openrlhf_dbb.cpu.engine import InProcessEngine
+
+            used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
+            upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
             kwargs = cpu.engine_arguments(kwargs)
+            if param_dtype == "fp32":
+                kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)
 
 

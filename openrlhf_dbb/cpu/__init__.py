@@ -4,6 +4,7 @@ This file: is it needed, flag defaults, what cannot be had, the environment of t
 
 detection           is there a CUDA device, without importing torch
 deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+engine              vLLM's engine in the process of its Ray actor
 weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
 shims/              flash_attn_2_cuda, importable and empty
 
@@ -29,6 +30,7 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
     "ds.attn_implementation": "eager",
+    "ds.param_dtype": "fp32",  # most CPUs emulate bf16, at 6 to 8 times the time
     "vllm.num_engines": 1,
     "train.colocate_all": True,
     "actor.num_gpus_per_node": 1,  # one "GPU" is one DeepSpeed rank here
@@ -72,6 +74,11 @@ def check_flags(args: SimpleNamespace) -> None:
         raise UsageError(f"--ds.attn_implementation {args.ds.attn_implementation} needs CUDA; use eager or sdpa")
     if args.vllm.tensor_parallel_size > 1:
         raise UsageError("--vllm.tensor_parallel_size above 1 is not available without CUDA; use more engines")
+    if args.ds.tensor_parallel_size > 1 and args.ds.param_dtype != "bf16":
+        raise UsageError(
+            f"--ds.tensor_parallel_size {args.ds.tensor_parallel_size} needs --ds.param_dtype bf16, "
+            f"not {args.ds.param_dtype}; give both, or use more ranks"
+        )
 
 
 def prepare_driver() -> None:
@@ -94,7 +101,8 @@ def worker_environment() -> dict[str, str]:
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise engines pin themselves to the same cores
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process fewer: saves 6 s of start-up and 0.7 GiB
+        # With 1, vLLM starts a process for its worker, which imports torch and vllm once more; see engine.py.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCHDYNAMO_DISABLE": "1",  # no compiler needed; the first generation takes 0.3 s, not 3 s
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 import deepspeed
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
+from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.cpu import weight_sync
@@ -35,6 +36,11 @@ def stand_in_for_torch_cuda() -> None:
     torch.cuda.current_stream = _nothing  # ActorPPOTrainer.broadcast_to_vllm
 
 
+def torch_dtype(param_dtype: str) -> torch.dtype:
+    """Upstream's, which knows no fp32."""
+    return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
+
+
 class CpuStrategy(DeepspeedStrategy):
     """Upstream's strategy, set up for gloo and without just-in-time compiled extensions."""
 
@@ -42,8 +48,10 @@ class CpuStrategy(DeepspeedStrategy):
         stand_in_for_torch_cuda()
         # Without this PyNccl disables itself and every weight broadcast silently does nothing.
         from openrlhf.trainer.ray import ppo_actor
+        from openrlhf.utils import utils
 
         upstream.replace(ppo_actor, "stateless_init_process_group", weight_sync.connect)
+        upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
         # The shared-memory op would be compiled at start, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)

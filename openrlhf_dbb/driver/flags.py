@@ -14,6 +14,7 @@ from openrlhf_dbb import methods, presets, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
+from openrlhf_dbb.cpu.detection import cuda_devices
 from openrlhf_dbb.errors import UsageError
 
 NO_ESTIMATOR = "none"
@@ -155,7 +156,11 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     )
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
-    _add_loss(parser)
+    _add_choice(
+        parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO)."
+    )
+    if not cuda_devices():
+        _add_choice(parser, "ds.param_dtype", "fp32", "32 bits, the default without CUDA.")
     _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))
     _add_parameters(parser, "--estimator", _with_named(estimators.available(), estimator, estimator_class))
     # A preset can turn a switch on, and the command line must win over it.
@@ -168,14 +173,14 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     return parser
 
 
-def _add_loss(parser: argparse.ArgumentParser) -> None:
-    """A third aggregation beside OpenRLHF's two."""
+def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: str) -> None:
+    """A value for a flag of OpenRLHF beside its own."""
     for action in parser._actions:
-        if action.dest == "actor.loss_agg_mode":
-            action.choices = [*(action.choices or ()), methods.CONSTANT_LENGTH]
-            action.help = f"{action.help} {methods.CONSTANT_LENGTH}: token sums over a constant length (Dr.GRPO)."
+        if action.dest == flag:
+            action.choices = [*(action.choices or ()), choice]
+            action.help = f"{action.help} {choice}: {text}"
             return
-    raise UsageError(f"openrlhf no longer has --actor.loss_agg_mode; use {upstream.CHECKED_VERSIONS[-1]}")
+    raise UsageError(f"openrlhf no longer has --{flag}; use {upstream.CHECKED_VERSIONS[-1]}")
 
 
 def estimator_class(name: str) -> type[estimators.RewardEstimator]:

@@ -231,7 +231,8 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     if not cpu.active():
         # Inside an actor, vLLM might otherwise start its ranks as further actors.
         return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
-    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True})
+    # In 32 bits, as in training: most CPUs emulate bfloat16.
+    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": "float32"})
     del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
     return arguments
 

@@ -175,7 +175,7 @@ def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
         "model": plan.model.name,
         "revision": plan.model.revision,
         "tokenizer_revision": plan.model.revision,
-        "dtype": "bfloat16",  # as in training
+        "dtype": "bfloat16",  # as in training with CUDA
         "tensor_parallel_size": arguments.tensor_parallel_size,
         "gpu_memory_utilization": arguments.gpu_memory_utilization,
         "max_model_len": prompting.sequence_length(plan.prompts.values(), plan.model, arguments.max_model_len),

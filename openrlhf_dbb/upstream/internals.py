@@ -163,6 +163,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("RolloutRayActor", "replaced", "upstream/__init__.py"),
         Internal("batch_vllm_engine_call", "called", "actors/generation.py",
                  "engines, method_name, *args, rank_0_only, **kwargs"),
+        Internal("vllm", "replaced", "actors/vllm_actor.py"),
         Internal("RolloutRayActor", "subclassed", "actors/vllm_actor.py", attributes="executor"),
         Internal("RolloutRayActor.__init__", "overridden", "actors/vllm_actor.py",
                  "*args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"),
@@ -207,6 +208,10 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
         Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
                  "optim_dict, *, max_norm"),
+    ),
+    "openrlhf.utils.utils": (
+        Internal("convert_to_torch_dtype", "called", "cpu/deepspeed_strategy.py", "param_dtype"),
+        Internal("convert_to_torch_dtype", "replaced", "cpu/deepspeed_strategy.py", "param_dtype"),
     ),
     "openrlhf.utils.logging_utils": (
         Internal("WandbLogger.log_eval", "called", "actors/trainer.py", "global_step, logs_dict"),

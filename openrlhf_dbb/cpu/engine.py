@@ -1,0 +1,168 @@
+"""vLLM's engine in the process and on one thread of its caller, with the interface of ``vllm.AsyncLLMEngine``.
+
+vLLM's own asynchronous engine always starts a process for its core, which imports vllm and torch once more and then
+competes with its parent for the cores at each step. This one needs neither. It samples from torch's global random
+stream, though, which it shares with whatever else its process runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from vllm import EngineArgs, RequestOutput, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor import Executor
+
+Result = TypeVar("Result")
+
+
+class InProcessEngine:
+    """The methods of ``vllm.AsyncLLMEngine`` that OpenRLHF's actor and ours call, on vLLM's synchronous engine.
+
+    One thread does everything that touches vLLM, in the order in which it was asked for. Between two steps of
+    generation it does all that has been asked for since, so that requests that arrive together share their steps.
+    """
+
+    def __init__(self, make: Callable[[], LLMEngine]) -> None:
+        """An engine of one's own.
+
+        Args:
+            make: called on the engine's thread, and waited for.
+        """
+        # A step releases the interpreter's lock at each operation on tensors, and gets it back after this time if
+        # another thread, such as a reward function's, is busy: at Python's 5 ms, a step then takes twice as long.
+        sys.setswitchinterval(1e-3)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
+        self._engine = self._thread.submit(make).result()
+        # All below belongs to the thread.
+        self._answers: dict[str, Future[RequestOutput]] = {}
+        self._stepping = self._paused = False
+        self._failure: Exception | None = None
+
+    @classmethod
+    def from_engine_args(cls, arguments: EngineArgs) -> InProcessEngine:
+        """As vLLM's."""
+
+        def make() -> LLMEngine:
+            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            executor = Executor.get_class(config)
+            return LLMEngine(config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False)
+
+        return cls(make)
+
+    @property
+    def output_processor(self) -> Any:
+        """vLLM's, which counts the unfinished requests."""
+        return self._engine.output_processor
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields once: the finished request, with all of its responses, whatever ``output_kind`` says.
+
+        A request whose generator is cancelled or closed is aborted.
+
+        Raises:
+            Exception: what vLLM raised at this request, or at any step since the engine was made: its state is then
+                unknown, so that no request can be answered any more.
+        """
+        params = copy.copy(sampling_params)
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        answer: Future[RequestOutput] = Future()
+        self._thread.submit(self._add, request_id, prompt, params, answer)
+        try:
+            yield await asyncio.wrap_future(answer)
+        finally:
+            answer.cancel()  # if the caller has gone before there was one; the next step sees it
+
+    async def collective_rpc(
+        self, method: str | Callable[..., Any], timeout: float | None = None, args: tuple[Any, ...] = (), **rest: Any
+    ) -> list[Any]:
+        """Call a method of vLLM's worker, or a function with the worker as first argument, between two steps."""
+        return await self._call(self._engine.collective_rpc, method, timeout, args, **rest)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the prompts whose keys and values are kept; False if requests still need them."""
+        return await self._call(self._engine.reset_prefix_cache)
+
+    async def is_sleeping(self) -> bool:
+        """Whether generation is paused."""
+        return await self._call(self._engine.is_sleeping)
+
+    async def pause_generation(self, *, mode: str) -> None:
+        """Make no more steps until :meth:`resume_generation`; keys and values are then computed anew.
+
+        Raises:
+            ValueError: the mode is not "keep", which keeps the requests.
+        """
+        if mode != "keep":
+            raise ValueError(f"pause_generation: mode {mode!r} is not available in process; use 'keep'")
+        await self._call(self._pause)
+
+    async def resume_generation(self) -> None:
+        """Go on with the requests there are."""
+        await self._call(self._resume)
+
+    async def _call(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+        return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
+
+    # What the thread itself does.
+
+    def _add(self, request_id: str, prompt: Any, params: SamplingParams, answer: Future[RequestOutput]) -> None:
+        self._answers[request_id] = answer
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._engine.add_request(request_id, prompt, params)
+        except Exception as error:
+            self._answer(request_id, error)
+        self._go_on()
+
+    def _pause(self) -> None:
+        self._paused = True
+        self._engine.engine_core.engine_core.pause_scheduler("keep")
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._engine.engine_core.engine_core.resume_scheduler()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the next step made, after all that has been asked for until now."""
+        if not self._stepping and not self._paused and self._failure is None and self._answers:
+            self._stepping = True
+            self._thread.submit(self._step)
+
+    def _step(self) -> None:
+        self._stepping = False
+        try:
+            gone = [request_id for request_id, answer in self._answers.items() if answer.cancelled()]
+            self._engine.abort_request(gone)
+            for request_id in gone:
+                del self._answers[request_id]
+            outputs = self._engine.step()
+        except BaseException as error:  # nobody waits for the step itself
+            self._failure = RuntimeError(f"vLLM's engine has failed: {error!r}")
+            self._failure.__cause__ = error
+            for request_id in list(self._answers):
+                self._answer(request_id, self._failure)
+            return
+        for output in outputs:
+            if output.finished:
+                self._answer(output.request_id, output)
+        self._go_on()
+
+    def _answer(self, request_id: str, result: RequestOutput | BaseException) -> None:
+        answer = self._answers.pop(request_id)
+        if answer.set_running_or_notify_cancel():
+            if isinstance(result, BaseException):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)

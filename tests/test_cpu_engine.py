@@ -1,0 +1,196 @@
+"""vLLM's engine in this process, on the tiny model: what its callers get, also when something goes wrong."""
+
+import asyncio
+import copy
+
+import pytest
+
+from openrlhf_dbb import cpu, tiny
+
+if not cpu.active():
+    pytest.skip("where there is CUDA, vLLM's own engine is used", allow_module_level=True)
+
+PROMPT = {"prompt_token_ids": [1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cpu.worker_environment().items():
+            patch.setenv(name, value)
+        import torch
+        from vllm import EngineArgs
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        from openrlhf_dbb.cpu.engine import InProcessEngine
+
+        arguments = {"model": str(tiny.prepare(tiny.default_folder()).model), "max_model_len": 64, "seed": 1}
+        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "bfloat16"}
+        patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
+        torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
+        yield InProcessEngine.from_engine_args(EngineArgs(**cpu.engine_arguments(arguments)))
+        cleanup_dist_env_and_memory()
+
+
+def params(**values):
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **values})
+
+
+async def answers(engine, name, **values):
+    return [answer async for answer in engine.generate(PROMPT, params(**values), request_id=name)]
+
+
+def unfinished(engine):
+    return engine.output_processor.get_num_unfinished_requests()
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_concurrent_requests_share_their_steps_and_each_gets_all_its_responses(engine, monkeypatch):
+    steps, step = [], engine._engine.step
+    monkeypatch.setattr(engine._engine, "step", lambda: steps.append(unfinished(engine)) or step())
+
+    async def several():
+        await engine.pause_generation(mode="keep")
+        asked = asyncio.gather(*(answers(engine, f"several {i}", n=1 + i) for i in range(4)))
+        await until(lambda: unfinished(engine) == 10)
+        await engine.resume_generation()
+        return await asked
+
+    for i, got in enumerate(asyncio.run(several())):
+        [answer] = got
+        assert answer.finished
+        assert answer.prompt_token_ids == [1, 2, 3]
+        assert [len(output.token_ids) for output in answer.outputs] == [8] * (1 + i)
+    assert steps == [10] * 8  # 1 + 2 + 3 + 4 responses of 8 tokens, a token of each in a step
+    assert unfinished(engine) == 0
+
+
+def test_a_request_that_comes_later_joins_and_the_earlier_one_goes_on(engine):
+    async def two():
+        first = asyncio.create_task(answers(engine, "first", max_tokens=60))
+        await until(lambda: unfinished(engine) == 1)
+        [second] = await answers(engine, "second", max_tokens=2)
+        assert not first.done()
+        return second, (await first)[0]
+
+    second, first = asyncio.run(two())
+    assert (len(second.outputs[0].token_ids), len(first.outputs[0].token_ids)) == (2, 60)
+
+
+def test_every_kind_of_output_gives_one_answer_and_the_caller_keeps_its_parameters(engine):
+    from vllm.sampling_params import RequestOutputKind
+
+    for kind in RequestOutputKind:
+        mine = params(n=2, output_kind=kind)
+        before = copy.deepcopy(mine)
+
+        async def ask(mine=mine, name=f"kind {kind}"):
+            return [answer async for answer in engine.generate(PROMPT, mine, request_id=name)]
+
+        [answer] = asyncio.run(ask())
+        assert [len(output.token_ids) for output in answer.outputs] == [8, 8]
+        assert mine == before
+
+
+def test_a_worker_s_method_and_a_function_are_called_between_steps(engine):
+    def seed(worker, value):
+        import torch
+
+        torch.manual_seed(value)
+        return worker.rank
+
+    async def calls():
+        running = asyncio.create_task(answers(engine, "running", max_tokens=50))
+        await until(lambda: unfinished(engine) == 1)
+        ranks = await engine.collective_rpc(seed, args=(3,))
+        assert not running.done()
+        await running
+        with pytest.raises(NotImplementedError, match="no_such_method"):
+            await engine.collective_rpc("no_such_method")
+        assert not await engine.is_sleeping()
+        samples = []
+        for _ in range(2):
+            await engine.collective_rpc(seed, args=(3,))
+            assert await engine.reset_prefix_cache()
+            samples.append((await answers(engine, "sample", n=4))[0])
+        return ranks, [[output.token_ids for output in sample.outputs] for sample in samples]
+
+    ranks, (first, second) = asyncio.run(calls())
+    assert ranks == [0]
+    assert first == second
+
+
+def test_a_cancelled_request_is_aborted_with_all_its_responses(engine):
+    async def cancel():
+        task = asyncio.create_task(answers(engine, "cancelled", n=3, max_tokens=60))
+        other = asyncio.create_task(answers(engine, "other", max_tokens=60))
+        await until(lambda: unfinished(engine) == 4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: unfinished(engine) == 1)
+        return (await other)[0]
+
+    assert len(asyncio.run(cancel()).outputs[0].token_ids) == 60
+    assert unfinished(engine) == 0
+
+
+def test_a_paused_engine_makes_no_step_and_takes_requests(engine):
+    async def pause():
+        running = asyncio.create_task(answers(engine, "running", max_tokens=50))
+        await until(lambda: unfinished(engine) == 1)
+        await engine.pause_generation(mode="keep")
+        assert await engine.is_sleeping()
+        late = asyncio.create_task(answers(engine, "late"))
+        await until(lambda: unfinished(engine) == 2)
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        assert not late.done()
+        await engine.resume_generation()
+        return [len(each[0].outputs[0].token_ids) for each in await asyncio.gather(running, late)]
+
+    assert asyncio.run(pause()) == [50, 8]
+    with pytest.raises(ValueError, match="mode 'abort' is not available in process; use 'keep'"):
+        asyncio.run(engine.pause_generation(mode="abort"))
+
+
+def test_a_request_that_vllm_refuses_fails_alone(engine):
+    from vllm.exceptions import VLLMValidationError
+
+    async def too_long():
+        long = {"prompt_token_ids": [1] * 65}
+        good = asyncio.create_task(answers(engine, "good"))
+        with pytest.raises(VLLMValidationError, match="maximum context length is 64 tokens"):
+            await anext(engine.generate(long, params(), request_id="too long"))
+        return await good
+
+    [answer] = asyncio.run(too_long())
+    assert answer.finished
+
+
+def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):
+    """The last test: the engine is of no use after it."""
+    step = engine._engine.step
+
+    def third_step_fails(made=iter(range(3))):  # noqa: B008
+        return step() if next(made) < 2 else 1 / 0
+
+    monkeypatch.setattr(engine._engine, "step", third_step_fails)
+
+    async def ask(*names):
+        async with asyncio.timeout(10):
+            return await asyncio.gather(*(answers(engine, name, n=2) for name in names), return_exceptions=True)
+
+    for names in (("one", "two", "three"), ("later",)):
+        failures = asyncio.run(ask(*names))
+        assert len(failures) == len(names)
+        for failure in failures:
+            assert "vLLM's engine has failed: ZeroDivisionError('division by zero')" in str(failure)
+            assert isinstance(failure.__cause__, ZeroDivisionError)
