@@ -14,6 +14,6 @@ PATH=$OPENRLHF_DBB_VENV/bin:$PATH
 # torch prints this in every process, about a package that OpenRLHF pins.
 export PYTHONWARNINGS="ignore:The pynvml package is deprecated:FutureWarning${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
 status=0
-deepspeed --module openrlhf_dbb.cli.train_grpo --estimator dbb "$@" || status=$?
+python -m openrlhf_dbb.cli.train_grpo --estimator dbb "$@" || status=$?
 echo "quickstart: $SECONDS s in all, exit status $status"
 exit "$status"

@@ -34,7 +34,7 @@ for spec in grpo:point repo:point greso:point dapo:point grpo:dbb; do
         resume=()
         [[ -d runs/$name ]] && resume=(--resume "$name")
         # 17,280 prompts x 8 x 4: all methods generate the same number of rollouts
-        run deepspeed --module openrlhf_dbb.cli.train_grpo --preset "$preset" --method "$method" \
+        run python -m openrlhf_dbb.cli.train_grpo --preset "$preset" --method "$method" \
             --estimator "$estimator" --train.max_rollouts 552960 --run_name "$name" ${resume[@]+"${resume[@]}"}
     fi
     run python -m openrlhf_dbb.cli.evaluate --model "runs/$name/model" --benchmarks "$benchmarks" \

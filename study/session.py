@@ -92,12 +92,13 @@ class Session:
             kept.begin_run()
         with upstream.imports_for_driver():
             from openrlhf_dbb.actors.trainer import PosteriorTrainer
-        watch = launch.Watch(settings, start, PosteriorTrainer)
+        engines = launch.Engines(rollouts, settings)
+        watch = launch.Watch(start, PosteriorTrainer, engines)
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(
                 settings.openrlhf_args(),
                 trainer=watch,
-                rollout_actor=watch.watching(rollouts),
+                rollout_actor=engines,
                 policy_actor=policy,
                 get_strategy=functools.partial(DriverStrategy, on_cpu=settings.on_cpu),
                 placement_group=groups,

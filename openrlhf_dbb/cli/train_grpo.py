@@ -1,7 +1,7 @@
-"""The training command: ``deepspeed --module openrlhf_dbb.cli.train_grpo --estimator dbb``.
+"""The training command: ``python -m openrlhf_dbb.cli.train_grpo --estimator dbb``, also by ``deepspeed --module``.
 
-The deepspeed launcher starts one process per device; OpenRLHF needs a single driver, so that all but
-the first leave at once, and their number becomes the number of DeepSpeed ranks.
+The deepspeed launcher starts one process per device; OpenRLHF needs a single driver, so that all but the first leave at
+once, and their number becomes the number of DeepSpeed ranks.
 """
 
 from __future__ import annotations

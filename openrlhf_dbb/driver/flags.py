@@ -111,7 +111,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     parser = upstream.build_parser()
     parser.prog = "train_grpo"
     parser.usage = (
-        "deepspeed --module openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
+        "python -m openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
     )
     parser.description = (
         "GRPO with stored reward posteriors. Without further flags it trains a small model if there is no CUDA, "
@@ -156,9 +156,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     )
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
-    _add_choice(
-        parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO)."
-    )
+    _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
     if not cuda_devices():
         _add_choice(parser, "ds.param_dtype", "fp32", "32 bits, the default without CUDA.")
     _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))

@@ -43,16 +43,16 @@ def launch(settings: Settings, start: Start | None) -> Any:
 
     get_strategy = functools.partial(DriverStrategy, on_cpu=settings.on_cpu)
     if start is None:
-        upstream.run(
-            settings.openrlhf_args(), rollout_actor=ray.remote(PlatformRolloutActor), get_strategy=get_strategy
-        )
+        engines = Engines(ray.remote(PlatformRolloutActor), settings)
+        upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
         return None
-    watch = Watch(settings, start, PosteriorTrainer)
+    engines = Engines(ray.remote(StrictRolloutActor), settings)
+    watch = Watch(start, PosteriorTrainer, engines)
     with watch.progress_bar(), upstream.quiet(settings.verbose):
         upstream.run(
             settings.openrlhf_args(),
             trainer=watch,
-            rollout_actor=watch.watching(ray.remote(StrictRolloutActor)),
+            rollout_actor=engines,
             policy_actor=ray.remote(num_gpus=1)(PolicyActor),
             get_strategy=get_strategy,
             bars=settings.verbose,
@@ -89,6 +89,9 @@ def start_ray(settings: Settings) -> None:
     Raises:
         RuntimeError: it has fewer GPUs than the flags need.
     """
+    # No idle workers, which Ray would start as many of as there are cores; ours are actors.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
     import ray
 
     environment = {
@@ -141,11 +144,10 @@ def gpus_needed(args: SimpleNamespace) -> int:
 class Watch:
     """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines."""
 
-    def __init__(self, settings: Settings, start: Start, trainer_class: Callable[..., Any]) -> None:
-        self._verbose, self._start, self._trainer_class = settings.verbose, start, trainer_class
+    def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: Engines) -> None:
+        self._start, self._trainer_class, self._engines = start, trainer_class, engines
         self._error: Exception | None = None
         self._done = threading.Event()
-        self._engines: list[Any] = []
         self._trainer: Any = None
 
     def remote(self, *args: Any, **kwargs: Any) -> _Here:
@@ -165,10 +167,6 @@ class Watch:
         progress = self._trainer.finish()
         self._trainer.close()
         return progress
-
-    def watching(self, rollout_actor: Any) -> Any:
-        """``rollout_actor`` with its instances remembered."""
-        return _Remembering(rollout_actor, self._engines)
 
     @contextlib.contextmanager
     def progress_bar(self) -> Iterator[None]:
@@ -199,7 +197,7 @@ class Watch:
         asked: dict[Any, Any] = {}
         while not self._done.wait(POLL_S):
             try:
-                for engine in self._engines:
+                for engine in self._engines.made:
                     call = asked.get(engine) or engine.get_num_unfinished_requests.remote()
                     answered, _ = ray.wait([call], timeout=0)
                     ray.get(answered)  # raises if the engine has died
@@ -230,18 +228,26 @@ class _Here:
         return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(method(*args, **kwargs)))
 
 
-class _Remembering:
-    """A Ray actor class whose instances are also put into a list."""
+class Engines:
+    """Stands where OpenRLHF looks for its vLLM actor class: makes actors of ours, and keeps them in :attr:`made`.
 
-    def __init__(self, actor_class: Any, instances: list[Any]) -> None:
-        self._class, self._instances = actor_class, instances
+    Args:
+        actor_class: Ray actor class.
+        settings: for the engine arguments that OpenRLHF does not give.
+    """
 
-    def options(self, **options: Any) -> _Remembering:
-        return _Remembering(self._class.options(**options), self._instances)
+    def __init__(self, actor_class: Any, settings: Settings) -> None:
+        self._class, self._param_dtype = actor_class, settings.args.ds.param_dtype
+        self.made: list[Any] = []
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        self._instances.append(self._class.remote(*args, **kwargs))
-        return self._instances[-1]
+    def options(self, **options: Any) -> SimpleNamespace:
+        """As of a Ray actor class."""
+        return SimpleNamespace(remote=functools.partial(self._make, options))
+
+    def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:
+        engine = self._class.options(**options).remote(param_dtype=self._param_dtype, **kwargs)
+        self.made.append(engine)
+        return engine
 
 
 def _draw(bar: Any, progress: Any) -> None:
