@@ -15,7 +15,7 @@ launcher    what ``deepspeed --module`` adds before and after a process
 
 It needs a quiet machine (the load is printed) and ``pip install trl==1.16.0``, or ``--only`` without TRL.
 
-    python benchmarks/start.py            about 25 minutes and 6 GiB on two cores
+    python benchmarks/start.py            about 20 minutes and 5 GiB on two quiet cores
     python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
 """
 
@@ -208,7 +208,8 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
 
 def openrlhf_steps(name: str, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
     """When each step ended, and the seconds of its parts."""
-    found = read_scalars(folder / "runs" / "run" / "tensorboard" / "run")
+    events = folder / "runs" / "run" / "tensorboard" / "run"
+    found = read_scalars(events) if events.exists() else {}
     tags = {part: f"train/timing/{part}" for part in PARTS}
     for tag in ("train/policy_loss", *tags.values()):
         if tag not in found:

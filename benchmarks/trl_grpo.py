@@ -53,12 +53,11 @@ def main() -> None:
         return reward_func(queries, prompts, label)["rewards"]
 
     assets = prepare(default_folder())
+    prompts = load_dataset("json", data_files=str(assets.train), split="train")
     trainer = GRPOTrainer(
         model=str(assets.model),
         reward_funcs=reward,
-        train_dataset=load_dataset("json", data_files=str(assets.train), split="train").rename_column(
-            "input", "prompt"
-        ),
+        train_dataset=prompts.rename_column("input", "prompt"),
         callbacks=[Moments(options.output / "steps.txt")],
         args=GRPOConfig(
             output_dir=str(options.output),
