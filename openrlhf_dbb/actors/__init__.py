@@ -3,8 +3,9 @@
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
+vllm_worker       the receiving end of the weight sync, with CUDA
 experience_maker  the hook: advantages from the posteriors
-policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows
+policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
 replay            RePO's replay beside a training step
 replay_rows       between OpenRLHF's experiences and the replay cache
 evaluation        evaluations during training
