@@ -16,6 +16,7 @@ methods     published training methods, as flag values
 presets     flag values for a model
 tiny        the task and the model of the tiny preset
 upstream    OpenRLHF's internals: how they are reached, and the list of them
+weight_buckets  the policy's weights on their way to vLLM, many in one message
 cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
 evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order

@@ -12,6 +12,7 @@ evaluation        evaluations during training
 In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
-policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows
+vllm_worker       the receiving end of the weight sync, with CUDA
+policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
 tokenizers        a tokenizer that other processes load by its name
 """

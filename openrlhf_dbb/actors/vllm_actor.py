@@ -18,6 +18,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor
 from vllm.sampling_params import RequestOutputKind
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.weight_buckets import Parameter
 
 _failure: ContextVar[list[Exception]] = ContextVar("failure")
 
@@ -180,9 +181,14 @@ class StrictRolloutActor(PlatformRolloutActor):
     """The platform's actor with :class:`StrictExecutor`."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        await super().__init__(*args, **kwargs)
+        worker = "openrlhf_dbb.actors.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
+        await super().__init__(*args, **{**kwargs, "worker_extension_cls": worker})
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
+
+    async def receive_weights(self, bucket: list[Parameter]) -> None:
+        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.weight_buckets.Receiver`."""
+        await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, hf_tokenizer: Any, num_samples: int = 1, **rest: Any
