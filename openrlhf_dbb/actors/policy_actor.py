@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import deepspeed
 import ray
 import torch
-from openrlhf.models import PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
-from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
+
+with cpu.lean_imports("vllm"):
+    import deepspeed
+    from openrlhf.models import PolicyLoss
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+    from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+    from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 
 class ConstantLengthLoss(PolicyLoss):

@@ -11,14 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import vllm
-from openrlhf.trainer.ray import vllm_engine
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from openrlhf.utils.agent import SingleTurnAgentExecutor
-from vllm.sampling_params import RequestOutputKind
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.weight_buckets import Parameter
+
+with cpu.lean_imports():
+    import vllm
+    from openrlhf.trainer.ray import vllm_engine
+    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from vllm.sampling_params import RequestOutputKind
 
 _failure: ContextVar[list[Exception]] = ContextVar("failure")
 
@@ -133,7 +135,8 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
             param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
         """
         if cpu.active():
-            from openrlhf_dbb.cpu.engine import InProcessEngine
+            with cpu.lean_imports():
+                from openrlhf_dbb.cpu.engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
