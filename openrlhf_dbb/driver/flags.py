@@ -156,9 +156,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     )
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
-    _add_choice(
-        parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO)."
-    )
+    _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
     if not cuda_devices():
         _add_choice(parser, "ds.param_dtype", "fp32", "32 bits, the default without CUDA.")
     _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))
