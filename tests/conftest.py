@@ -5,20 +5,34 @@ PostgreSQL is a server of its own, started once per session from the ``pixeltabl
 """
 
 import itertools
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from storage import EvaluationRows, StepRows, UsageRows, open_store
 
+ROOT = Path(__file__).parents[1]
+# With files spread over processes, a long one that began last would keep the others waiting.
+LONGEST = (
+    "test_store_kill.py", "test_tiny_model.py", "test_store_concurrency.py", "test_evaluation_training.py",
+    "test_generation.py", "test_cli_errors.py", "test_policy_actor_ranks.py", "test_packaging.py",
+)  # fmt: skip
+
 _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if not os.environ.get("OPENRLHF_DBB_LONG"):
         for item in items:
             if item.get_closest_marker("long"):
@@ -39,8 +53,18 @@ def postgres():
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
-    server.cleanup()
+    stop_at_once(server)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def stop_at_once(server):
+    """Stop a server whose data nobody needs: an orderly stop writes hundreds of databases to disk, for 10 s or more."""
+    import psutil
+
+    postmaster = psutil.Process(server.get_pid())
+    postmaster.send_signal(signal.SIGQUIT)
+    postmaster.wait(timeout=60)
+    server.cleanup()
 
 
 class Server:
@@ -72,7 +96,7 @@ def own_postgres():
     folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
     server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     yield Server(server)
-    server.cleanup()
+    stop_at_once(server)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -344,20 +368,100 @@ def dump_fixture():
 @pytest.fixture(scope="session")
 def train():
     """Function: run the training command in a folder, to its end; the completed process."""
-    import os
-    import subprocess
-    import sys
 
-    def run(folder, *argv, launcher=False, keep_url=False, timeout=400):
+    def run(folder, *argv, launcher=False, timeout=400):
         program = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo"]
         if launcher:
             deepspeed = Path(sys.executable).parent / "deepspeed"
             program = [str(deepspeed), "--module", "openrlhf_dbb.cli.train_grpo"]
         environment = dict(os.environ)
-        if not keep_url:
-            environment.pop("OPENRLHF_DBB_STORE_URL", None)
+        environment.pop("OPENRLHF_DBB_STORE_URL", None)
         return subprocess.run(
             [*program, *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=timeout
         )
 
     return run
+
+
+class LightEngine:
+    """A Ray actor in the place of a vLLM engine; its process need not import vLLM to read the sampling parameters."""
+
+    def __init__(self, actor):
+        self._actor = actor
+
+    def __getattr__(self, name):
+        return getattr(self._actor, name)
+
+    @property
+    def generate_responses(self):
+        def send(*, sampling_params, **rest):
+            light = SimpleNamespace(temperature=sampling_params.temperature)
+            return self._actor.generate_responses.remote(sampling_params=light, **rest)
+
+        return SimpleNamespace(remote=send)
+
+
+@pytest.fixture(scope="session")
+def light_engine():
+    return LightEngine
+
+
+class Lane:
+    """Trains one command line after another in one process and the same actors, by ``python -m study lane``.
+
+    Only for runs that agree in vLLM's engine flags and the number of ranks, and that leave the actors alive.
+    """
+
+    def __init__(self, log):
+        self._log, self._process = log, None
+
+    def train(self, folder, *argv, timeout=400):
+        """Train as the command would in this folder.
+
+        Returns:
+            ``error``: in one line, None if there was none; ``output``: all that was printed.
+        """
+        if self._process is None:
+            self._start()
+        runs = f"{folder}/runs/{{run}}"
+        places = {
+            "store.url": f"sqlite:///{folder}/openrlhf_dbb.db",
+            "ckpt.path": f"{runs}/checkpoints",
+            "ckpt.output_dir": f"{runs}/model",
+            "logger.tensorboard_dir": f"{runs}/tensorboard",
+        }
+        line = [word for flag, value in places.items() for word in (f"--{flag}", value)] + list(argv)
+        printed = self._log.stat().st_size
+        alarm = threading.Timer(timeout, self._process.kill)
+        alarm.start()
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        alarm.cancel()
+        output = self._log.read_bytes()[printed:].decode()
+        if not answer:
+            status, self._process = self._process.wait(), None
+            pytest.fail(f"the lane ended with exit status {status}: {output[-4000:]}")
+        return SimpleNamespace(error=json.loads(answer)["error"], output=output)
+
+    def _start(self):
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "study", "lane"],
+                cwd=self._log.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},  # study/ is not installed
+            )  # fmt: skip
+
+    def close(self):
+        """End the process, which stops the actors."""
+        if self._process is not None:
+            _, _ = self._process.communicate(timeout=120)
+            assert self._process.returncode == 0, self._log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def lane(tmp_path_factory):
+    """A lane that all tests share; it starts at its first training."""
+    lane = Lane(tmp_path_factory.mktemp("lane") / "log")
+    yield lane
+    lane.close()

@@ -24,7 +24,7 @@ SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
 
 @pytest.fixture(scope="module")
-def shared_engine():
+def shared_engine(light_engine):
     """A Ray actor in the place of a vLLM engine; a prompt's label holds the scores of its responses, "-" for none."""
     import asyncio
 
@@ -63,7 +63,7 @@ def shared_engine():
             return self.calls
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray.remote(Engine).remote()
+    yield light_engine(ray.remote(Engine).remote())
     ray.shutdown()
 
 
