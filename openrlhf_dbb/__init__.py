@@ -1,10 +1,10 @@
 """GRPO with stored reward posteriors on OpenRLHF's Ray + DeepSpeed + vLLM pipeline.
 
-Parts, by where the code runs; each imports only what stands below it:
+Parts; each imports only what stands below it:
 
 cli         the commands
-driver      the process that the user starts, before and around Ray
-actors      in Ray's actors: knows torch and OpenRLHF
+driver      the process that the user starts, before and around the training
+actors      the trainer, in the same process, and Ray's actors: knows torch and OpenRLHF
 core        numpy alone: posteriors, rollout strategies, replay, what became of each rollout
             (below it: the packages estimators and storage, which know nothing of this one)
 
@@ -16,6 +16,7 @@ methods     published training methods, as flag values
 presets     flag values for a model
 tiny        the task and the model of the tiny preset
 upstream    OpenRLHF's internals: how they are reached, and the list of them
+weight_buckets  the policy's weights on their way to vLLM, many in one message
 cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
 evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order

@@ -19,7 +19,7 @@ LAYERS = (
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab", "inspect"),
-        *("figures", "terminal", "csv_files"),
+        *("figures", "terminal", "csv_files", "weight_buckets"),
     ),
     ("core",),
     ("errors",),

@@ -1,12 +1,18 @@
-"""What runs in Ray's actors: knows torch and OpenRLHF.
+"""OpenRLHF's trainer and actors, extended: knows torch, Ray and OpenRLHF.
+
+In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
-vllm_actor        OpenRLHF's vLLM actor, strict about rewards
 experience_maker  the hook: advantages from the posteriors
-policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows
 replay            RePO's replay beside a training step
 replay_rows       between OpenRLHF's experiences and the replay cache
 evaluation        evaluations during training
+
+In Ray's actors:
+
+vllm_actor        OpenRLHF's vLLM actor, strict about rewards
+vllm_worker       the receiving end of the weight sync, with CUDA
+policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
 tokenizers        a tokenizer that other processes load by its name
 """

@@ -1,4 +1,4 @@
-"""OpenRLHF's policy actor with Dr.GRPO's loss over a constant length, and with replayed rows beside fresh ones."""
+"""OpenRLHF's policy actor with Dr.GRPO's loss over a constant length, replayed rows, and a quicker weight sync."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 import torch
-from openrlhf.models import PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
-from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
+from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
+
+with cpu.lean_imports("vllm"):
+    import deepspeed
+    from openrlhf.models import PolicyLoss
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+    from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+    from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 
 class ConstantLengthLoss(PolicyLoss):
@@ -80,7 +86,7 @@ class ConstantLengthLoss(PolicyLoss):
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
-    """OpenRLHF's policy actor with a third loss aggregation and with replays.
+    """OpenRLHF's policy actor with a third loss aggregation, with replays, and with fewer messages to vLLM.
 
     Replayed rows are added to the micro-batches of the fresh ones: the number of micro-batches, and so of optimizer
     steps, stays the same, but each micro-batch grows and needs more memory.
@@ -96,6 +102,37 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
             length = strategy.args.actor.loss_agg_length
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
+
+    def broadcast_to_vllm(self) -> None:
+        """Upstream's, but with many parameters in one call of each engine and one broadcast, see weight_buckets.
+
+        As upstream does it, a parameter in each, where weights are not broadcast by this process or not whole.
+        """
+        trainer, args = self.trainer, self.strategy.args
+        if trainer.use_cuda_ipc or args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
+            super().broadcast_to_vllm()
+            return
+        sends, is_sharded = torch.distributed.get_rank() == 0, args.ds.zero_stage == 3
+        clears = sends and args.vllm.enable_prefix_caching
+        cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines] if clears else []
+        torch.cuda.empty_cache()
+        # Of a vision-language model only what is trained: the vision encoder is frozen.
+        whole = not getattr(trainer.actor, "is_vlm", False)
+        weights = {n: p for n, p in trainer.actor.model.module.named_parameters() if whole or p.requires_grad}
+        parameters = [
+            Parameter(name, weight.dtype, tuple(weight.ds_shape if is_sharded else weight.shape))
+            for name, weight in weights.items()
+        ]
+        for bucket in buckets(parameters):
+            with deepspeed.zero.GatheredParameters([weights[each.name] for each in bucket], enabled=is_sharded):
+                packed = pack(bucket, weights) if sends else None
+            if sends:
+                received = [engine.receive_weights.remote(bucket) for engine in trainer.vllm_engines]
+                trainer._model_update_group.broadcast(packed, src=0, stream=torch.cuda.current_stream())
+                ray.get(received)
+        ray.get(cleared)
+        torch.cuda.empty_cache()
+        torch_dist_barrier_and_cuda_sync()
 
     def append_replays(self, experience: list[Experience]) -> None:
         """Keep rows for the next :meth:`fit`.

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import vllm
-from openrlhf.trainer.ray import vllm_engine
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from openrlhf.utils.agent import SingleTurnAgentExecutor
-from vllm.sampling_params import RequestOutputKind
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.weight_buckets import Parameter
+
+with cpu.lean_imports():
+    import vllm
+    from openrlhf.trainer.ray import vllm_engine
+    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from vllm.sampling_params import RequestOutputKind
 
 _failure: ContextVar[list[Exception]] = ContextVar("failure")
 
@@ -132,7 +135,8 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
             param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
         """
         if cpu.active():
-            from openrlhf_dbb.cpu.engine import InProcessEngine
+            with cpu.lean_imports():
+                from openrlhf_dbb.cpu.engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
@@ -180,9 +184,14 @@ class StrictRolloutActor(PlatformRolloutActor):
     """The platform's actor with :class:`StrictExecutor`."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        await super().__init__(*args, **kwargs)
+        worker = "openrlhf_dbb.actors.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
+        await super().__init__(*args, **{**kwargs, "worker_extension_cls": worker})
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
+
+    async def receive_weights(self, bucket: list[Parameter]) -> None:
+        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.weight_buckets.Receiver`."""
+        await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, hf_tokenizer: Any, num_samples: int = 1, **rest: Any

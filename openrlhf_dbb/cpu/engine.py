@@ -121,7 +121,7 @@ class InProcessEngine:
             if self._failure is not None:
                 raise self._failure
             self._engine.add_request(request_id, prompt, params)
-        except Exception as error:
+        except BaseException as error:  # nobody waits for the adding itself
             self._answer(request_id, error)
         self._go_on()
 
@@ -147,16 +147,14 @@ class InProcessEngine:
             self._engine.abort_request(gone)
             for request_id in gone:
                 del self._answers[request_id]
-            outputs = self._engine.step()
+            for output in self._engine.step():
+                if output.finished:
+                    self._answer(output.request_id, output)
         except BaseException as error:  # nobody waits for the step itself
             self._failure = RuntimeError(f"vLLM's engine has failed: {error!r}")
             self._failure.__cause__ = error
             for request_id in list(self._answers):
                 self._answer(request_id, self._failure)
-            return
-        for output in outputs:
-            if output.finished:
-                self._answer(output.request_id, output)
         self._go_on()
 
     def _answer(self, request_id: str, result: RequestOutput | BaseException) -> None:

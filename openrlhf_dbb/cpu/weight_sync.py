@@ -1,5 +1,6 @@
 """Weight broadcast from DeepSpeed rank 0 to the vLLM workers over gloo: both ends.
 
+What is in a message is for :mod:`openrlhf_dbb.weight_buckets` to say, or for OpenRLHF, which sends a parameter in each.
 Imported in vLLM workers, so it must not import openrlhf or deepspeed, which take seconds and patch other packages.
 """
 
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import vllm.model_executor.layers.utils as vllm_layers
+
+from openrlhf_dbb.weight_buckets import Receiver
 
 # Each end fails after this long if the other one has died, rather than after gloo's 30 minutes.
 TIMEOUT = timedelta(minutes=3)
@@ -46,7 +49,7 @@ def _use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
 vllm_layers.dispatch_cpu_unquantized_gemm = _use_plain_linear
 
 
-class WorkerExtension:
+class WorkerExtension(Receiver):
     """Mixed into vLLM's worker: the receiving end, with the method names OpenRLHF calls."""
 
     def init_process_group(
@@ -60,17 +63,11 @@ class WorkerExtension:
         use_ray: bool = False,
     ) -> None:
         """Join the group whose rank 0 is DeepSpeed's rank 0."""
-        self._weight_sync = connect(master_address, master_port, dist.get_rank() + rank_offset, world_size, None)
+        rank = dist.get_rank() + rank_offset
+        self._model_update_group = connect(master_address, master_port, rank, world_size, None)
 
     def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
-        """Receive one parameter and load it into the model.
-
-        Raises:
-            RuntimeError: the model has no such parameter, so that it would keep an old one.
-        """
+        """Receive one parameter and load it into the model; raises as :meth:`receive_weights` does."""
         weight = torch.empty(shape, dtype=dtype)
-        self._weight_sync.broadcast(weight, src=0)
-        if dtype != self.model_config.dtype:  # type: ignore[attr-defined]
-            weight = weight.to(self.model_config.dtype)  # type: ignore[attr-defined]
-        if not self.model_runner.model.load_weights(weights=[(name, weight)]):  # type: ignore[attr-defined]
-            raise RuntimeError(f"weight sync: vLLM's model loaded nothing from parameter {name!r} {tuple(shape)}")
+        self._model_update_group.broadcast(weight, src=0)
+        self._load([(name, weight)])

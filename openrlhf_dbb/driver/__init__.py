@@ -1,4 +1,4 @@
-"""What runs in the process the user starts, beside the trainer: before and around Ray.
+"""What runs in the process the user starts, before and around the training.
 
 arguments  command line over preset over defaults -> Settings
 flags      the parser: OpenRLHF's flags, and ours beside them

@@ -110,9 +110,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     """
     parser = upstream.build_parser()
     parser.prog = "train_grpo"
-    parser.usage = (
-        "python -m openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
-    )
+    parser.usage = "python -m openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
     parser.description = (
         "GRPO with stored reward posteriors. Without further flags it trains a small model if there is no CUDA, "
         "else the paper's Qwen3-1.7B setting."

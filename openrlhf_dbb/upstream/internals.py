@@ -57,6 +57,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "datasets, probabilities, strategy, seed, max_count, stopping_strategy, dataset_split"),
     ),
     "openrlhf.models": (
+        Internal("Actor", "used", "actors/policy_actor.py", attributes="model, is_vlm"),
         Internal("PolicyLoss", "subclassed", "actors/policy_actor.py",
                  attributes="clip_eps_low, clip_eps_high, dual_clip, policy_loss_type, is_correction_level, "
                             "is_correction_mode, is_correction_gating, is_correction_threshold"),
@@ -150,13 +151,15 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.trainer.ray.ppo_actor": (
         Internal("stateless_init_process_group", "replaced", "cpu/deepspeed_strategy.py",
                  "master_address, master_port, rank, world_size, device"),
-        Internal("ActorPPOTrainer", "used", "actors/policy_actor.py", attributes="actor_loss_fn, replay_buffer"),
+        Internal("ActorPPOTrainer", "used", "actors/policy_actor.py",
+                 attributes="actor, actor_loss_fn, replay_buffer, use_cuda_ipc, vllm_engines, _model_update_group"),
         Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="strategy, trainer"),
         Internal("PolicyModelActor.__init__", "overridden", "actors/policy_actor.py",
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
                  "strategy, pretrain, max_steps, vllm_engines"),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
+        Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),
     ),
     "openrlhf.trainer.ray.vllm_engine": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
@@ -164,7 +167,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("batch_vllm_engine_call", "called", "actors/generation.py",
                  "engines, method_name, *args, rank_0_only, **kwargs"),
         Internal("vllm", "replaced", "actors/vllm_actor.py"),
-        Internal("RolloutRayActor", "subclassed", "actors/vllm_actor.py", attributes="executor"),
+        Internal("RolloutRayActor", "subclassed", "actors/vllm_actor.py", attributes="executor, llm"),
         Internal("RolloutRayActor.__init__", "overridden", "actors/vllm_actor.py",
                  "*args, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids, **kwargs"),
         Internal("RolloutRayActor.generate_responses", "overridden", "actors/vllm_actor.py",
@@ -174,6 +177,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("RolloutRayActor.get_num_unfinished_requests", "called", "driver/launch.py", ""),
     ),
     "openrlhf.trainer.ray.vllm_worker_wrap": (
+        Internal("WorkerWrap", "subclassed", "actors/vllm_worker.py"),
+        Internal("WorkerWrap", "used", "weight_buckets.py", attributes="_model_update_group"),
         Internal("WorkerWrap.init_process_group", "imitated", "cpu/weight_sync.py",
                  "master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"),
         Internal("WorkerWrap.update_weight", "imitated", "cpu/weight_sync.py", "name, dtype, shape, empty_cache"),
@@ -208,6 +213,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
         Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
                  "optim_dict, *, max_norm"),
+    ),
+    "openrlhf.utils.distributed_util": (
+        Internal("torch_dist_barrier_and_cuda_sync", "called", "actors/policy_actor.py", ""),
     ),
     "openrlhf.utils.utils": (
         Internal("convert_to_torch_dtype", "called", "cpu/deepspeed_strategy.py", "param_dtype"),

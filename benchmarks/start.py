@@ -1,0 +1,363 @@
+"""What a start and a step cost: ours, ours before the start was shortened, OpenRLHF's own trainer, and TRL.
+
+The tiny preset without CUDA, the same flags for all but the trainer. Candidates run one after another, in rounds whose
+order is reversed each time; every figure is a median over the rounds. All is measured from outside: when the command
+was given, when the reward function was first called, when each step ended (OpenRLHF's event files, TRL's callback),
+when the command ended. A step is 64 prompts with 8 rollouts each: generation, rewards, two optimizer steps.
+
+ours        ``python -m openrlhf_dbb.cli.train_grpo --preset tiny --estimator dbb`` of this working tree
+reference   the same at commit REFERENCE, from an archive of it
+openrlhf    ``--estimator none``: OpenRLHF's ``train()`` with its own trainer, actors and advantages on our CPU
+            platform; plain ``openrlhf.cli.train_ppo_ray`` cannot run without CUDA
+trl-*       TRL's GRPOTrainer (``trl_grpo.py``), in bf16 and in fp32, with torch's default threads and with one; the
+            faster of the two is what we are compared with
+launcher    what ``deepspeed --module`` adds before and after a process
+
+It needs a quiet machine (the load is printed) and ``pip install trl==1.16.0``, or ``--only`` without TRL.
+
+    python benchmarks/start.py            about 20 minutes and 5 GiB on two quiet cores
+    python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tqdm import tqdm
+
+from openrlhf_dbb.evaluation.training_curves import read_scalars
+from openrlhf_dbb.tiny import default_folder, prepare
+
+TREE = Path(__file__).resolve().parents[1]
+REFERENCE = "afc8345"  # the last commit before the start was shortened
+TRL = "1.16.0"
+TRL_CANDIDATES = ("trl-bf16", "trl-bf16-1-thread", "trl-fp32", "trl-fp32-1-thread")
+CANDIDATES = ("ours", "reference", "openrlhf", *TRL_CANDIDATES, "launcher")
+STEPS = 8  # of an episode: 512 prompts
+WARM_UP_STEPS = 3
+POLL_S = 0.05
+SETTLE_S = 3.0  # for what is left of the candidate before, and to measure the load of others
+PARTS = ("generation", "make_experience", "ppo_train", "broadcast")
+BOUNDS = {
+    "start / reference": 0.5,
+    "step / TRL bf16": 1.0,
+    "step / TRL fp32": None,
+    "step / OpenRLHF": 0.8,
+}
+UNSET = ("OMP_NUM_THREADS", "RAY_ADDRESS", "OPENRLHF_DBB_STORE_URL")  # they would change what is measured
+CONFIGURATION = re.compile(r"^(method|configuration)\b", re.MULTILINE)
+REWARD = '''"""The tiny preset's reward function; notes when it was first called."""
+
+import time
+from pathlib import Path
+
+from openrlhf_dbb.rewards import math_answer
+
+STARTED = Path(__file__).with_name("rewarded")
+
+
+def reward_func(queries, prompts, labels):
+    if not STARTED.exists():
+        STARTED.write_text(str(time.time()))
+    return math_answer.reward_func(queries, prompts, labels)
+'''
+LAUNCHED = '''"""Notes when it was started."""
+
+import time
+from pathlib import Path
+
+if not Path("launched").exists():  # the launcher starts a process for each device
+    Path("launched").write_text(str(time.time()))
+'''
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a candidate. Moments are seconds since its command was given.
+
+    Attributes:
+        configured: when the effective configuration was printed, after all checks; None for TRL, which prints none.
+        rewarded: first call of the reward function.
+        steps: end of each step.
+        ended: end of the command.
+        parts: seconds of each part of each step, as OpenRLHF logs them; empty for TRL.
+    """
+
+    configured: float | None
+    rewarded: float
+    steps: list[float]
+    ended: float
+    parts: dict[str, list[float]]
+
+    @property
+    def step_times(self) -> list[float]:
+        return [b - a for a, b in itertools.pairwise(self.steps)][WARM_UP_STEPS - 1 :]
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of the consecutive phases of the command."""
+        moments = {"checks": self.configured, "engines": self.rewarded} if self.configured else {"start": self.rewarded}
+        moments |= {"first step": self.steps[0], "steps": self.steps[-1], "shutdown": self.ended}
+        return {name: b - a for name, (a, b) in zip(moments, itertools.pairwise([0.0, *moments.values()]), strict=True)}
+
+
+def figures(runs: list[Measured]) -> dict[str, Any]:
+    """Medians over the runs of one candidate; quartiles are over the steps of all runs."""
+
+    def over_runs(value: Callable[[Measured], float]) -> float:
+        return statistics.median(map(value, runs))
+
+    low, _, high = statistics.quantiles([seconds for run in runs for seconds in run.step_times], n=4)
+    return {
+        "first_reward_s": over_runs(lambda run: run.rewarded),
+        "first_step_s": over_runs(lambda run: run.steps[0]),
+        "command_s": over_runs(lambda run: run.ended),
+        "step_s": over_runs(lambda run: statistics.median(run.step_times)),
+        "step_quartiles_s": [low, high],
+        "phases_s": {name: over_runs(lambda run, name=name: run.phases[name]) for name in runs[0].phases},
+        "parts_s": {
+            name: over_runs(lambda run, name=name: statistics.median(run.parts[name][WARM_UP_STEPS:]))
+            for name in runs[0].parts
+        },
+    }
+
+
+def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Of what is bounded, by name; None where a side was not measured. TRL is as fast as with the better threads."""
+
+    def ratio(figure: str, *others: str) -> float | None:
+        values = [found[name][figure] for name in others if name in found]
+        return found["ours"][figure] / min(values) if "ours" in found and values else None
+
+    return {
+        "start / reference": ratio("first_step_s", "reference"),
+        "step / TRL bf16": ratio("step_s", *TRL_CANDIDATES[:2]),
+        "step / TRL fp32": ratio("step_s", *TRL_CANDIDATES[2:]),
+        "step / OpenRLHF": ratio("step_s", "openrlhf"),
+    }
+
+
+def missed(found: dict[str, float | None]) -> list[str]:
+    """Names of the bounds that do not hold, or that nothing was measured for."""
+    return [
+        name for name, bound in BOUNDS.items() if bound is not None and (found[name] is None or found[name] > bound)
+    ]
+
+
+def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
+    """Run a candidate once, in an empty folder.
+
+    Raises:
+        SystemExit: it failed, or something that is measured is missing.
+    """
+    reward = folder / "reward.py"
+    reward.write_text(REWARD)
+    ours = name not in TRL_CANDIDATES
+    if ours:
+        command = [
+            sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--run_name", "run",
+            "--estimator", "none" if name == "openrlhf" else "dbb", "--train.num_episodes", str(episodes),
+            "--eval.steps", "-1", "--ckpt.save_steps", "-1", "--reward.remote_url", str(reward),
+        ]  # fmt: skip
+    else:
+        command = [
+            sys.executable, str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
+            "--precision", name.split("-")[1], "--reward", str(reward), "--output", str(folder),
+        ]  # fmt: skip
+    threads = {"OMP_NUM_THREADS": "1"} if name.endswith("1-thread") else {}
+    configured = None
+    began = time.time()
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment(tree) | threads, stdout=log, stderr=log)
+    try:
+        while process.poll() is None:
+            time.sleep(POLL_S)
+            if configured is None and CONFIGURATION.search(said(folder)):
+                configured = time.time() - began
+        ended = time.time() - began
+    finally:
+        process.terminate()  # nothing if it has ended
+        process.wait()
+    if process.returncode:
+        raise SystemExit(f"{name}: exit code {process.returncode}; the end of its output:\n{said(folder)[-4000:]}")
+    if ours and configured is None:
+        raise failure(name, "a line that begins with 'method' or 'configuration'", folder)
+    if not (folder / "rewarded").exists():
+        raise failure(name, "a call of the reward function", folder)
+    ends, parts = openrlhf_steps(name, folder) if ours else trl_steps(folder)
+    if len(ends) != STEPS * episodes:
+        raise failure(name, f"{STEPS * episodes} steps, but {len(ends)}", folder)
+    rewarded = float((folder / "rewarded").read_text()) - began
+    return Measured(configured, rewarded, [end - began for end in ends], ended, parts)
+
+
+def openrlhf_steps(name: str, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
+    """When each step ended, and the seconds of its parts."""
+    events = folder / "runs" / "run" / "tensorboard" / "run"
+    found = read_scalars(events) if events.exists() else {}
+    tags = {part: f"train/timing/{part}" for part in PARTS}
+    for tag in ("train/policy_loss", *tags.values()):
+        if tag not in found:
+            raise failure(name, f"{tag!r} in its event files", folder)
+    parts = {part: found[tag].value.tolist() for part, tag in tags.items()}
+    return found["train/policy_loss"].wall_time.tolist(), parts
+
+
+def trl_steps(folder: Path) -> tuple[list[float], dict[str, list[float]]]:
+    path = folder / "steps.txt"
+    return ([float(line) for line in path.read_text().split()] if path.exists() else []), {}
+
+
+def said(folder: Path) -> str:
+    return (folder / "log").read_text(errors="replace")
+
+
+def failure(name: str, what: str, folder: Path) -> SystemExit:
+    return SystemExit(f"{name}: no {what}; the end of its output:\n{said(folder)[-4000:]}")
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Ours, with the product from ``tree`` (Ray's workers inherit it), and without what would change a candidate."""
+    return {name: value for name, value in os.environ.items() if name not in UNSET} | {"PYTHONPATH": str(tree)}
+
+
+def launcher(folder: Path) -> dict[str, float]:
+    """Seconds that the deepspeed launcher takes, beyond Python's own, before and after a process that does nothing."""
+    (folder / "do_nothing.py").write_text(LAUNCHED)
+    found = []
+    deepspeed = str(Path(sys.executable).with_name("deepspeed"))
+    for command in ([deepspeed, "--module", "do_nothing"], [sys.executable, "-m", "do_nothing"]):
+        began = time.time()
+        done = subprocess.run(
+            command, cwd=folder, env=environment(TREE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        ended = time.time()
+        if done.returncode or not (folder / "launched").exists():
+            raise SystemExit(f"launcher: exit code {done.returncode}; the end of its output:\n{done.stdout[-4000:]}")
+        launched = float((folder / "launched").read_text())
+        (folder / "launched").unlink()
+        found.append((launched - began, ended - launched))
+    with_launcher, alone = found
+    return {"before": with_launcher[0] - alone[0], "after": with_launcher[1] - alone[1]}
+
+
+def extract(commit: str, folder: Path) -> bool:
+    """Write a commit's files into ``folder``, compiled; False if the clone does not have the commit."""
+    archive = subprocess.run(["git", "-C", str(TREE), "archive", commit], capture_output=True)
+    if archive.returncode:
+        return False
+    folder.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=True)
+    return True
+
+
+def trl_installed() -> str | None:
+    try:
+        return importlib.metadata.version("trl")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def report(found: dict[str, dict[str, Any]]) -> None:
+    """Three tables: figures, phases of the command, parts of a step."""
+    print(f"\n{'':<20}{'first reward s':>15}{'first step s':>14}{'command s':>11}{'step ms':>9}{'quartiles ms':>16}")
+    for name, row in found.items():
+        low, high = row["step_quartiles_s"]
+        print(
+            f"{name:<20}{row['first_reward_s']:>15.1f}{row['first_step_s']:>14.1f}{row['command_s']:>11.1f}"
+            f"{1e3 * row['step_s']:>9.0f}{1e3 * low:>9.0f}-{1e3 * high:<6.0f}"
+        )
+    for title, key, unit in (("phases s", "phases_s", 1.0), ("parts of a step ms", "parts_s", 1e3)):
+        print(f"\n{title}")
+        for name, row in found.items():
+            if row[key]:
+                shown = (f"{part} {unit * seconds:.{1 if unit == 1.0 else 0}f}" for part, seconds in row[key].items())
+                print(f"{name:<20}" + ", ".join(shown))
+
+
+def at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return int(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument(
+        "--episodes", type=at_least_one, default=2, help=f"passes over the 512 prompts, {STEPS} steps each"
+    )
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=CANDIDATES, help="run these alone")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
+    options = parser.parse_args()
+    names = [name for name in CANDIDATES if name in options.only]
+    installed = trl_installed()
+    if installed != TRL and not set(names).isdisjoint(TRL_CANDIDATES):
+        has = f"{installed} is installed" if installed else "none is installed"
+        print(f"TRL {TRL} is needed, {has}: pip install trl=={TRL}, or name others with --only", file=sys.stderr)
+        return 2
+
+    prepare(default_folder())
+    load = os.getloadavg()
+    print(
+        f"load average before the first run: {load[0]:.2f}, {load[1]:.2f}, {load[2]:.2f}; it should be near 0",
+        flush=True,
+    )
+    runs: dict[str, list[Measured]] = {}
+    launches: list[dict[str, float]] = []
+    others: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="dbb_start_") as folder:
+        reference = Path(folder) / "reference"
+        if "reference" in names and not extract(REFERENCE, reference):
+            print(f"commit {REFERENCE} is not in this clone; fetch it with: git fetch --unshallow", file=sys.stderr)
+            if options.check:
+                return 1
+            names.remove("reference")
+        turns = [(turn, name) for turn in range(options.rounds) for name in (names if turn % 2 == 0 else names[::-1])]
+        progress = tqdm(turns, unit="run")
+        for turn, name in progress:
+            progress.set_description(f"round {turn + 1}, {name}")
+            others.append(psutil.cpu_percent(SETTLE_S))
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                if name == "launcher":
+                    launches.append(launcher(Path(own)))
+                else:
+                    tree = reference if name == "reference" else TREE
+                    runs.setdefault(name, []).append(run(name, options.episodes, tree, Path(own)))
+
+    found = {name: figures(runs[name]) for name in names if name in runs}
+    print(f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %")
+    report(found)
+    added = {key: statistics.median(each[key] for each in launches) for key in ("before", "after") if launches}
+    if added:
+        print(f"\nlauncher adds {added['before']:.1f} s before our process and {added['after']:.1f} s after it")
+    compared = ratios(found)
+    print(
+        json.dumps(
+            {
+                "figures": found, "launcher_s": added, "rounds": options.rounds, "load_average": load,
+                "others_percent": others, "ratio": compared, "bound": BOUNDS, "missed": missed(compared),
+            }
+        )
+    )  # fmt: skip
+    return 1 if options.check and missed(compared) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
