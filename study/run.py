@@ -178,10 +178,14 @@ def _end_lane(process: subprocess.Popen[str]) -> None:
 
 
 def lane() -> None:
-    """The process of a lane: reads command lines as JSON, trains each and answers in JSON, until its input ends."""
+    """The process of a lane: reads command lines as JSON, trains each and answers in JSON, until its input ends.
+
+    After an error that an actor may be left with, the next command line gets new actors.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # all other output goes to the log
     from openrlhf_dbb import cpu
+    from openrlhf_dbb.core.strategies import SamplingError
 
     if cpu.active():
         cpu.prepare_driver()
@@ -192,11 +196,12 @@ def lane() -> None:
         error = None
         try:
             session.train(json.loads(line))
-        except (UsageError, storage.StoreError) as refused:
+        except (UsageError, storage.StoreError, SamplingError) as refused:
             error = str(refused)
         except Exception as failed:
             traceback.print_exc()
             error = (str(failed).strip() or repr(failed)).splitlines()[-1]
+            session.close()
         print(json.dumps({"error": error}), file=answers, flush=True)
     session.close()
 

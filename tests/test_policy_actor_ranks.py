@@ -20,11 +20,11 @@ args = arguments.parse(sys.argv[4:], world_size=2).args
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
 
-from openrlhf_dbb.driver.launch import cpu_strategy
+from openrlhf_dbb.driver.strategy import strategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 actor = PolicyActor(2, rank, "127.0.0.1", port)
-actor.init_model_from_pretrained(cpu_strategy(args), model, max_steps=10)
+actor.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
 
 def rollouts(rows, advantage):
     tokens = torch.randint(0, 14, (rows, 8), generator=torch.Generator().manual_seed(rank))

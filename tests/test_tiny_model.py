@@ -13,6 +13,7 @@ from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, default_fold
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
 
 FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
+BRIEF = Recipe(warmup_steps=30)
 
 
 def contents(folder):
@@ -163,14 +164,15 @@ def test_second_call_changes_nothing_and_broken_leftovers_do_no_harm(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_version(folder, tmp_path):
+def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_version(tmp_path):
+    prepare(tmp_path / "same", 0, BRIEF)
     target = tmp_path / "assets"
     target.mkdir()
     (target / "tiny.json").write_text('{"version": 0, "seed": 0}')
     (target / "obsolete").write_text("of version 0")
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building" / "half").write_text("of a process that was killed")
-    program = f"import pathlib, openrlhf_dbb.tiny as tiny; tiny.prepare(pathlib.Path({str(target)!r}))"
+    program = f"import pathlib, openrlhf_dbb.tiny as t; t.prepare(pathlib.Path({str(target)!r}), 0, t.{BRIEF!r})"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
         subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
@@ -179,5 +181,5 @@ def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_ver
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert sum("tiny model: 100%" in error for error in errors) == 1  # the other one waited
-    assert contents(target) == contents(folder)
+    assert contents(target) == contents(tmp_path / "same")
     assert not (tmp_path / ".assets.building").exists()

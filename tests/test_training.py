@@ -94,16 +94,16 @@ def test_a_finished_run_is_not_resumed_by_accident(finished, train):
     assert "finished at step 6" in result.stderr and "--warm_start first" in result.stderr
 
 
-def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(finished, train):
+def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(finished, lane):
     folder, _ = finished
     (folder / "sometimes.py").write_text(UNVERIFIABLE)
-    result = train(
+    result = lane.train(
         folder, "--estimator", "dbb", "--run_name", "second", "--warm_start", "first", "--warm_start_weight", "0.5",
         *SMALL, "--train.num_episodes", "1", "--reward.remote_url", str(folder / "sometimes.py"),
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert "warm start 32 prompts from first, weight 0.5; 0 start from the prior" in result.stdout
-    assert "warning: run first used another reward" in result.stdout
+    assert result.error is None, result.output[-4000:]
+    assert "warm start 32 prompts from first, weight 0.5; 0 start from the prior" in result.output
+    assert "warning: run first used another reward" in result.output
     pairs = rows(
         folder,
         "SELECT a.alpha, a.beta, b.rollouts, b.successes, b.alpha, b.beta FROM posteriors a "
@@ -119,12 +119,12 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
 
 
 @pytest.fixture(scope="module")
-def probed(train, tmp_path_factory):
+def probed(lane, tmp_path_factory):
     """A run with run-wide state and probes: 16 more rollouts of a quarter of the 32 prompts at every visit."""
     folder = tmp_path_factory.mktemp("probed")
     probes = ["--probe.fraction", "0.25", "--probe.samples", "16"]
-    result = train(folder, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
-    assert result.returncode == 0, result.stderr[-4000:]
+    result = lane.train(folder, "--estimator", "auto", "--run_name", "probed", *SMALL, *probes)
+    assert result.error is None, result.output[-4000:]
     return folder, result
 
 
@@ -139,9 +139,9 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_no_others(probed):
     assert set(rows(folder, "SELECT step, prompt_id FROM probes")) == {visit for visit in visits if visit[1] in ids}
     assert rows(folder, "SELECT DISTINCT samples FROM probes") == [(16,)]
     assert f"probes     {len(ids)} of 32 prompts, 16 extra rollouts at each visit: {16 * len(ids)} an epoch" in (
-        result.stdout
+        result.output
     )
-    assert f"probes       {3 * 16 * len(ids)} extra rollouts of {3 * len(ids)} groups, not trained on" in result.stdout
+    assert f"probes       {3 * 16 * len(ids)} extra rollouts of {3 * len(ids)} groups, not trained on" in result.output
 
 
 def test_probes_count_for_nothing_in_training(probed):
@@ -150,7 +150,7 @@ def test_probes_count_for_nothing_in_training(probed):
         (step, 16 * 8) for step in range(1, 7)
     ]
     assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
-    assert f"rollouts     {32 * 3 * 8} generated, {32 * 3 * 8} trained on" in result.stdout
+    assert f"rollouts     {32 * 3 * 8} generated, {32 * 3 * 8} trained on" in result.output
 
 
 def test_probes_sample_the_policy_that_the_group_was_sampled_from(probed):
@@ -188,22 +188,21 @@ def test_run_wide_numbers_and_probes_are_stored_and_logged(probed):
     assert logged["train/probe/groups"] == {step: groups for step, groups, _ in errors}
 
 
-def test_posteriors_in_postgresql_and_no_password_anywhere(train, new_url, tmp_path, monkeypatch):
+def test_posteriors_in_postgresql_and_no_password_anywhere(lane, new_url, tmp_path):
     import storage
 
     url = new_url("postgresql").replace("postgres:@", "postgres:hunter2@")  # the server asks for none
     assert "hunter2" in url
-    monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", url)
-    flags = ["--estimator", "dbb", "--run_name", "pg", *SMALL, "--train.num_episodes", "2"]
-    result = train(tmp_path, *flags, keep_url=True)
-    assert result.returncode == 0, result.stderr[-4000:]
+    flags = ["--estimator", "dbb", "--run_name", "pg", *SMALL, "--train.num_episodes", "2", "--store.url", url]
+    result = lane.train(tmp_path, *flags)
+    assert result.error is None, result.output[-4000:]
     with storage.open_store(url) as store:
         steps = store.query("SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step")
         assert [tuple(row) for row in steps] == [(step, 16, 128) for step in (1, 2, 3, 4)]
         stored = repr(store.query("SELECT * FROM dbb_run") + store.query("SELECT * FROM dbb_event"))
     assert not (tmp_path / "openrlhf_dbb.db").exists()
     written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
-    for place in (result.stdout, result.stderr, stored, repr(written)):
+    for place in (result.output, stored, repr(written)):
         assert "hunter2" not in place
 
 

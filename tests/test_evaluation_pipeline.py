@@ -1,0 +1,92 @@
+"""Evaluation during a real training: each prompt's results stored as the verifier gave them, logged, and chosen by."""
+
+import json
+import re
+import sqlite3
+from collections import Counter
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+# Notes every score that it gives; one response in six or so cannot be verified.
+NOTING = """
+import json, pathlib, zlib
+
+def reward_func(queries, prompts, labels):
+    right = float(queries[0].startswith(prompts[0] + labels[0]))
+    score = None if zlib.crc32(queries[0].encode()) % 6 == 0 else right
+    with open(pathlib.Path(__file__).with_name("scores.jsonl"), "a") as file:
+        file.write(json.dumps([prompts[0], score]) + "\\n")
+    return {"rewards": [score], "scores": [score], "extra_logs": {}}
+"""
+
+
+def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
+    """Four evaluations in a training of 6 steps: before it, and after steps 2, 4 and 6."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from openrlhf_dbb import tiny
+
+    heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:24]
+    rows = [json.loads(line) for line in heldout]
+    rows = [row | {"datasource": "sorting" if row["input"].startswith("s") else "sums"} for row in rows]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "noting.py").write_text(NOTING)
+    result = lane.train(
+        tmp_path, "--estimator", "dbb", "--run_name", "run", "--preset", "tiny", "--data.max_samples", "32",
+        "--rollout.batch_size", "16", "--train.batch_size", "64", "--rollout.micro_batch_size", "32",
+        "--train.micro_batch_size", "32", "--train.num_episodes", "3", "--ckpt.save_steps", "-1",
+        "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
+        "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
+    )  # fmt: skip
+    assert result.error is None, result.output[-4000:]
+    noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    of_evaluation = {row["input"] for row in rows}
+
+    with sqlite3.connect(f"file:{tmp_path}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
+        by_prompt = connection.execute(
+            """SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
+               JOIN prompts USING (prompt_id) WHERE name = 'training' GROUP BY prompt"""
+        ).fetchall()
+        measures = connection.execute(
+            "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations"
+        ).fetchall()
+        steps = connection.execute("SELECT step, generated_total FROM steps").fetchall()
+        model_rewards = connection.execute("SELECT sum(rollouts), sum(successes) FROM steps").fetchone()
+
+    # The verifier's notes: every evaluation prompt four times in each of four evaluations, and what it said of them.
+    given, right, verified = Counter(), Counter(), Counter()
+    for prompt, score in noted:
+        given[prompt] += 1
+        verified[prompt] += score is not None
+        right[prompt] += score or 0
+    assert {prompt for prompt, *_ in by_prompt} == of_evaluation
+    for prompt, evaluations, samples, checked, successes in by_prompt:
+        assert (evaluations, samples) == (4, 16) and given[prompt] == 16
+        assert (checked, successes) == (verified[prompt], right[prompt])
+    assert 0 < sum(verified[prompt] for prompt in of_evaluation) < 24 * 16
+
+    # Training has generated, and been counted for, all the others.
+    trained_on = [score for prompt, score in noted if prompt not in of_evaluation]
+    assert steps == [(step, 128 * step) for step in range(1, 7)] and len(trained_on) == 768
+    assert model_rewards == (sum(score is not None for score in trained_on), sum(score or 0 for score in trained_on))
+
+    # What was logged, and the best checkpoint chosen by it.
+    assert [(row[0], row[1]) for row in measures] == [(s, b) for s in (0, 2, 4, 6) for b in ("sorting", "sums")]
+    events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
+    events.Reload()
+    logged = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    for step, source, prompts, accuracy, best, missing, majority, generated in measures:
+        assert prompts == sum(row["datasource"] == source for row in rows)
+        names = (f"eval/eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
+        assert [logged[name][step] for name in names] == pytest.approx([accuracy, best, missing], rel=1e-6)
+        assert majority is None and generated == 128 * step
+    assert set(logged["train/entropy_loss"]) == set(range(1, 7))
+    means = {step: accuracy for step, source, _, accuracy, *_ in measures if source == "sums" and step}
+    kept = sorted(path.name for path in (tmp_path / "runs/run/checkpoints/_actor").glob("best_*"))
+    assert kept[-1] == f"best_global_step{max(means, key=means.get)}"
+    shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
+    expected = [np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 6)]
+    assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx(expected, abs=0.0006)
