@@ -73,11 +73,11 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
     A label key with dots reaches into nested columns (``reward_model.ground_truth``).
 
     Raises:
-        UsageError: a column is missing.
+        UsageError: no label key, a column is missing, or there are no rows.
     """
-    from openrlhf.datasets.utils import blending_datasets
-
-    rows = blending_datasets(
+    if args.data.label_key is None:
+        raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
+    rows = upstream.load("openrlhf.datasets.utils", "blending_datasets")(
         args.data.prompt_dataset,
         args.data.prompt_probs,
         strategy,
@@ -85,6 +85,8 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
         max_count=args.data.max_samples,
         dataset_split=args.data.prompt_split,
     )
+    if len(rows) == 0:
+        raise UsageError(f"data set {args.data.prompt_dataset!r} has no rows")
     return with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args)
 
 
@@ -130,19 +132,14 @@ def _holds(feature: Any, fields: list[str]) -> bool:
     return True
 
 
-def choose(args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
-    """Decide which rows of the data set are trained on.
+def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
+    """Decide which rows of the data set, from :func:`load_rows`, are trained on.
 
     Raises:
-        UsageError: no label key, a missing column, no prompt left, or fewer than one rollout batch.
+        UsageError: no prompt left, or fewer than one rollout batch.
     """
     from openrlhf.datasets import PromptDataset
 
-    if args.data.label_key is None:
-        raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
-    loaded = load_rows(args, strategy)
-    if len(loaded) == 0:
-        raise UsageError(f"data set {args.data.prompt_dataset!r} has no rows")
     first_seen, rows, duplicates = set(), [], 0
     for row, text in enumerate(loaded[args.data.input_key]):
         key = text if isinstance(text, str) else json.dumps(text, sort_keys=True)

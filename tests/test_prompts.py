@@ -36,7 +36,7 @@ def choose(path, rows, **options):
         use_ms=False,
     )
     strategy = SimpleNamespace(args=args, print=lambda *_: None, is_rank_0=lambda: False)
-    return prompts.choose(args, strategy, Words())
+    return prompts.choose(prompts.load_rows(args, strategy), args, strategy, Words())
 
 
 def row(text, label="1"):

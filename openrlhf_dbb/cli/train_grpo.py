@@ -17,6 +17,9 @@ _LAUNCHER_VARIABLES = (
 )  # fmt: skip
 
 
+REFUSED = 2
+
+
 def main(argv: list[str] | None = None) -> int:
     """Train, and return the exit code: 0 done, 1 the training failed, 2 the input is refused, 130 interrupted."""
     began = time.monotonic()
@@ -29,30 +32,22 @@ def main(argv: list[str] | None = None) -> int:
     # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
-    from openrlhf_dbb.driver import launch
-
-    try:
-        return _train(sys.argv[1:] if argv is None else argv, world_size, began)
-    finally:
-        launch.stop_ray()
-
-
-def _train(argv: list[str], world_size: int, began: float) -> int:
     from openrlhf_dbb.core.strategies import SamplingError
     from openrlhf_dbb.driver import arguments, launch, preflight, printed
     from openrlhf_dbb.errors import UsageError
     from storage import StoreError
 
     try:
-        parsed = arguments.parse(argv, world_size=world_size)
-        resumed = preflight.check(parsed)
-        settings, start = launch.start_ray_beside(parsed, lambda: preflight.prepare(parsed, resumed))
+        settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
+        resumed = preflight.check(settings)
+        ray_start = launch.RayStart(settings)
+        settings, start = preflight.prepare(settings, resumed)
     except (UsageError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
     print(printed.configuration(settings, start), flush=True)
     try:
-        progress = launch.launch(settings, start)
+        progress = launch.launch(settings, start, ray_start)
     except BaseException as error:
         if start is not None:
             print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
@@ -63,10 +58,18 @@ def _train(argv: list[str], world_size: int, began: float) -> int:
             print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
             return 1
         raise
+    finally:
+        launch.stop_ray()
     if start is not None:
         print(printed.summary(start, progress, time.monotonic() - began), flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == REFUSED:
+        # Ray may still be starting beside. Its processes end with this one; an orderly end would take seconds.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -5,26 +5,27 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
+from openrlhf_dbb.errors import UsageError
 
-Result = TypeVar("Result")
 POLL_S = 0.5
 GRACE_S = 5.0
 
 
-def launch(settings: Settings, start: Start | None) -> Any:
-    """Train, in the Ray that :func:`start_ray` started; returns when the training has ended and the model is saved.
+def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
+    """Train; returns when the training has ended and the model is saved.
 
     OpenRLHF's trainer runs in this process, the models and engines in actors.
 
@@ -41,6 +42,7 @@ def launch(settings: Settings, start: Start | None) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
 
+    ray_start.wait()
     get_strategy = functools.partial(DriverStrategy, on_cpu=settings.on_cpu)
     if start is None:
         engines = Engines(ray.remote(PlatformRolloutActor), settings)
@@ -60,21 +62,35 @@ def launch(settings: Settings, start: Start | None) -> Any:
         return watch.finish()
 
 
-def start_ray_beside(settings: Settings, work: Callable[[], Result]) -> Result:
-    """Start Ray while ``work`` runs in another thread; both take seconds, and little of the other's processor.
+class RayStart:
+    """Ray, started in a thread of its own: it takes seconds, and little of the processor."""
 
-    Raises:
-        Exception: what ``work`` raised, or else what Ray did.
-    """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="checks") as beside:
-        result = beside.submit(work)
+    def __init__(self, settings: Settings) -> None:
+        """Begin to start it, see :func:`start_ray`."""
+        self._settings, self._done = settings, threading.Event()
+        self._error: Exception | None = None
+        # What Ray does in the main thread, and warns about elsewhere.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until it has started.
+
+        Raises:
+            Exception: as :func:`start_ray`.
+        """
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
         try:
-            # In the main thread: Ray's processes die with the thread that started them.
-            start_ray(settings)
-        except Exception:
-            result.result()
-            raise
-    return result.result()
+            start_ray(self._settings)
+        except Exception as error:
+            self._error = error
+        self._done.set()
+        threading.Event().wait()  # Ray's processes die with the thread that started them
 
 
 def stop_ray() -> None:
@@ -87,7 +103,7 @@ def start_ray(settings: Settings) -> None:
     """Start Ray, or join the cluster of ``RAY_ADDRESS``.
 
     Raises:
-        RuntimeError: it has fewer GPUs than the flags need.
+        UsageError: it has fewer GPUs than the flags need.
     """
     # No idle workers, which Ray would start as many of as there are cores; ours are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
@@ -115,7 +131,7 @@ def start_ray(settings: Settings) -> None:
     )
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus < needed:
-        raise RuntimeError(
+        raise UsageError(
             f"these flags need {needed} GPUs, Ray has {gpus}; lower --actor.num_gpus_per_node and "
             "--vllm.num_engines, or share GPUs with --train.colocate_all (OpenRLHF would wait for ever)"
         )

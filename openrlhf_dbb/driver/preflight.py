@@ -15,7 +15,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.prompts import Prompts, choose
+from openrlhf_dbb.prompts import Prompts, choose, load_rows
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
@@ -44,7 +44,7 @@ def check(settings: Settings) -> storage.RunRecord | None:
 
 
 def prepare(settings: Settings, resumed: storage.RunRecord | None) -> tuple[Settings, Start | None]:
-    """What takes seconds: device, tokenizer, data. Then the run is created or found.
+    """What takes seconds: data, device, tokenizer. Then the run is created or found.
 
     Args:
         resumed: from :func:`check`.
@@ -57,11 +57,16 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> tuple[Sett
         UsageError, storage.StoreError: what is wrong and what to do, in one line.
     """
     args = settings.args
-    _check_device(settings)
     if _is_tiny(args.actor.model_name_or_path):
         tiny.prepare(tiny.default_folder())
+    for_loaders = settings.openrlhf_args()
+    strategy = DriverStrategy(for_loaders, on_cpu=settings.on_cpu)
+    rows = _load_rows(for_loaders, strategy)  # before torch is imported, which takes longer
+    _check_device(settings)
     with upstream.imports_for_driver():
-        prompts = _choose_prompts(settings, _load_tokenizer(args))
+        tokenizer = _load_tokenizer(args)
+        with upstream.quiet():
+            prompts = choose(rows, for_loaders, strategy, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
         return settings, None
@@ -169,15 +174,14 @@ def _load_tokenizer(args: SimpleNamespace) -> Any:
         raise UsageError(f"--actor.model_name_or_path {name} cannot be loaded: {reason}") from error
 
 
-def _choose_prompts(settings: Settings, tokenizer: Any) -> Prompts:
+def _load_rows(args: SimpleNamespace, strategy: DriverStrategy) -> Any:
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
-    args = settings.openrlhf_args()
     disable_progress_bars()
     try:
         with upstream.quiet():
-            return choose(args, DriverStrategy(args, on_cpu=settings.on_cpu), tokenizer)
+            return load_rows(args, strategy)
     except (DatasetsError, FileNotFoundError, ConnectionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--data.prompt_dataset {args.data.prompt_dataset} cannot be loaded: {reason}") from error

@@ -110,9 +110,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     Raises:
         UsageError: one of OpenRLHF's assertions failed; its message is kept.
     """
-    # By its file, since an import of its package would load torch.
-    config = runpy.run_path(str(installed_source().folder / "utils" / "config.py"))
-    names: dict[str, Any] = {"args": args, "hierarchize": config["hierarchize"]}
+    names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
     form = getattr(args, _FORM)
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic
@@ -122,6 +120,12 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
         raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
     names["args"].algo.advantage.estimator = form
     return names["args"]
+
+
+def load(module: str, name: str) -> Any:
+    """``name`` of a module of OpenRLHF, by its file: an import of its package would import torch."""
+    path = installed_source().folder.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return runpy.run_path(str(path))[name]
 
 
 def data_parallel_ranks(args: SimpleNamespace) -> int:
