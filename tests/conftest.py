@@ -388,29 +388,6 @@ def train():
     return run
 
 
-class LightEngine:
-    """A Ray actor in the place of a vLLM engine; its process need not import vLLM to read the sampling parameters."""
-
-    def __init__(self, actor):
-        self._actor = actor
-
-    def __getattr__(self, name):
-        return getattr(self._actor, name)
-
-    @property
-    def generate_responses(self):
-        def send(*, sampling_params, **rest):
-            light = SimpleNamespace(temperature=sampling_params.temperature)
-            return self._actor.generate_responses.remote(sampling_params=light, **rest)
-
-        return SimpleNamespace(remote=send)
-
-
-@pytest.fixture(scope="session")
-def light_engine():
-    return LightEngine
-
-
 class Lane:
     """Trains one command line after another in one process and the same actors, by ``python -m study lane``.
 

@@ -17,6 +17,7 @@ from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.evaluation import answer_of, check_best_key, collect  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutGenerator  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler  # noqa: E402
@@ -208,8 +209,11 @@ def engine_class():
         def get_num_unfinished_requests(self):
             return 0
 
-        def generate_responses(self, prompt, label, sampling_params, num_samples, **_):
-            self.calls.append((prompt, label, sampling_params.temperature, num_samples))
+        def generate_groups(self, prompts, sampling, num_samples, **_):
+            return [self.group(prompt, label, sampling["temperature"], num_samples) for prompt, label, _ in prompts]
+
+        def group(self, prompt, label, temperature, num_samples):
+            self.calls.append((prompt, label, temperature, num_samples))
             if prompt == "0":
                 for _ in range(4):
                     assert self.others.acquire(timeout=60)
@@ -242,13 +246,14 @@ class Data(torch.utils.data.Dataset):
         return "default", self.prompts[place], self.labels[place], None
 
 
-def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(engine_class, light_engine):
+def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(engine_class, monkeypatch):
+    monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)  # so that the first prompt can be answered last
     args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=2, n_samples_per_prompt=8),
         vllm=SimpleNamespace(enable_sleep=False),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")),
     )
-    engine = light_engine(engine_class.options(max_concurrency=8).remote())
+    engine = engine_class.options(max_concurrency=8).remote()
     generator = RolloutGenerator(
         SimpleNamespace(args=args), None, StatefulDataLoader(Data(), batch_size=1), None, [engine],
         sampler=Sampler(RunFacts(groups=2, rollouts=2)), prompt_ids={}, max_rollouts=0,

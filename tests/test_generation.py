@@ -10,10 +10,11 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 import ray  # noqa: E402
+import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator, _experiences  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
 from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
@@ -24,21 +25,30 @@ SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
 
 @pytest.fixture(scope="module")
-def shared_engine(light_engine):
-    """A Ray actor in the place of a vLLM engine; a prompt's label holds the scores of its responses, "-" for none."""
+def shared_engines():
+    """Two Ray actors in the place of vLLM engines; a prompt's label holds the scores of its responses, "-" for none."""
     import asyncio
 
     class Engine:
         def start_over(self, after):
             """``after``: prompts that are answered only once another has been."""
-            self.calls, self.after = [], after
+            self.calls, self.sizes, self.after = [], [], after
             self.answered = {prompt: asyncio.Event() for prompt in after.values()}
 
         async def get_num_unfinished_requests(self):
             return 0
 
-        async def generate_responses(self, prompt, label, sampling_params, num_samples, **_):
-            self.calls.append((prompt, label, sampling_params.temperature, num_samples))
+        async def generate_groups(self, prompts, sampling, num_samples, **_):
+            self.sizes.append(len(prompts))
+            return await asyncio.gather(
+                *(self.group(prompt, label, sampling["temperature"], num_samples) for prompt, label, _ in prompts)
+            )
+
+        async def generate_responses(self, prompt, label, sampling_params, num_samples, **_):  # OpenRLHF's own asks so
+            return await self.group(prompt, label, sampling_params.temperature, num_samples)
+
+        async def group(self, prompt, label, temperature, num_samples):
+            self.calls.append((prompt, label, temperature, num_samples))
             if label == "broken":
                 raise ArithmeticError("the reward function failed")
             if prompt in self.after:
@@ -62,22 +72,30 @@ def shared_engine(light_engine):
         async def recorded(self):
             return self.calls
 
+        async def sizes_of_calls(self):
+            return self.sizes
+
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield light_engine(ray.remote(Engine).remote())
+    yield [ray.remote(Engine).remote() for _ in range(2)]
     ray.shutdown()
 
 
 @pytest.fixture
-def engine(shared_engine):
-    ray.get(shared_engine.start_over.remote({}))
-    return shared_engine
+def engines(shared_engines):
+    ray.get([each.start_over.remote({}) for each in shared_engines])
+    return shared_engines
+
+
+@pytest.fixture
+def engine(engines):
+    return engines[0]
 
 
 @pytest.fixture
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, **options):
+    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), **options):
         sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
             rollout=SimpleNamespace(batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP),
@@ -93,7 +111,7 @@ def generator(engine):
         if cls is RolloutGenerator:
             options["sampler"] = sampler
             options["prompt_ids"] = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
-        return cls(SimpleNamespace(args=args), loader, None, None, [engine], **options)
+        return cls(SimpleNamespace(args=args), loader, None, None, list(engines), **options)
 
     return make
 
@@ -183,6 +201,34 @@ def test_the_share_of_kept_groups_counts_those_of_the_pass_before(generator):
     made = generator([EASY, MIXED, HARD], one_for_one())
     assert made.generate_samples()[1] is None
     assert made.generate_samples()[1] == 100 * 2 / 5  # of 1, 2, 3, and of 1, 2 in the next pass
+
+
+def test_a_strategy_that_takes_every_group_asks_for_several_prompts_a_call(generator, engine):
+    made = generator([MIXED] * 20, Sampler(RunFacts(groups=20, rollouts=GROUP)))
+    rollouts = made.generate_samples()[0].trained
+    assert [rollout.prompts[0] for rollout in rollouts[::GROUP]] == [str(i) for i in range(1, 21)]
+    assert sorted(ray.get(engine.sizes_of_calls.remote())) == [4, 8, 8]
+
+
+def test_a_strategy_that_judges_hears_of_each_group_by_itself(generator, engine):
+    assert draw(generator([MIXED, EASY, MIXED], one_for_one())) == ("13", 3, False)
+    assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1]
+
+
+def test_engines_share_the_prompts_evenly(generator, engines):
+    made = generator([MIXED] * 5, Sampler(RunFacts(groups=5, rollouts=GROUP)), engines=engines)
+    assert [rollout.prompts[0] for rollout in made.generate_samples()[0].trained[::GROUP]] == list("12345")
+    assert [[call[0] for call in ray.get(each.recorded.remote())] for each in engines] == [list("135"), list("24")]
+
+
+def test_prompts_go_to_the_engine_with_the_least_left_to_do(generator):
+    class Busy:
+        def __init__(self, unfinished):
+            self.get_num_unfinished_requests = SimpleNamespace(remote=lambda: ray.put(unfinished))
+
+    made = generator([], engines=[Busy(4), Busy(0), Busy(1)])
+    # loads 4 0 1: the second (2), the third (3), the second (4), the third (5), the first (6), the second
+    assert made._shares(6, 2) == [[4], [0, 2, 5], [1, 3]]
 
 
 def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engine):
@@ -370,3 +416,48 @@ def test_a_reward_that_fails_in_a_probe_is_raised_and_an_engine_without_sleep_is
     with pytest.raises(ArithmeticError, match="the reward function failed"):
         generator([]).score_more([rollout("a", "broken")], 2)
     assert ray.get(engine.recorded.remote()) == [("a", "broken", 1.0, 2)]
+
+
+RESPONSE = {
+    "prompt": "p", "label": "l", "images": None, "mm_train_inputs": None, "observation_tokens": [5, 6, 7, 8, 9],
+    "action_ranges": [(2, 5)], "reward": 1.0, "scores": 0.5, "rollout_log_probs": None, "truncated": False,
+    "extra_logs": {"missing": 0.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rollout_log_probs": [0.0, 0.0, -0.5, -1.5, -0.25]},
+        {"action_ranges": [(1, 2), (4, 5)]},  # an agent's two turns
+        {"observation_tokens": list(range(9)), "action_ranges": [(3, 5), (7, 9)]},  # the second is cut off
+        {"observation_tokens": list(range(9)), "action_ranges": [(3, 9)], "rollout_log_probs": [-0.5] * 9},
+        {"observation_tokens": list(range(9)), "action_ranges": [(7, 9)], "truncated": True},  # no action is left
+        {"observation_tokens": list(range(6))},  # as long as allowed
+        {"action_ranges": []},
+        {"action_ranges": [(0, 3)]},  # there is no prompt
+        {"reward": None, "scores": None},
+        {"reward": torch.tensor(1), "scores": torch.tensor(True)},
+        {"extra_logs": {"turns": 2, "cost": torch.tensor([[0.5]])}, "images": ["a.png"], "mm_train_inputs": {"x": 1}},
+    ],
+)
+def test_a_response_becomes_the_rollout_that_openrlhf_would_make_of_it(generator, changes):
+    response = RESPONSE | changes
+    upstream = generator([], cls=SamplesGenerator)
+    expected = [upstream._process_response_into_experience(each, max_len=6) for each in (RESPONSE, response)]
+    for each, theirs in zip(_experiences([RESPONSE, response], max_len=6, temperature=1.0), expected, strict=True):
+        same(vars(each), vars(theirs))
+
+
+def same(made, expected):
+    """Equal, tensors in shape and type, too."""
+    assert made.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert made[name].dtype == value.dtype, name
+            assert torch.equal(made[name], value), name
+        elif name == "info":
+            same(made[name], value)
+        else:
+            assert made[name] == value, name

@@ -168,7 +168,7 @@ def test_our_methods_accept_what_openrlhf_calls_theirs_with():
     # Constructors only where OpenRLHF makes the objects; what ours need beyond theirs, we give.
     made_there = {f"{name}.__init__" for _, name, _, _ in listed("replaced")}
     checked = [each for each in overrides() if "__init__" not in each[1] or each[1] in made_there]
-    assert len(checked) > 20
+    assert len(checked) > 15
     for _, name, file, ours, theirs in checked:
         assert accepts(ours.args, theirs.args), (name, file)
         assert name in made_there or needed(ours.args) <= {a.arg for a in theirs.args.args}, (name, file)
@@ -186,7 +186,7 @@ def test_another_version_gives_a_line_for_each_change(tmp_path):
         ("trainer/ppo_trainer.py", "def train_step(self, rollout_samples, ", "def train_step(self, samples, "),
         ("trainer/ppo_utils/experience.py", "def remove_padding_in_sequences", "def remove_padding"),
         ("trainer/ppo_utils/replay_buffer.py", "dynamic_indices", "micro_batches"),
-        ("trainer/ppo_utils/samples_generator.py", "def _dispatch_prompts_to_vllm", "async def _dispatch_prompts"),
+        ("trainer/ppo_utils/samples_generator.py", "def generate_samples", "def samples"),
         ("trainer/ray/launcher.py", "import PlacementGroup, placement_group", "import PlacementGroup"),
         ("utils/__init__.py", "from .utils import", "from .helpers import"),
     ):
@@ -202,8 +202,8 @@ def test_another_version_gives_a_line_for_each_change(tmp_path):
         "(called in actors/replay_rows.py)",
         "openrlhf.trainer.ppo_utils.replay_buffer.NaiveReplayBuffer has no attribute dynamic_indices "
         "(used in actors/policy_actor.py)",
-        "openrlhf.trainer.ppo_utils.samples_generator.SamplesGenerator._dispatch_prompts_to_vllm is missing "
-        "(called in actors/generation.py)",
+        "openrlhf.trainer.ppo_utils.samples_generator.SamplesGenerator.generate_samples is missing "
+        "(imitated in actors/generation.py)",
         "openrlhf.trainer.ray.launcher.placement_group is missing (replaced in upstream/__init__.py)",
         "openrlhf.utils.get_strategy is missing (called in driver/strategy.py)",
         "openrlhf.utils.get_tokenizer is missing (called in actors/tokenizers.py, driver/preflight.py)",

@@ -11,7 +11,10 @@ from openrlhf_dbb import cpu
 
 cpu.prepare_driver()
 
-from openrlhf_dbb.actors.vllm_actor import RewardError, StrictExecutor, StrictRolloutActor  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+
+from openrlhf_dbb.actors.rewards import RewardError  # noqa: E402
+from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor  # noqa: E402
 
 
 class Letters:
@@ -82,13 +85,13 @@ def test_anything_else_stops_the_run(tmp_path, source, message):
 
 
 class Group:
-    """Answers "0", "1", ... to the rollouts of one request, as vLLM does for n of them; counts requests."""
+    """Answers "0", "1", ... to the rollouts of one request, as vLLM does for n of them; keeps requests."""
 
     def __init__(self):
         self.asked = []
 
     async def generate(self, ids, params, multi_modal_data=None):
-        self.asked.append((ids, params.n))
+        self.asked.append(("".join(map(chr, ids)), params))
         answers = [SimpleNamespace(token_ids=[48 + i], finish_reason="stop", logprobs=None) for i in range(params.n)]
         return SimpleNamespace(outputs=answers)
 
@@ -101,32 +104,63 @@ class Counting(Letters):
         return super().__call__(text, **rest)
 
 
+SAMPLING = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": -1, "max_tokens": 4, "min_tokens": 1, "skip_special_tokens": False,
+    "logprobs": None,
+}  # fmt: skip
+PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
+
+
+def groups(executor, generate, samples, *, tokenizer=None, **changes):
+    """What an actor with this engine answers to both prompts."""
+    actor = StrictRolloutActor.__new__(StrictRolloutActor)  # no vLLM
+    actor.executor, actor.generate = executor, generate
+    sampling, tokenizer = SAMPLING | changes, tokenizer or Letters()
+    call = actor.generate_groups(PROMPTS, sampling, samples, hf_tokenizer=tokenizer, max_length=32)
+    return asyncio.run(call)
+
+
 def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [float(queries[0][-1])]}\n")
     engine = Group()
-    actor = SimpleNamespace(executor=StrictExecutor([str(path)]), generate=engine.generate)
-    params = SimpleNamespace(max_tokens=4, logprobs=None, n=1)
-    responses = asyncio.run(
-        StrictRolloutActor.generate_responses(actor, "6*7=", "42", params, Counting(), num_samples=3, max_length=32)
-    )
-    assert engine.asked == [([ord(c) for c in "6*7="], 3)]
-    assert Counting.calls == 1
-    assert [response["reward"] for response in responses] == [0.0, 1.0, 2.0]
-    assert params.n == 1  # the next prompt's
+    answers = groups(StrictExecutor([str(path)]), engine.generate, 3, tokenizer=Counting())
+    assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
+    assert Counting.calls == 2
+    assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
+        [prompt[:2]] * 3 for prompt in PROMPTS
+    ]
+    assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
 
 
-def test_a_failed_request_fails_every_rollout_of_the_group(tmp_path):
-    class Broken:
-        async def generate(self, *_, **__):
-            raise RuntimeError("engine is dead")
+@pytest.mark.parametrize(("given", "limits"), [(4, [4, 4]), (None, [32 - 4, 32 - 8])])
+def test_sampling_values_become_vllms_parameters(given, limits):
+    engine = Group()
+    groups(StrictExecutor([]), engine.generate, 2, max_tokens=given)
+    asked = [params for _, params in engine.asked]
+    assert [params.max_tokens for params in asked] == limits  # without one: what the prompt leaves of 32 tokens
+    assert {(params.n, params.temperature, params.top_p, params.min_tokens) for params in asked} == {(2, 0.5, 0.9, 1)}
+    assert {params.output_kind for params in asked} == {RequestOutputKind.FINAL_ONLY}
 
-    actor = SimpleNamespace(executor=StrictExecutor([]), generate=Broken().generate)
-    params = SimpleNamespace(max_tokens=4, logprobs=None, n=1)
+
+def test_an_agent_gets_a_request_for_each_rollout():
+    class Agent:
+        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images):
+            answer = await llm_engine.generate([ord(c) for c in prompt], sampling_params)
+            return prompt, label, len(answer.outputs), max_length
+
+    engine = Group()
+    answers = groups(Agent(), engine.generate, 2)
+    assert answers == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
+    assert len(engine.asked) == 4
+
+
+def test_a_failed_request_fails_every_rollout_of_the_group():
+    async def generate(*_, **__):
+        raise RuntimeError("engine is dead")
+
     with pytest.raises(RuntimeError, match="engine is dead"):
-        asyncio.run(
-            StrictRolloutActor.generate_responses(actor, "6*7=", "42", params, Letters(), num_samples=2, max_length=32)
-        )
+        groups(StrictExecutor([]), generate, 2)
 
 
 def test_a_tokenizer_travels_by_its_name(tmp_path):

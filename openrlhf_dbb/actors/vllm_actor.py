@@ -6,13 +6,13 @@ import asyncio
 import itertools
 import math
 import traceback
+from collections.abc import Sequence
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.actors.rewards import RewardError, single_value
 from openrlhf_dbb.weight_buckets import Parameter
 
 with cpu.lean_imports():
@@ -20,13 +20,10 @@ with cpu.lean_imports():
     from openrlhf.trainer.ray import vllm_engine
     from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
     from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
 _failure: ContextVar[list[Exception]] = ContextVar("failure")
-
-
-class RewardError(RuntimeError):
-    """The reward function raised, or returned something that is not a reward."""
 
 
 class StrictExecutor(SingleTurnAgentExecutor):
@@ -36,11 +33,10 @@ class StrictExecutor(SingleTurnAgentExecutor):
     ``extra_logs["missing"] = 1``.
     """
 
-    async def execute(self, prompt: str, label: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        sampling_params.output_kind = RequestOutputKind.FINAL_ONLY  # partial outputs are not used
+    async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         failures: list[Exception] = []
         _failure.set(failures)
-        output = await super().execute(prompt, label, sampling_params, *args, **kwargs)
+        output = await super().execute(prompt, *args, **kwargs)
         if failures:
             detail = "".join(traceback.format_exception(failures[0]))
             raise RewardError(f"the reward function failed on prompt {prompt[:80]!r}:\n{detail}")
@@ -116,15 +112,6 @@ def _checked(output: dict[str, Any], prompt: str) -> dict[str, Any]:
     return {"reward": float(output["reward"]), "scores": float(output["scores"]), "extra_logs": extra}
 
 
-def single_value(value: Any) -> Any:
-    """The number in a scalar, a one-element list or a one-element tensor; None stays None."""
-    while isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, torch.Tensor):
-        value = value.item()
-    return value
-
-
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
 
@@ -163,18 +150,25 @@ class _TokenizedOnce:
 
 
 class _OneRequest:
-    """The engine as the rollouts of a group see it: their requests become one request for all of them."""
+    """The engine as the rollouts of a group see it: their requests become one request for all of them.
 
-    def __init__(self, engine: Any, rollouts: int) -> None:
-        self._engine, self._rollouts = engine, rollouts
+    Attributes:
+        looked_at: what upstream reads of the sampling parameters, and copies for each rollout: a copy of vLLM's own
+            takes longer than all else that is done for a rollout.
+    """
+
+    def __init__(self, engine: Any, rollouts: int, sampling: dict[str, Any]) -> None:
+        self._engine, self._rollouts, self._sampling = engine, rollouts, sampling
         self._answer: asyncio.Future[Any] | None = None
         self._given = itertools.count()
+        self.looked_at = SimpleNamespace(max_tokens=sampling["max_tokens"], logprobs=sampling["logprobs"])
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """One of the group's responses, in the form upstream expects for a single request."""
         if self._answer is None:
-            sampling_params.n = self._rollouts
-            asked = self._engine.generate(prompt_token_ids, sampling_params, multi_modal_data=multi_modal_data)
+            given = self._sampling | {"max_tokens": sampling_params.max_tokens}  # which may follow from the prompt
+            whole = SamplingParams(**given, n=self._rollouts, output_kind=RequestOutputKind.FINAL_ONLY)
+            asked = self._engine.generate(prompt_token_ids, whole, multi_modal_data=multi_modal_data)
             self._answer = asyncio.ensure_future(asked)
         answer = await self._answer
         return SimpleNamespace(outputs=[answer.outputs[next(self._given)]])
@@ -193,22 +187,42 @@ class StrictRolloutActor(PlatformRolloutActor):
         """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.weight_buckets.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
-    async def generate_responses(
-        self, prompt: str, label: Any, sampling_params: Any, hf_tokenizer: Any, num_samples: int = 1, **rest: Any
+    async def generate_groups(
+        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: int, **rest: Any
+    ) -> list[list[dict[str, Any]]]:
+        """A group of responses to each of several prompts.
+
+        Args:
+            prompts: text, label and images of each.
+            sampling: values of ``vllm.SamplingParams``, so that who asks need not import vllm.
+            num_samples: N of each group.
+            rest: ``max_length`` and ``hf_tokenizer``, as for upstream's ``generate_responses``.
+
+        Returns:
+            For each prompt N responses, as upstream's.
+
+        Raises:
+            RewardError: the reward function failed on one of them.
+        """
+        return await asyncio.gather(*(self._group(*prompt, sampling, num_samples, **rest) for prompt in prompts))
+
+    async def _group(
+        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], num_samples: int, **rest: Any
     ) -> list[dict[str, Any]]:
-        """Upstream's, with one request to vLLM for the group instead of one for each rollout."""
+        """Upstream's ``generate_responses`` with one request to vLLM for the group, not one for each rollout."""
         if not isinstance(self.executor, StrictExecutor):  # an agent: its turns differ between rollouts
-            return await super().generate_responses(
-                prompt, label, sampling_params, hf_tokenizer=hf_tokenizer, num_samples=num_samples, **rest
+            return await self.generate_responses(
+                prompt, label, SamplingParams(**sampling), num_samples=num_samples, images=images, **rest
             )
-        engine, tokenizer = _OneRequest(self, num_samples), _TokenizedOnce(hf_tokenizer)
+        engine = _OneRequest(self, num_samples, sampling)
+        rest["hf_tokenizer"] = _TokenizedOnce(rest["hf_tokenizer"])
         rollouts = (
             self.executor.execute(
                 prompt=prompt,
                 label=label,
-                sampling_params=sampling_params,
-                hf_tokenizer=tokenizer,
+                sampling_params=engine.looked_at,
                 llm_engine=engine,
+                images=images,
                 **rest,
             )
             for _ in range(num_samples)
