@@ -8,6 +8,7 @@ experience_maker  the hook: advantages from the posteriors
 replay            RePO's replay beside a training step
 replay_rows       between OpenRLHF's experiences and the replay cache
 evaluation        evaluations during training
+rewards           the error of a verification, and the shapes in which a reward comes
 
 In Ray's actors:
 
