@@ -22,6 +22,6 @@ fi
 # even if the first fails. The second is given its files: to collect the others imports vLLM.
 failed=0
 python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || failed=$?
-mapfile -t trainings < <(grep --files-with-matches 'pytestmark = pytest.mark.e2e' tests/test_*.py)
+mapfile -t trainings < <(grep --files-with-matches 'mark\.e2e' tests/test_*.py)
 python -m pytest -m e2e "${trainings[@]}" || failed=$?
 exit "$failed"
