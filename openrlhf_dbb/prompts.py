@@ -138,8 +138,10 @@ def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) ->
     Raises:
         UsageError: no prompt left, or fewer than one rollout batch.
     """
-    from openrlhf.datasets import PromptDataset
+    from openrlhf.datasets import PromptDataset, prompts_dataset
+    from tqdm import tqdm
 
+    upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
     first_seen, rows, duplicates = set(), [], 0
     for row, text in enumerate(loaded[args.data.input_key]):
         key = text if isinstance(text, str) else json.dumps(text, sort_keys=True)

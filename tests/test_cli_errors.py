@@ -185,13 +185,24 @@ def test_a_strategy_that_gives_up_ends_the_command_in_one_line(command, monkeypa
 
 
 LABELS = "error: --data.label_key 'answer' is not a column of the data set; it has input, label"
+FEW = "error: data set '{data}' leaves 8 prompts of 8, fewer than one --rollout.batch_size (16); 8 of 8 prompts"
 
 
-def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(model, data, tmp_path):
+@pytest.mark.parametrize(
+    ("argv", "line", "daemons"),
+    [
+        (["--data.label_key", "answer"], LABELS, {"gcs_server"}),
+        (["--rollout.batch_size", "16"], FEW, {"gcs_server", "raylet"}),  # known only after the tokenizer
+    ],
+    ids=["early", "late"],
+)
+def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
+    model, data, tmp_path, argv, line, daemons
+):
     started = subprocess.Popen(
         [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--actor.model_name_or_path", model,
-         "--data.prompt_dataset", data, "--data.label_key", "answer", "--reward.remote_url", "math_answer",
-         "--estimator", "dbb", *SIZES, "--store.url", f"sqlite:///{tmp_path}/store.db"],
+         "--data.prompt_dataset", data, "--data.label_key", "label", "--reward.remote_url", "math_answer",
+         "--estimator", "dbb", *SIZES, *argv, "--store.url", f"sqlite:///{tmp_path}/store.db"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     processes = {}
@@ -200,8 +211,8 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
             processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
         time.sleep(0.05)
     output, errors = started.communicate()
-    assert (started.returncode, output, errors.splitlines()) == (2, "", [LABELS])
-    assert {"gcs_server", "raylet"} <= set(processes.values())
+    assert (started.returncode, output, errors.splitlines()) == (2, "", [line.format(data=data)])
+    assert daemons <= set(processes.values())
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
     with storage.open_store(f"sqlite:///{tmp_path}/store.db", create=False) as store:

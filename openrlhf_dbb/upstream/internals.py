@@ -50,6 +50,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("PromptDataset.__init__", "called", "prompts.py", "dataset, tokenizer, strategy, input_template"),
     ),
     "openrlhf.datasets.prompts_dataset": (
+        Internal("tqdm", "replaced", "prompts.py"),
         Internal("tqdm", "replaced", "upstream/__init__.py"),
     ),
     "openrlhf.datasets.utils": (
