@@ -255,6 +255,7 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--rollout.strategy", "dynamic"], "it was trained with --rollout.strategy plain, not dynamic"),
         (["--algo.dynamic_filtering_enable"], "it was trained with --algo.dynamic_filtering_enable False, not True"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
+        (["--ds.param_dtype", "fp16"], "it was trained with --ds.param_dtype"),
         (["--replay.cache", "32"], "it was trained with --replay.cache 16, not 32"),
         (["--greso.floor", "0.5"], "it was trained with --greso.floor 0.01, not 0.5"),
         (["--dynamic.multiple", "2"], "it was trained with --dynamic.multiple 3, not 2"),

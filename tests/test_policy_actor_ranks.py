@@ -95,3 +95,90 @@ def test_ranks_with_and_without_replays_take_the_same_steps(tmp_path):
     assert second.pop("rows") == [2, 2, 2, 2]
     assert first == second
     assert (first["loss"], first["length"], first["steps"]) == ("ConstantLengthLoss", 6, 2)
+
+
+PRECISIONS = """
+import json, sys
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
+
+port, model, *flags = sys.argv[1:]
+settings = arguments.parse(flags)
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from safetensors.torch import load_file
+
+from openrlhf_dbb.driver.launch import cpu_strategy
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+
+def actor(dtype, resume):
+    args = settings.with_values({"ds.param_dtype": dtype, "ckpt.load_enable": resume}, "the test").openrlhf_args()
+    made = PolicyActor(1, 0, "127.0.0.1", port)
+    made.init_model_from_pretrained(cpu_strategy(args), model, max_steps=10)
+    return made
+
+def train(policy):
+    tokens = torch.randint(0, 14, (4, 8), generator=torch.Generator().manual_seed(1))
+    actions = torch.arange(7).expand(4, 7) > 2
+    rollouts = Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions,
+                          advantages=torch.ones(4, 7), returns=torch.ones(4, 7), info={"reward": torch.ones(4)})
+    rollouts.action_log_probs = policy.forward(tokens, actions, rollouts.attention_mask)
+    policy.append(rollouts)
+    torch.manual_seed(2)  # the order of the rows
+    policy.fit()
+
+def weights(policy):
+    return torch.cat([each.detach().flatten() for each in policy.actor.model.module.parameters()])
+
+coarse = actor("bf16", False)
+fine = actor("fp32", False)
+train(fine)
+fine.save_checkpoint("one", {})
+first = weights(fine)
+resumed = actor("fp32", True)
+same = torch.equal(weights(resumed), first)
+train(fine)
+train(resumed)
+fine.save_model()
+saved = load_file(fine.strategy.args.ckpt.output_dir + "/model.safetensors")
+config = fine.actor.model._config
+trained = fine.actor.model.module.state_dict()
+print(json.dumps({
+    "dtypes": [str(weights(each).dtype) for each in (coarse, fine)],
+    "resumed": [same, torch.equal(weights(resumed), weights(fine)), resumed.actor.model.global_steps],
+    "moved": not torch.equal(weights(fine), first),
+    "mixed": [config.bfloat16_config.enabled, config.float16_config.enabled],
+    "saved": sorted({str(each.dtype) for each in saved.values()}),
+    "equal": all(torch.equal(value, trained[name]) for name, value in saved.items()),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="OpenRLHF has no fp32 with CUDA")
+def test_in_fp32_everything_is_fp32_and_a_checkpoint_continues_exactly(tmp_path):
+    tiny.build_model(0).save_pretrained(tmp_path / "start")
+    tiny.build_tokenizer().save_pretrained(tmp_path / "start")
+    flags = [
+        "--preset", "none", "--estimator", "none", "--actor.model_name_or_path", str(tmp_path / "start"),
+        "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "4",
+        "--train.micro_batch_size", "2", "--actor.lr_warmup_ratio", "0", "--actor.adam.lr", "1e-3",
+        "--algo.kl.init_coef", "0", "--reward.remote_url", "math_answer", "--ckpt.path", str(tmp_path / "checkpoints"),
+        "--ckpt.output_dir", str(tmp_path / "model"),
+    ]  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = subprocess.run(
+        [sys.executable, "-c", PRECISIONS, port, str(tmp_path / "start"), *flags],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "dtypes": ["torch.bfloat16", "torch.float32"],
+        "resumed": [True, True, 2],  # one step before the checkpoint, one after
+        "moved": True,
+        "mixed": [False, False],
+        "saved": ["torch.float32"],
+        "equal": True,
+    }

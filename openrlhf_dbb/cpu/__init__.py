@@ -3,7 +3,7 @@
 This file: is it needed, flag defaults, what cannot be had, the environment of the driver and of Ray's workers.
 
 detection           is there a CUDA device, without importing torch
-deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer
+deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer, fp32
 engine              vLLM's engine in the process of its Ray actor
 weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
 shims/              flash_attn_2_cuda, importable and empty

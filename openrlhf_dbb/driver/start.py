@@ -103,11 +103,11 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
 
 
 def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
-    """The pieces of the method, which single flags may have changed."""
+    """The pieces of the method, which single flags may have changed, and the format of the checkpoints."""
     given = _plain(settings.flags)
     for flag in given:
         changed = flag in record.config and record.config[flag] != _as_stored(given[flag])
-        if changed and methods.is_piece(flag, settings.strategy):
+        if changed and (flag == "ds.param_dtype" or methods.is_piece(flag, settings.strategy)):
             raise UsageError(
                 f"--resume {record.name}: it was trained with --{flag} {record.config[flag]}, not {given[flag]}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
