@@ -108,13 +108,13 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from safetensors.torch import load_file
 
-from openrlhf_dbb.driver.launch import cpu_strategy
+from openrlhf_dbb.driver.strategy import strategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 def actor(dtype, resume):
     args = settings.with_values({"ds.param_dtype": dtype, "ckpt.load_enable": resume}, "the test").openrlhf_args()
     made = PolicyActor(1, 0, "127.0.0.1", port)
-    made.init_model_from_pretrained(cpu_strategy(args), model, max_steps=10)
+    made.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
     return made
 
 def train(policy):

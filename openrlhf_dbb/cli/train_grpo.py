@@ -68,8 +68,11 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     code = main()
     if code == REFUSED:
-        # Ray may still be starting beside. Its processes end with this one; an orderly end would take seconds.
+        # Ray may still be starting beside; an orderly end would take seconds.
+        from openrlhf_dbb.driver.launch import kill_ray
+
         sys.stdout.flush()
         sys.stderr.flush()
+        kill_ray()
         os._exit(code)
     sys.exit(code)

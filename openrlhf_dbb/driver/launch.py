@@ -93,6 +93,15 @@ class RayStart:
         threading.Event().wait()  # Ray's processes die with the thread that started them
 
 
+def kill_ray() -> None:
+    """Kill all that Ray has started, also while it starts; this process has to end then, which can no longer use it."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def stop_ray() -> None:
     """Stop Ray and all its actors, if it was started."""
     if ray := sys.modules.get("ray"):
