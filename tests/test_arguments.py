@@ -98,9 +98,7 @@ def test_without_cuda_32_bits_are_the_default_and_bf16_is_there_for_the_asking()
 
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA the default is OpenRLHF's bf16")
 def test_tensor_parallelism_of_the_policy_needs_bf16():
-    with pytest.raises(
-        UsageError, match="--ds.tensor_parallel_size 2 needs --ds.param_dtype bf16, not fp32; give both"
-    ):
+    with pytest.raises(UsageError, match=r"--ds.tensor_parallel_size 2 needs --ds.param_dtype bf16"):
         checks.check(parse("--preset", "tiny", "--ds.tensor_parallel_size", "2"))
 
 

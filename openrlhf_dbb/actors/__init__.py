@@ -2,6 +2,7 @@
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
+rewards           what generation and vllm_actor share of rewards
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
 experience_maker  the hook: advantages from the posteriors
 policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows
