@@ -96,6 +96,12 @@ def test_without_cuda_32_bits_are_the_default_and_bf16_is_there_for_the_asking()
     assert parse("--preset", "tiny", "--ds.param_dtype", "bf16").args.ds.param_dtype == "bf16"
 
 
+@pytest.mark.skipif(not ON_CPU, reason="with CUDA the default is OpenRLHF's bf16")
+def test_tensor_parallelism_of_the_policy_needs_bf16():
+    with pytest.raises(UsageError, match=r"--ds.tensor_parallel_size 2 needs --ds.param_dtype bf16"):
+        checks.check(parse("--preset", "tiny", "--ds.tensor_parallel_size", "2"))
+
+
 def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(monkeypatch, capsys):
     monkeypatch.setattr(arguments, "cuda_devices", lambda: 1)
     monkeypatch.setattr(flags, "cuda_devices", lambda: 1)
