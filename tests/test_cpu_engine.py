@@ -177,7 +177,7 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
 def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_dbb.cpu.weight_sync import connect
+    from openrlhf_dbb.cpu.gloo import connect
     from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
 
     model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32

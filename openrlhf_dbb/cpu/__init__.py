@@ -5,7 +5,8 @@ This file: is it needed, flag defaults, what cannot be had, the environment of t
 detection           is there a CUDA device, without importing torch
 deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer, fp32
 engine              vLLM's engine in the process of its Ray actor
-weight_sync         DeepSpeed -> vLLM weight broadcast over gloo, both ends
+gloo                the process group of the weight broadcast from DeepSpeed to vLLM
+weight_sync         its receiving end, in vLLM's workers
 shims/              flash_attn_2_cuda, importable and empty
 
 Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings through Ray's

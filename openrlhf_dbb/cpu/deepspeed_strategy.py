@@ -11,7 +11,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.cpu import weight_sync
+from openrlhf_dbb.cpu import gloo
 
 
 class _CpuDevice(str):
@@ -50,7 +50,7 @@ class CpuStrategy(DeepspeedStrategy):
         from openrlhf.trainer.ray import ppo_actor
         from openrlhf.utils import utils
 
-        upstream.replace(ppo_actor, "stateless_init_process_group", weight_sync.connect)
+        upstream.replace(ppo_actor, "stateless_init_process_group", gloo.connect)
         upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
         # The shared-memory op would be compiled at start, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
