@@ -12,7 +12,7 @@ from openrlhf_dbb import cpu
 from openrlhf_dbb.upstream.deferred import deferring
 
 FILES = {
-    "deferred_heavy/__init__.py": "VERSION = '1.2'",
+    "deferred_heavy/__init__.py": "VERSION = __version__ = '1.2'",
     "deferred_heavy/parts.py": """
 class Engine:
     wheels = 4
@@ -36,6 +36,9 @@ def make(power):
 
 def is_engine(thing):
     return isinstance(thing, Engine)
+
+def version():
+    return deferred_heavy.__version__
 """,
     "deferred_subclass.py": """
 from deferred_heavy.parts import Engine
@@ -87,6 +90,11 @@ def test_attributes_are_the_real_ones(light):
     assert light.parts.Engine.wheels == 4
     with pytest.raises(AttributeError, match="doors"):
         _ = light.Engine.doors
+
+
+def test_a_version_is_the_real_one(light):
+    assert light.version() == "1.2"
+    assert imported() == ["deferred_heavy"]
 
 
 def test_isinstance_asks_the_real_class(light):

@@ -167,7 +167,9 @@ class _OneRequest:
         """One of the group's responses, in the form upstream expects for a single request."""
         if self._answer is None:
             given = self._sampling | {"max_tokens": sampling_params.max_tokens}  # which may follow from the prompt
-            whole = SamplingParams(**given, n=self._rollouts, output_kind=RequestOutputKind.FINAL_ONLY)
+            # No text: it is decoded once, for the reward, and not token by token.
+            form = {"output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
+            whole = SamplingParams(**given, n=self._rollouts, **form)
             asked = self._engine.generate(prompt_token_ids, whole, multi_modal_data=multi_modal_data)
             self._answer = asyncio.ensure_future(asked)
         answer = await self._answer

@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     print(printed.configuration(settings, start), flush=True)
     try:
         progress = launch.launch(settings, start, ray_start)
+        if start is not None:
+            print(printed.summary(start, progress, time.monotonic() - began), flush=True)
     except BaseException as error:
         if start is not None:
             print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
@@ -60,8 +62,6 @@ def main(argv: list[str] | None = None) -> int:
         raise
     finally:
         launch.stop_ray()
-    if start is not None:
-        print(printed.summary(start, progress, time.monotonic() - began), flush=True)
     return 0
 
 

@@ -68,6 +68,8 @@ class _Module(ModuleType):
     """Stands in for a module; its attributes are stand-ins."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return _real(self.__name__, name)
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(self.__name__, name)
