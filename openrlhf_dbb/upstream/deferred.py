@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions, version
 from types import ModuleType
 from typing import Any
 
@@ -69,7 +70,7 @@ class _Module(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__":
-            return _real(self.__name__, name)
+            return _version(self.__name__)
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(self.__name__, name)
@@ -103,6 +104,12 @@ class _Name:
 
     def __reduce__(self) -> Any:
         return _real, (self.__module, self.__name)
+
+
+def _version(package: str) -> str:
+    """As its distribution declares it; imported for it where no distribution does."""
+    found = packages_distributions().get(package)
+    return version(found[0]) if found else str(_real(package, "__version__"))
 
 
 def _real(module: str, name: str) -> Any:
