@@ -233,7 +233,9 @@ def failure(name: str, what: str, folder: Path) -> SystemExit:
 
 def environment(tree: Path) -> dict[str, str]:
     """Ours, with the product from ``tree`` (Ray's workers inherit it), and without what would change a candidate."""
-    return {name: value for name, value in os.environ.items() if name not in UNSET} | {"PYTHONPATH": str(tree)}
+    kept = {name: value for name, value in os.environ.items() if name not in UNSET}
+    # Without a reward, as after a time-out, OpenRLHF's own trainer ends.
+    return kept | {"PYTHONPATH": str(tree), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
 
 
 def launcher(folder: Path) -> dict[str, float]:
