@@ -15,7 +15,7 @@ launcher    what ``deepspeed --module`` adds before and after a process
 
 It needs a quiet machine (the load is printed) and ``pip install trl==1.16.0``, or ``--only`` without TRL.
 
-    python benchmarks/start.py            about 20 minutes and 5 GiB on two quiet cores
+    python benchmarks/start.py            7 minutes a round and 5 GiB on two quiet cores
     python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
 """
 

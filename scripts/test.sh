@@ -2,7 +2,7 @@
 # Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest, which then runs once.
 #
 #   bash scripts/test.sh                            everything
-#   bash scripts/test.sh -m "not e2e" -n logical    without trainings, on all cores: about 5 minutes on two
+#   bash scripts/test.sh -m "not e2e" -n logical    without trainings, on all cores: about 6 minutes on two
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
