@@ -28,7 +28,7 @@ MARK = "openrlhf_dbb"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the trainer needs beside OpenRLHF's arguments; made by the driver, sent to the actor.
+    """What the trainer needs beside OpenRLHF's arguments; made by the driver.
 
     Attributes:
         store_url: where the posteriors are; kept out of ``args``, which OpenRLHF sends to its trackers.

@@ -16,10 +16,9 @@ runtime environment, model actors through the strategy object that OpenRLHF send
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,17 +63,15 @@ def active() -> bool:
     return not torch.cuda.is_available()
 
 
-@contextlib.contextmanager
-def lean_imports(*more: str) -> Iterator[None]:
+def lean_imports(*more: str) -> AbstractContextManager[None]:
     """For an actor's imports: without what vLLM, DeepSpeed and transformers import, and a run here never uses.
 
-    A fifth of the time that an actor takes to start, see :func:`openrlhf_dbb.upstream.deferred.deferring`.
+    See :func:`openrlhf_dbb.upstream.deferred.deferring`; does nothing where there is CUDA.
 
     Args:
         more: modules that this actor does not use either.
     """
-    with deferring(*_UNUSED, *more) if active() else contextlib.nullcontext():
-        yield
+    return deferring(*_UNUSED, *more) if active() else nullcontext()
 
 
 def check_flags(args: SimpleNamespace) -> None:

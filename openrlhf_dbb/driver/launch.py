@@ -63,7 +63,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
 
 
 class RayStart:
-    """Ray, started in a thread of its own: it takes seconds, and little of the processor."""
+    """Ray, started in a thread of its own while the main thread goes on with the checks."""
 
     def __init__(self, settings: Settings) -> None:
         """Begin to start it, see :func:`start_ray`."""

@@ -136,7 +136,7 @@ def data_parallel_ranks(args: SimpleNamespace) -> int:
 
 @contextlib.contextmanager
 def imports_for_driver() -> Iterator[None]:
-    """For the driver's imports of OpenRLHF: without DeepSpeed, vLLM and torch's compiler, in 4 s instead of 12."""
+    """For the driver's imports of OpenRLHF: without DeepSpeed, vLLM and torch's compiler, which it never uses."""
     import torch
 
     compiler, torch.compile = torch.compile, lambda model=None, **_: model or (lambda function: function)
