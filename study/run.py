@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import storage
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from study import protocol
 from study.collect import TIMES
 from study.protocol import PlannedRun, Protocol
@@ -185,7 +185,6 @@ def lane() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # all other output goes to the log
     from openrlhf_dbb import cpu
-    from openrlhf_dbb.core.strategies import SamplingError
 
     if cpu.active():
         cpu.prepare_driver()
@@ -196,7 +195,7 @@ def lane() -> None:
         error = None
         try:
             session.train(json.loads(line))
-        except (UsageError, storage.StoreError, SamplingError) as refused:
+        except (UsageError, RunError, storage.StoreError) as refused:
             error = str(refused)
         except Exception as failed:
             traceback.print_exc()

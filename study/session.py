@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, launch, preflight, printed
+from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
 
@@ -76,7 +76,7 @@ class Session:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments, and print the same.
 
         Raises:
-            UsageError, storage.StoreError, SamplingError: the run cannot be trained; the next one can, since these are
+            UsageError, RunError, storage.StoreError: the run cannot be trained; the next one can, since these are
                 raised in this process while no actor is at work.
             Exception: whatever else ended the training; close the session then.
         """
@@ -89,7 +89,7 @@ class Session:
             )
         print(printed.configuration(settings, start), flush=True)
         if self._kept is None:
-            launch.start_ray(settings)
+            cluster.start(settings)
             self._kept = _actors()
         rollouts, policy, groups = self._kept
         for kept in self._kept:
@@ -104,7 +104,7 @@ class Session:
                 trainer=watch,
                 rollout_actor=engines,
                 policy_actor=policy,
-                get_strategy=functools.partial(DriverStrategy, on_cpu=settings.on_cpu),
+                get_strategy=functools.partial(DriverStrategy, on_cpu=settings.on_cpu, loads=start.checkpoint),
                 placement_group=groups,
                 bars=settings.verbose,
             )
@@ -113,7 +113,7 @@ class Session:
 
     def close(self) -> None:
         """Stop all actors; the next run starts new ones."""
-        launch.stop_ray()
+        cluster.stop()
         self._kept = None
 
 

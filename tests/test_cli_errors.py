@@ -65,7 +65,7 @@ def command(model, data, tmp_path, monkeypatch, capfd):
 @pytest.fixture(autouse=True)
 def no_engine_starts(monkeypatch):
     """These inputs must be refused before this."""
-    monkeypatch.setattr("openrlhf_dbb.driver.launch.start_ray", lambda _: None)
+    monkeypatch.setattr("openrlhf_dbb.driver.cluster.start", lambda _: None)
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", lambda *_: pytest.fail("the launch was reached"))
 
 
@@ -322,7 +322,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
         run.release()
     code, said = command("--resume", "mine")
     assert code == 2
-    assert "there is no folder ckpt/checkpoints_ppo_ray, but a checkpoint of step 1; give its --ckpt.path" in said
+    assert f"there is no checkpoint in {tmp_path}/ckpt/checkpoints_ppo_ray; the run has recorded global_step1" in said
 
 
 def test_another_model_cannot_resume_a_run(unfinished, command, model, tmp_path):

@@ -210,14 +210,17 @@ def check_passes(folder):
 
 
 def checkpoint(folder) -> dict:
-    """The states in the newest checkpoint, empty if there is none."""
+    """The states in the newest whole checkpoint, empty if there is none."""
     import torch
 
-    actor = checkpoints(folder) / "_actor"
-    if not (actor / "latest").exists():
+    from openrlhf_dbb.core.checkpoints import newest_whole
+
+    ((run, last),) = query(folder, "SELECT uuid, last_step FROM dbb_run")
+    found, _ = newest_whole(checkpoints(folder), run, last)
+    if found is None:
         return {}
-    tag = (actor / "latest").read_text()
-    return torch.load(actor / tag / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+    states = checkpoints(folder) / "_actor" / found.tag / "mp_rank_00_model_states.pt"
+    return torch.load(states, map_location="cpu", weights_only=False)
 
 
 def checkpoints(folder) -> Path:

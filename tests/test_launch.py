@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import estimators
-from openrlhf_dbb.driver import arguments, launch
+from openrlhf_dbb.driver import arguments, cluster
 
 ROOT = Path(__file__).parents[1]
 SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "3"]
@@ -25,7 +25,7 @@ SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm
     ],
 )
 def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
-    assert launch.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
+    assert cluster.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
 
 
 def test_the_estimator_in_contributing_keeps_the_contract():

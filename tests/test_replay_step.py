@@ -13,7 +13,8 @@ cpu.prepare_driver()
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from openrlhf_dbb.actors.replay import Replays, cache_file, delete_stale  # noqa: E402
+from openrlhf_dbb.actors.replay import Replays  # noqa: E402
+from openrlhf_dbb.core.checkpoints import delete_stale_replays, replay_file  # noqa: E402
 from openrlhf_dbb.core.replay.cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
@@ -190,17 +191,17 @@ def test_caches_go_with_their_checkpoints(tmp_path):
     """Checkpoints as OpenRLHF lays them out: a folder of each step, and one of the best evaluation."""
     made = filled((A, [1, 0]))
     for step in (2, 4, 6, 60):
-        file = cache_file(str(tmp_path), step)
+        file = replay_file(tmp_path, step)
         file.parent.mkdir(exist_ok=True)
         made.cache.save(file)
     for folder in ("_actor/global_step4", "_actor/best_global_step2", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
-    delete_stale(str(tmp_path))
+    delete_stale_replays(tmp_path)
     left = sorted(file.name for file in (tmp_path / "replay").iterdir())
     assert left == ["global_step2.npz", "global_step4.npz", "global_step60.npz"]
-    assert ReplayCache.load(cache_file(str(tmp_path), 4), 4).rollouts == 2
+    assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2
 
 
 def test_without_replays_there_is_nothing_to_delete(tmp_path):
-    delete_stale(str(tmp_path))
+    delete_stale_replays(tmp_path)
     assert list(tmp_path.iterdir()) == []

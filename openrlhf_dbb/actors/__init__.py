@@ -5,6 +5,7 @@ In the process that the user starts:
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
 experience_maker  the hook: advantages from the posteriors
+agreement         whether vLLM and the policy hold the same model, after a start
 replay            RePO's replay beside a training step
 replay_rows       between OpenRLHF's experiences and the replay cache
 evaluation        evaluations during training
@@ -15,5 +16,6 @@ In Ray's actors:
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
 vllm_worker       the receiving end of the weight sync, with CUDA
 policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
+network           the interface that gloo and NCCL use
 tokenizers        a tokenizer that other processes load by its name
 """

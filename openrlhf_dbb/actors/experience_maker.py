@@ -13,6 +13,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
+from openrlhf_dbb.actors.agreement import Agreement
 from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -51,12 +52,22 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         super().__init__(*args)
         self.posteriors = posteriors
         self.replays = replays
+        self.agreement = Agreement()
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: TrainingStep) -> list[Experience]:
-        """Upstream's, with our advantages."""
+        """Upstream's, with our advantages.
+
+        Raises:
+            RunError: vLLM sampled from another model than the one that is trained.
+        """
         samples = self.split_rollout_samples(rollout_samples.rollouts.trained)
-        return self.add_advantages(self.make_experience(samples), rollout_samples)
+        experiences = self.make_experience(samples)
+        rollout_samples.metrics.update(self.agreement.check(experiences))
+        if self.args.algo.advantage.is_correction_level == "off":
+            for experience in experiences:
+                experience.rollout_log_probs = None
+        return self.add_advantages(experiences, rollout_samples)
 
     def add_advantages(self, experiences: list[Experience], step: TrainingStep) -> list[Experience]:
         """Observe all rollouts of a step; see :meth:`openrlhf_dbb.Posteriors.observe`.

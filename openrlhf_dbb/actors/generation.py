@@ -75,6 +75,7 @@ class RolloutGenerator:
         prompt_ids: each prompt's id, as the strategy knows it.
         generated: training rollouts generated so far.
         watch: called with the number of groups kept so far.
+        with_log_probs: whether training rollouts come with vLLM's log-probs, even if the loss does not use them.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class RolloutGenerator:
         self.prompt_ids = prompt_ids
         self.generated = 0
         self.watch = watch
+        self.with_log_probs = False
         self._max_rollouts = max_rollouts
         self._dataloader_iter: Any = None
         # Of the batch that is being filled: groups kept so far, and all else.
@@ -121,6 +123,7 @@ class RolloutGenerator:
             BudgetSpent: the budget does not allow the batch to be filled.
             openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
         """
+        generate_kwargs = {"with_log_probs": self.with_log_probs, **generate_kwargs}
         if self._dataloader_iter is None:
             self._dataloader_iter = iter(self.prompts_dataloader)
         batch, consumed = self.args.rollout.batch_size, 0
@@ -270,6 +273,7 @@ class RolloutGenerator:
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
         """Ask the engines, at most ``most`` prompts a call; each call's reference, and the places of its prompts."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+        corrects = self.args.algo.advantage.is_correction_level != "off"
         request = {
             "sampling": {
                 "temperature": generate_kwargs.get("temperature", 1.0),
@@ -278,7 +282,7 @@ class RolloutGenerator:
                 "max_tokens": generate_kwargs.get("max_new_tokens"),  # None: as the prompt leaves
                 "min_tokens": generate_kwargs.get("min_new_tokens", 1),
                 "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),
-                "logprobs": 1 if self.args.algo.advantage.is_correction_level != "off" else None,
+                "logprobs": 1 if corrects or generate_kwargs.get("with_log_probs") else None,
             },
             "max_length": generate_kwargs.get("max_len", 2048),
             "hf_tokenizer": self.tokenizer,

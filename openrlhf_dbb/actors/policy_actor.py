@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
@@ -133,6 +135,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         ray.get(cleared)
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
+
+    def checkpoint_files(self, tag: str) -> dict[str, int]:
+        """What this rank's host sees of a checkpoint; see :func:`openrlhf_dbb.core.checkpoints.listing`."""
+        return checkpoints.listing(Path(self.strategy.args.ckpt.path), tag)
 
     def append_replays(self, experience: list[Experience]) -> None:
         """Keep rows for the next :meth:`fit`.

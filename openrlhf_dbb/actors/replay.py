@@ -9,7 +9,6 @@ Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code where th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,16 +130,3 @@ def _padded(rows: Sequence[Floats]) -> Floats:
     for position, row in enumerate(rows):
         matrix[position, : len(row)] = row
     return matrix
-
-
-def cache_file(checkpoints: str, step: int) -> Path:
-    """Path of the cache that belongs to the checkpoint of ``step``: beside OpenRLHF's."""
-    return Path(checkpoints) / "replay" / f"global_step{step}.npz"
-
-
-def delete_stale(checkpoints: str) -> None:
-    """Delete the caches whose checkpoint OpenRLHF has deleted."""
-    steps = {path.name.split("global_step")[-1] for path in (Path(checkpoints) / "_actor").glob("*global_step*")}
-    for path in (Path(checkpoints) / "replay").glob("global_step*.npz"):
-        if path.stem.split("global_step")[-1] not in steps:
-            path.unlink()

@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
-import storage
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
-from openrlhf_dbb.actors.replay import Replays, cache_file, delete_stale
+from openrlhf_dbb.actors.replay import Replays
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
-from openrlhf_dbb.core import probes, strategies
+from openrlhf_dbb.core import checkpoints, probes, strategies
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay.cache import ReplayCache
 
@@ -34,11 +35,13 @@ class RunPlan:
         store_url: where the posteriors are; kept out of ``args``, which OpenRLHF sends to its trackers.
         run_uuid: the run to own, created or checked by the driver; it names the estimator and its parameters.
         rows: rows of the data set to train on.
+        checkpoint: the model checkpoint that every rank has loaded; None: the run starts from its beginning.
     """
 
     store_url: str = field(repr=False)
     run_uuid: str
     rows: list[int]
+    checkpoint: str | None = None
 
 
 @dataclass
@@ -70,6 +73,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
+        self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
         self.samples_generator = RolloutGenerator(
             strategy=strategy,
             prompts_dataloader=self.prompts_dataloader,
@@ -81,6 +85,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,
         )
+        self.samples_generator.with_log_probs = True  # of this start's first step, for Agreement
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
             self.critic_model_group,
@@ -139,34 +144,24 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._posteriors.close()
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Upstream's states; the store, which may be ahead of them, is rolled back to their step.
+        """The states of the checkpoint that all ranks have loaded; the store, if ahead, is rolled back to their step.
 
         Raises:
-            storage.StoreError: the checkpoint belongs to another run, or is newer than the store.
+            RunError: a rank has not loaded that checkpoint of this run.
+            storage.StoreError: the posteriors cannot go back to its step.
         """
-        states = super().init_checkpoint_states()
-        if not states:  # a checkpoint folder without a complete checkpoint: killed during the first one
-            states = {
-                "episode": 0,
-                "global_step": 0,
-                "total_consumed_prompts": 0,
-                "data_loader_state_dict": {},
-            }
+        states = self._loaded_states()
         mark = states.get(MARK)
         step = states["global_step"]
-        if step and (mark is None or mark["run"] != self._run.record.uuid):
-            owner = f"run {mark['run']}" if mark else "a run without posteriors"
-            raise storage.StoreError(
-                f"the checkpoint in {self.args.ckpt.path} belongs to {owner}, not to {self._run.record.name} "
-                f"({self._run.record.uuid}); give the --ckpt.path of that run"
-            )
         self._posteriors.roll_back(step)
+        checkpoints.set_aside_after(self._folder, self._run.record.uuid, step)
         self._progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
+            self.experience_maker.agreement.usual = mark["agreement"]
             self._progress.accuracy = dict(mark["accuracy"])
             if self.experience_maker.replays is not None:
-                file = cache_file(self.args.ckpt.path, step)
+                file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
@@ -174,6 +169,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if step == 0 and self._evaluates and not self.args.eval.skip_start:
             self._evaluate_now(0)
         return states
+
+    def _loaded_states(self) -> dict[str, Any]:
+        if self._checkpoint is None:
+            return {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
+        everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
+        loaded = [
+            (states.get(checkpoints.LOADED), states.get("global_step"), states.get(MARK, {}).get("run"))
+            for states in everywhere
+        ]
+        checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
+        return dict(everywhere[0])
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
@@ -194,6 +200,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             raise RuntimeError(
                 f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
             )
+        self.samples_generator.with_log_probs = False
         status |= training.metrics | self.samples_generator.sampler.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         if self._probed:
@@ -227,36 +234,55 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Add our state to the checkpoint, and make the store durable up to it beforehand."""
+        """Add our state to the checkpoint, and complete it.
+
+        Raises:
+            RunError: this host does not see all of its files.
+            storage.StoreError: the store cannot be made durable up to it, or the run is no longer this process's.
+        """
         states = client_states if client_states is not None else {}
         states[MARK] = {
             "run": self._run.record.uuid,
             "generation": self.samples_generator.state(),
+            "agreement": self.experience_maker.agreement.usual,
             "accuracy": self._progress.accuracy,
         }
         if self.samples_generator.at_end_of_episode:
             # A finished data loader would serve its whole episode again after a resume.
             states |= {"episode": states["episode"] + 1, "data_loader_state_dict": {}}
-        if global_step % self.args.ckpt.save_steps == 0:
-            self._posteriors.checkpoint(global_step, f"global_step{global_step}")
+        tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
+        if saves:
+            checkpoints.begin(self._folder, tag)
             self._save_replays(global_step)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
-        delete_stale(self.args.ckpt.path)
+        if saves:
+            self._complete(tag, global_step)
 
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
     ) -> None:
         """Upstream's checkpoint of the best evaluation; a run can be continued from it like from any other."""
+        tag, best = f"best_global_step{global_step}", self.best_eval_metric_value
         if self.best_eval_metric_key != "none":
             self._save_replays(global_step)
         super().save_best_checkpoint(eval_metrics, global_step, client_states)
-        delete_stale(self.args.ckpt.path)
+        if self.best_eval_metric_value != best:
+            self._complete(tag, global_step)
+        checkpoints.delete_stale_replays(self._folder)
 
     def _save_replays(self, step: int) -> None:
         if self.experience_maker.replays is not None:
-            file = cache_file(self.args.ckpt.path, step)
+            file = checkpoints.replay_file(self._folder, step)
             file.parent.mkdir(parents=True, exist_ok=True)
             self.experience_maker.replays.cache.save(file)
+
+    def _complete(self, tag: str, step: int) -> None:
+        """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""
+        if not self.args.ckpt.disable_ds:
+            seen = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+            self._posteriors.checkpoint(step, tag)
+            checkpoints.complete(self._folder, tag, self._run.record.uuid, seen)
+        checkpoints.delete_stale_replays(self._folder)
 
     @torch.no_grad()
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:

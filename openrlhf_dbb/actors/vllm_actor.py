@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.actors.network import use_rays_interface
 from openrlhf_dbb.actors.rewards import RewardError, single_value
 from openrlhf_dbb.weight_buckets import Parameter
 
@@ -121,6 +122,7 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
         Args:
             param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
         """
+        use_rays_interface()
         if cpu.active():
             with cpu.lean_imports():
                 from openrlhf_dbb.cpu.engine import InProcessEngine
@@ -181,7 +183,9 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         worker = "openrlhf_dbb.actors.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
-        await super().__init__(*args, **{**kwargs, "worker_extension_cls": worker})
+        # Log-probs, if asked for, are those of the distribution that was sampled from, as the policy's are.
+        engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
+        await super().__init__(*args, **engine)
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
 

@@ -6,6 +6,7 @@ once, and their number becomes the number of DeepSpeed ranks.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -25,43 +26,54 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size, hosts = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("CROSS_SIZE", "1"))
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
 
     # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
-    from openrlhf_dbb.core.strategies import SamplingError
-    from openrlhf_dbb.driver import arguments, launch, preflight, printed
-    from openrlhf_dbb.errors import UsageError
+    from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
+    from openrlhf_dbb.errors import RunError, UsageError
     from storage import StoreError
 
     try:
+        if hosts > 1:
+            raise UsageError(
+                f"the deepspeed launcher was given {hosts} hosts, but Ray places the processes of a run; start Ray on "
+                "each host (docs/several_hosts.md), then on one of them: python -m openrlhf_dbb.cli.train_grpo "
+                "--actor.num_nodes ... "
+            )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         resumed = preflight.check(settings)
-        ray_start = launch.RayStart(settings)
-        settings, start = preflight.prepare(settings, resumed)
+        ray_start = cluster.RayStart(settings)
+        settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
     except (UsageError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     print(printed.configuration(settings, start), flush=True)
+    print(cluster.describe(ray_start.joins), flush=True)
     try:
         progress = launch.launch(settings, start, ray_start)
         if start is not None:
             print(printed.summary(start, progress, time.monotonic() - began), flush=True)
     except BaseException as error:
         if start is not None:
-            print(f"run {start.run.name} has not finished; continue it with --resume {start.run.name}", file=sys.stderr)
+            unfinished = printed.unfinished(start, settings)
+            if isinstance(error, launch.PartDied):
+                trace = printed.keep_trace(settings)
+                print(f"error: {error}; {unfinished}; traces are in {trace}", file=sys.stderr)
+                return 1
+            print(unfinished, file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return 130
         # An actor's are handed over by Ray, with the actor's traceback in their text.
-        if isinstance(error, (UsageError, StoreError, SamplingError)):
+        if isinstance(error, (UsageError, RunError, StoreError)):
             print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
             return 1
         raise
     finally:
-        launch.stop_ray()
+        cluster.stop()
     return 0
 
 
@@ -69,10 +81,10 @@ if __name__ == "__main__":
     code = main()
     if code == REFUSED:
         # Ray may still be starting beside; an orderly end would take seconds.
-        from openrlhf_dbb.driver.launch import kill_ray
+        from openrlhf_dbb.driver import cluster
 
         sys.stdout.flush()
         sys.stderr.flush()
-        kill_ray()
+        cluster.kill()
         os._exit(code)
     sys.exit(code)

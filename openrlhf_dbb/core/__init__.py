@@ -1,4 +1,4 @@
-"""What a training step computes, in numpy alone: no torch, no Ray, no OpenRLHF.
+"""What a run computes and keeps, without torch, Ray and OpenRLHF.
 
 posteriors   rewards of a step -> posteriors, stored -> advantages; what any trainer uses
 scored       what a step's rollouts were scored with, and what is logged of it
@@ -6,5 +6,6 @@ rollouts     the rollouts of a step as arrays, and the groups they form
 usage        what became of every rollout of a step
 probes       extra rollouts of some prompts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
+checkpoints  which model checkpoints are whole: manifests, the newest one to resume from
 replay/      RePO's cache of old rollouts: what is kept, chosen, and how it is weighted
 """

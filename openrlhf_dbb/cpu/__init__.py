@@ -105,15 +105,18 @@ def prepare_driver() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without a warning
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    add_shims()
+
+
+def add_shims() -> None:
+    """Let this process find the stand-ins of packages that need CUDA; Ray calls it in each worker."""
     if SHIMS not in sys.path:
         sys.path.append(SHIMS)
 
 
 def worker_environment() -> dict[str, str]:
     """Environment variables for every Ray worker (and so for the vLLM engines in them)."""
-    search_path = os.environ.get("PYTHONPATH")
     return {
-        "PYTHONPATH": f"{search_path}{os.pathsep}{SHIMS}" if search_path else SHIMS,
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise engines pin themselves to the same cores

@@ -7,6 +7,9 @@ checks     values and combinations of arguments that cannot work
 preflight  everything that can be refused before an engine starts; completes the settings
 start      the run to train: new, resumed or warm-started
 printed    the configuration before, the summary after
-launch     Ray, the actors, the progress bar
+cluster    Ray: start it or join it, wait for its GPUs, stop it
+nodes      what each node of a cluster has to have
+launch     the actors, the progress bar
+deaths     which part of a run has died
 strategy   OpenRLHF's strategy object, without DeepSpeed
 """

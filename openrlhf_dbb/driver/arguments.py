@@ -23,6 +23,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 
 MODEL_FLAG = "actor.model_name_or_path"
+OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 
 
 def parse(argv: list[str], *, world_size: int = 1) -> Settings:
@@ -128,7 +129,7 @@ def _given(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
 
 
 def _fill_placeholders(flags: dict[str, Any]) -> None:
-    """The run's name, and what texts stand for: ``{run}``, ``{tiny}``, and a reward of this package."""
+    """The run's name, and what texts stand for: ``{run}``, ``{tiny}``, a relative folder, a reward of this package."""
     if flags["run_name"] is None:
         subject = flags["preset"] if flags["preset"] != presets.NONE else Path(flags[MODEL_FLAG] or "model").name
         named = [flags["method"]] if flags["method"] not in (methods.NONE, "grpo") else []
@@ -137,6 +138,9 @@ def _fill_placeholders(flags: dict[str, Any]) -> None:
     for name, value in flags.items():
         if isinstance(value, str):
             flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny.default_folder()))
+    for name in OUTPUTS:
+        if flags[name]:  # actors may run in another folder
+            flags[name] = str(Path(flags[name]).absolute())
     url = flags["reward.remote_url"]
     if url and re.fullmatch(r"\w+", url):
         path = Path(str(files("openrlhf_dbb.rewards"))) / f"{url}.py"

@@ -38,6 +38,7 @@ def check(settings: Settings) -> None:
     if args.actor.loss_agg_mode == CONSTANT_LENGTH:
         _check_constant_length(args)
     _check_estimator(settings)
+    _check_models(args)
     _check_rollouts(args)
     _check_batches(args)
     _check_checkpoints(args)
@@ -178,6 +179,19 @@ def _check_estimator(settings: Settings) -> None:
         )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
+
+
+def _check_models(args: SimpleNamespace) -> None:
+    if args.critic.model_name_or_path:
+        raise UsageError(
+            f"--critic.model_name_or_path {args.critic.model_name_or_path}: an estimator takes the critic's place; "
+            f"leave it out, or train with --estimator {NO_ESTIMATOR}"
+        )
+    if args.ds.lora.rank > 0:
+        raise UsageError(
+            f"--ds.lora.rank {args.ds.lora.rank}: OpenRLHF's weight sync sends adapters under names that vLLM does not "
+            "know; train all weights, leave it out"
+        )
 
 
 def _check_rollouts(args: SimpleNamespace) -> None:

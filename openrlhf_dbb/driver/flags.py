@@ -64,6 +64,11 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "stop before more training rollouts than this are generated, including discarded ones, excluding evaluation, "
         "probes and replays; replaces --train.num_episodes",
     ),
+    (
+        "--wait_for_gpus",
+        {"type": float, "default": 10.0, "metavar": "MINUTES"},
+        "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",
+    ),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.

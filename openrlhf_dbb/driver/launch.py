@@ -1,24 +1,23 @@
-"""Start Ray, run OpenRLHF's training with our classes, watch its actors, and show one progress bar."""
+"""Run OpenRLHF's training with our classes, watch its actors, and show one progress bar."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
 import functools
-import logging
-import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import upstream
+from openrlhf_dbb.driver import deaths
+from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 
 POLL_S = 0.5
 GRACE_S = 5.0
@@ -50,120 +49,27 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
         return None
     engines = Engines(ray.remote(StrictRolloutActor), settings)
     watch = Watch(start, PosteriorTrainer, engines)
-    with watch.progress_bar(), upstream.quiet(settings.verbose):
-        upstream.run(
-            settings.openrlhf_args(),
-            trainer=watch,
-            rollout_actor=engines,
-            policy_actor=ray.remote(num_gpus=1)(PolicyActor),
-            get_strategy=get_strategy,
-            bars=settings.verbose,
-        )
-        return watch.finish()
+    oom_kills = deaths.oom_kills()
+    try:
+        with watch.progress_bar(), upstream.quiet(settings.verbose):
+            upstream.run(
+                settings.openrlhf_args(),
+                trainer=watch,
+                rollout_actor=engines,
+                policy_actor=ray.remote(num_gpus=1)(PolicyActor),
+                get_strategy=functools.partial(get_strategy, loads=start.checkpoint),
+                bars=settings.verbose,
+            )
+            return watch.finish()
+    except ray.exceptions.RayError as error:
+        died = None if isinstance(error, (UsageError, RunError)) else deaths.find(error, watch.parts(), oom_kills)
+        if died is None:
+            raise
+        raise PartDied(died) from error
 
 
-class RayStart:
-    """Ray, started in a thread of its own while the main thread goes on with the checks."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Begin to start it, see :func:`start_ray`."""
-        self._settings, self._done = settings, threading.Event()
-        self._error: Exception | None = None
-        # What Ray does in the main thread, and warns about elsewhere.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
-        threading.Thread(target=self._run, name="ray", daemon=True).start()
-
-    def wait(self) -> None:
-        """Wait until it has started.
-
-        Raises:
-            Exception: as :func:`start_ray`.
-        """
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            start_ray(self._settings)
-        except Exception as error:
-            self._error = error
-        self._done.set()
-        threading.Event().wait()  # Ray's processes die with the thread that started them
-
-
-def kill_ray() -> None:
-    """Kill all that Ray has started, also while it starts; this process has to end then, which can no longer use it."""
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def stop_ray() -> None:
-    """Stop Ray and all its actors, if it was started."""
-    if ray := sys.modules.get("ray"):
-        ray.shutdown()
-
-
-def start_ray(settings: Settings) -> None:
-    """Start Ray, or join the cluster of ``RAY_ADDRESS``.
-
-    Raises:
-        UsageError: it has fewer GPUs than the flags need.
-    """
-    # No idle workers, which Ray would start as many of as there are cores; ours are actors.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    import ray
-
-    environment = {
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
-    }
-    options: dict[str, Any] = {}
-    needed = gpus_needed(settings.args)
-    if settings.on_cpu:
-        environment |= cpu.worker_environment()
-        if "RAY_ADDRESS" not in os.environ:
-            # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
-            options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
-    # Workers are silent unless asked: one weight sync alone prints a line per parameter.
-    ray.init(
-        runtime_env={"env_vars": environment},
-        log_to_driver=settings.verbose or settings.estimator == "none",
-        logging_level="warning",
-        **options,
-    )
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus < needed:
-        raise UsageError(
-            f"these flags need {needed} GPUs, Ray has {gpus}; lower --actor.num_gpus_per_node and "
-            "--vllm.num_engines, or share GPUs with --train.colocate_all (OpenRLHF would wait for ever)"
-        )
-
-
-def gpus_needed(args: SimpleNamespace) -> int:
-    """GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
-
-    def of(part: SimpleNamespace) -> int:
-        return int(part.num_nodes * part.num_gpus_per_node)
-
-    needed = of(args.actor)
-    if not (args.train.colocate_all and not args.train.async_enable):
-        needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    if args.train.colocate_all:
-        return needed
-    if args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref:
-        needed += of(args.ref)
-    if args.critic.model_name_or_path:
-        needed += of(args.critic)
-    if not args.reward.remote_url and not (args.critic.model_name_or_path and args.train.colocate_critic_reward):
-        needed += of(args.reward)
-    return needed
+class PartDied(RunError):
+    """An actor, an engine or a host of the run is gone."""
 
 
 class Watch:
@@ -182,10 +88,21 @@ class Watch:
         plan = RunPlan(
             store_url=self._start.store_url,
             run_uuid=self._start.run.uuid,
+            checkpoint=self._start.checkpoint,
             rows=self._start.prompts.rows,
         )
         self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
         return _Here(self._trainer)
+
+    def parts(self) -> dict[str, Any]:
+        """The Ray actors that the run needs, by what they are called."""
+        named = {f"vLLM engine {number}": engine for number, engine in enumerate(self._engines.made)}
+        for name in ("actor", "reference", "reward") if self._trainer is not None else ():
+            group = getattr(self._trainer, f"{name}_model_group")
+            handlers = group._actor_handlers if group is not None else []
+            called = {"actor": "the policy", "reference": "the reference model", "reward": "the reward model"}[name]
+            named |= {f"rank {rank} of {called}": handler for rank, handler in enumerate(handlers)}
+        return named
 
     def finish(self) -> Any:
         """Mark the run as finished and close its database; the last progress."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import storage
 from openrlhf_dbb import cpu, tiny, upstream
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.driver import checks, start
+from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
@@ -18,7 +20,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts, choose, load_rows
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
-_PLACES = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir", "logger.wandb.run_name")
+_PLACES = (*OUTPUTS, "logger.wandb.run_name")
 
 
 def check(settings: Settings) -> storage.RunRecord | None:
@@ -43,11 +45,14 @@ def check(settings: Settings) -> storage.RunRecord | None:
     return resumed
 
 
-def prepare(settings: Settings, resumed: storage.RunRecord | None) -> tuple[Settings, Start | None]:
+def prepare(
+    settings: Settings, resumed: storage.RunRecord | None, before_the_run: Callable[[Settings], None] = lambda _: None
+) -> tuple[Settings, Start | None]:
     """What takes seconds: data, device, tokenizer. Then the run is created or found.
 
     Args:
         resumed: from :func:`check`.
+        before_the_run: what else may refuse the settings, called when all other checks have passed.
 
     Returns:
         The complete settings, which is what is printed, stored and used, and the start; that is None for
@@ -68,6 +73,7 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> tuple[Sett
         with upstream.quiet():
             prompts = choose(rows, for_loaders, strategy, tokenizer)
     settings = complete(settings, resumed, prompts)
+    before_the_run(settings)
     if settings.estimator == NO_ESTIMATOR:
         return settings, None
     if args.probe.fraction and not probes.of(args, prompts.texts, prompts.labels):

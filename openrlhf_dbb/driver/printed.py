@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
+from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import storage
 import storage.inspection
 from openrlhf_dbb import __version__, methods, presets
-from openrlhf_dbb.core import probes
+from openrlhf_dbb.core import checkpoints, probes
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 
@@ -82,6 +86,23 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         "  or           openrlhf-dbb report " + start.run.name,
     ]
     return "\n".join(lines)
+
+
+def unfinished(start: Start, settings: Settings) -> str:
+    """That a run has not finished, where it continues, and how."""
+    found, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
+    name = start.run.name
+    where = "it has no checkpoint yet" if found is None else f"its last checkpoint is {found.tag}"
+    return f"run {name} has not finished, {where}; continue it with --resume {name}"
+
+
+def keep_trace(settings: Settings) -> Path:
+    """Write the traceback of the exception that is being handled to a file; its path."""
+    folder = Path(settings.args.ckpt.path)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"failure-{datetime.now():%Y%m%d-%H%M%S}.txt"
+    path.write_text(traceback.format_exc(), encoding="utf-8")
+    return path
 
 
 def _rollouts(used: dict[str, Any]) -> list[str]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import storage
 from openrlhf_dbb import methods
+from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts
+
+_FORMAT_OF_CHECKPOINTS = ("ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Start:
     Attributes:
         run: the run to train; owned by nobody yet.
         resumed: whether it has been trained before.
+        checkpoint: the model checkpoint to continue from; None: from the beginning.
         store_url: absolute URL of its database.
         location: the same for people, without a password.
         prompts: what it trains on.
@@ -32,6 +35,7 @@ class Start:
 
     run: storage.RunRecord
     resumed: bool
+    checkpoint: str | None
     store_url: str
     location: str
     prompts: Prompts
@@ -56,7 +60,7 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
         same = [run for run in store.runs() if run.config.get("ckpt.path") == settings.args.ckpt.path]
         unfinished = [run for run in same if run.status != "finished"]
         if not unfinished:
-            if (Path(settings.args.ckpt.path) / "_actor" / "latest").is_file():
+            if checkpoints.all_of(Path(settings.args.ckpt.path)):
                 raise UsageError(
                     f"--ckpt.load_enable: the checkpoints in {settings.args.ckpt.path} belong to no unfinished run in "
                     f"{store.location}; name the run with --resume, or another --ckpt.path"
@@ -95,19 +99,31 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
                 f"give the same one, or start a new run with --warm_start {record.name}"
             )
     _check_pieces(settings, record)
-    _check_checkpoint(settings.args, store, record)
+    checkpoint, notes = _choose_checkpoint(Path(settings.args.ckpt.path), store, record)
     run = store.claim_run(record.run_id, take_over=settings.take_over)
     run.release()
-    notes = _probe_notes(settings, record)
-    return Start(record, True, store.url, store.location, prompts, None, notes)
+    notes += _probe_notes(settings, record)
+    return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
 
 
 def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
-    """The pieces of the method, which single flags may have changed, and the format of the checkpoints."""
+    """The pieces of the method, which single flags may have changed, and what the checkpoints' format follows from."""
+    if settings.args.ds.use_universal_ckpt:
+        raise UsageError("--ds.use_universal_ckpt: runs are resumed from their own checkpoints; leave it out")
+    ranks = {
+        name: flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
+        for name, flags in (("made", record.config), ("given", settings.flags))
+        if "actor.num_nodes" in flags
+    }
+    if len(set(ranks.values())) > 1:
+        raise UsageError(
+            f"--resume {record.name}: its checkpoints were saved by {ranks['made']} ranks, --actor.num_nodes x "
+            f"--actor.num_gpus_per_node gives {ranks['given']}; give as many as before"
+        )
     given = _plain(settings.flags)
     for flag in given:
         changed = flag in record.config and record.config[flag] != _as_stored(given[flag])
-        if changed and (flag == "ds.param_dtype" or methods.is_piece(flag, settings.strategy)):
+        if changed and (flag in _FORMAT_OF_CHECKPOINTS or methods.is_piece(flag, settings.strategy)):
             raise UsageError(
                 f"--resume {record.name}: it was trained with --{flag} {record.config[flag]}, not {given[flag]}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
@@ -131,22 +147,29 @@ def _probe_notes(settings: Settings, record: storage.RunRecord) -> list[str]:
     return [f"note: the run was started with other probes; from here on {given}"]
 
 
-def _check_checkpoint(args: SimpleNamespace, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
-    folder = Path(args.ckpt.path) / "_actor"
-    latest = folder / "latest"
-    if not latest.is_file():
-        query = "SELECT max(step) FROM dbb_checkpoint WHERE run_id = :run"
-        saved = store.query(query, run=record.run_id)[0][0]
-        if saved and not folder.parent.is_dir():
-            raise UsageError(
-                f"--resume {record.name}: there is no folder {folder.parent}, but a checkpoint of step {saved}; "
-                "give its --ckpt.path, or make the folder to start over from step 0"
-            )
-        return  # killed before the first checkpoint: the run starts over
-    tag = latest.read_text(encoding="utf-8").strip()
-    if not (folder / tag).is_dir():
-        known = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        raise UsageError(f"{latest} names {tag}, which is not there; write one of {', '.join(known) or 'none'} into it")
+def _choose_checkpoint(
+    folder: Path, store: storage.PosteriorStore, record: storage.RunRecord
+) -> tuple[str | None, list[str]]:
+    """The newest whole checkpoint, None to start over, and notes on what is passed over.
+
+    Raises:
+        UsageError: checkpoints were made, but none can be used.
+    """
+    found, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
+    if found is not None:
+        return found.tag, [f"note: {why}; continuing from {found.tag}" for why in passed]
+    query = "SELECT step, tag FROM dbb_checkpoint WHERE run_id = :run ORDER BY step, tag"
+    recorded = [f"{row.tag} (step {row.step})" for row in store.query(query, run=record.run_id)]
+    if recorded or any(checkpoints.is_finished(folder, checkpoint.tag) for checkpoint in checkpoints.all_of(folder)):
+        there = "; ".join(passed) or f"there is no checkpoint in {folder}"
+        raise UsageError(
+            f"--resume {record.name}: {there}; the run has recorded {', '.join(recorded) or 'none'}; restore one, give "
+            f"the --ckpt.path where one is, or start a new run with --warm_start {record.name}"
+        )
+    if record.last_step:
+        passed.append(f"no checkpoint of the {record.last_step} steps was finished")
+        return None, [f"note: {'; '.join(passed)}; the run starts over from step 0"]
+    return None, []
 
 
 def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
@@ -184,7 +207,7 @@ def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) 
                 if theirs != mine:
                     notes.append(f"warning: run {source.name} used another {what}: {theirs}, here {mine}")
         posteriors.run.release()  # the trainer claims it
-        return Start(posteriors.run.record, False, store.url, store.location, prompts, warm_start, notes)
+        return Start(posteriors.run.record, False, None, store.url, store.location, prompts, warm_start, notes)
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:

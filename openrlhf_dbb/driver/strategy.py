@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 from types import SimpleNamespace
 from typing import Any
+
+from openrlhf_dbb.actors.network import use_rays_interface
+from openrlhf_dbb.core.checkpoints import LOADED
+from openrlhf_dbb.errors import RunError
+
+NEWEST = "newest"
 
 
 class DriverStrategy:
@@ -12,14 +20,15 @@ class DriverStrategy:
     Args:
         args: OpenRLHF's arguments.
         on_cpu: train without CUDA.
+        loads: the checkpoint that model actors load, and no other; None: none. NEWEST: as OpenRLHF does it.
     """
 
-    def __init__(self, args: SimpleNamespace, *, on_cpu: bool) -> None:
+    def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
         self.args = args
-        self._on_cpu = on_cpu
+        self._on_cpu, self._loads = on_cpu, loads
 
     def __reduce__(self) -> Any:
-        return strategy, (self.args, self._on_cpu)
+        return strategy, (self.args, self._on_cpu, self._loads)
 
     def print(self, *msg: Any) -> None:
         print(*msg)
@@ -54,13 +63,38 @@ class DriverStrategy:
         )
 
 
-def strategy(args: SimpleNamespace, on_cpu: bool) -> Any:
-    """OpenRLHF's strategy for a model actor; without CUDA ours."""
+def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
+    """OpenRLHF's strategy for a model actor; without CUDA ours. Arguments as of :class:`DriverStrategy`."""
     from openrlhf.utils import get_strategy
 
+    use_rays_interface()
     made = get_strategy(args)
     if on_cpu:
         from openrlhf_dbb.cpu.deepspeed_strategy import CpuStrategy
 
         made.__class__ = CpuStrategy  # same attributes; upstream's factory names its class itself
+    if loads != NEWEST:
+        made.load_ckpt = functools.partial(_load, made, made.load_ckpt, loads)
     return made
+
+
+def _load(made: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
+    """Upstream's ``load_ckpt`` for one checkpoint; upstream goes on with the weights it has if there is none.
+
+    Returns:
+        Its folder and its states, which say under LOADED that it was loaded.
+
+    Raises:
+        RunError: this rank cannot load it.
+    """
+    if tag is None:
+        return None, {}
+    here = f"rank {made.get_rank()} on host {socket.gethostname()}"
+    try:
+        loaded, states = load_ckpt(model, folder, tag=tag, **options)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise RunError(f"{here} cannot load checkpoint {tag} in {folder}: {type(error).__name__}: {reason}") from error
+    if loaded is None:
+        raise RunError(f"{here} finds no checkpoint {tag} in {folder}; --ckpt.path must be shared by all hosts")
+    return loaded, {**states, LOADED: tag}

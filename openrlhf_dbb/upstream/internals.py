@@ -83,7 +83,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  attributes="args, tokenizer, prompts_dataloader, eval_dataloader, max_steps, generate_kwargs, "
                             "samples_generator, experience_maker, kl_ctl, vllm_engines, actor_model_group, "
                             "critic_model_group, reward_model_group, reference_model_group, wandb_logger, "
-                            "tensorboard_logger, best_eval_metric_key"),
+                            "tensorboard_logger, best_eval_metric_key, best_eval_metric_value"),
         Internal("PPOTrainer.__init__", "overridden", "actors/trainer.py",
                  "pretrain, strategy, actor_model_group, critic_model_group, reward_model_group, "
                  "reference_model_group, vllm_engines, **generate_kwargs"),
@@ -98,9 +98,10 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ppo_utils.experience": (
         Internal("Experience", "used",
-                 "actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, actors/replay.py, "
-                 "actors/replay_rows.py",
-                 attributes="sequences, attention_mask, action_mask, action_log_probs, kl, returns, advantages, "
+                 "actors/agreement.py, actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, "
+                 "actors/replay.py, actors/replay_rows.py",
+                 attributes="sequences, attention_mask, action_mask, action_log_probs, rollout_log_probs, kl, "
+                            "returns, advantages, "
                             "rewards, scores, response_length, truncated, total_length, index, prompts, labels, "
                             "images, info"),
         Internal("split_experience_batch", "called", "actors/replay_rows.py", "experience"),
@@ -138,6 +139,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.trainer.ray.launcher": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
         Internal("RayActorGroup", "used", "actors/experience_maker.py", attributes="_actor_handlers, duplicate_actors"),
+        Internal("RayActorGroup.async_run_method", "called", "actors/trainer.py", "method_name, *args, **kwargs"),
         Internal("RayActorGroup.async_run_method_batch", "called", "actors/experience_maker.py",
                  "method_name, **kwargs"),
     ),
@@ -151,6 +153,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
                  "strategy, pretrain, max_steps, vllm_engines"),
+        Internal("PolicyModelActor.get_checkpoint_states", "called", "actors/trainer.py", ""),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
         Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),
     ),
@@ -199,6 +202,10 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.utils.deepspeed": (
         Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="adam_offload"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
+        Internal("DeepspeedStrategy.load_ckpt", "called", "driver/strategy.py",
+                 "model, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, "
+                 "load_module_only"),
+        Internal("DeepspeedStrategy.get_rank", "called", "driver/strategy.py", ""),
         Internal("DeepspeedStrategy.print", "imitated", "driver/strategy.py", "*msg"),
         Internal("DeepspeedStrategy.is_rank_0", "imitated", "driver/strategy.py", ""),
         Internal("DeepspeedStrategy.setup_dataloader", "imitated", "driver/strategy.py",

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from estimators.registry import Registry
 from openrlhf_dbb.core.strategies import parameters
+from openrlhf_dbb.errors import RunError
 
 
-class SamplingError(RuntimeError):
+class SamplingError(RunError):
     """The strategy gives up: no batch can be filled, and going on would only cost rollouts."""
 
 

@@ -1,0 +1,193 @@
+"""Never a wrong resume, on the real pipeline: the right older step, or one line."""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from openrlhf_dbb.core import checkpoints
+
+pytestmark = pytest.mark.e2e
+
+# 32 prompts, 16 a step: 2 steps an epoch; 8 rollouts a prompt, 2 optimizer steps a step, a checkpoint every other step.
+FLAGS = [
+    "--estimator", "dbb", "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "16",
+    "--train.batch_size", "64", "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32",
+    "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--replay.samples", "4", "--replay.min_cache", "8",
+    "--eval.steps", "6", "--eval.skip_start", "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
+]  # fmt: skip
+DISCOUNT = 0.5
+
+
+def query(folder, sql):
+    with sqlite3.connect(folder / "openrlhf_dbb.db") as connection:
+        return connection.execute(sql).fetchall()
+
+
+def unfinish(folder):
+    """As if the process had been killed after the last step, before the model was saved."""
+    query(folder, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
+
+
+@pytest.fixture(scope="module")
+def killed(lane, tmp_path_factory):
+    """A run at step 6 that has not finished, with checkpoints of steps 2, 4 and 6 and of the best evaluation (6)."""
+    folder = tmp_path_factory.mktemp("killed")
+    result = lane.train(folder, *FLAGS, "--run_name", "mine", "--train.num_episodes", "3")
+    assert result.error is None, result.output[-4000:]
+    unfinish(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(killed, tmp_path):
+    """A copy of that run; its folder and the flags to resume it there."""
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    return tmp_path, ["--resume", "mine", "--ckpt.path", str(tmp_path / "runs/mine/checkpoints")]
+
+
+def truncate(path, older):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero(path, older):
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def delete(path, older):
+    path.unlink()
+
+
+def take_older(path, older):
+    shutil.copy(older, path)
+
+
+@pytest.mark.parametrize("fault", [truncate, zero, delete, take_older])
+def test_a_fault_in_any_file_of_a_checkpoint_is_found(killed, tmp_path, fault):
+    source = killed / "runs/mine/checkpoints"
+    ((run,),) = query(killed, "SELECT uuid FROM dbb_run")
+    names = sorted(path.name for path in (source / "_actor/global_step6").iterdir())
+    assert {"manifest.json", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"} <= set(names)
+    expected = {f"_actor/global_step6/{name}": "best_global_step6" for name in names}
+    expected["replay/global_step6.npz"] = "global_step4"  # the best checkpoint of the same step has the same one
+    for name, tag in expected.items():
+        shutil.copytree(source, tmp_path / "checkpoints")
+        older = tmp_path / "checkpoints" / name.replace("step6", "step4")
+        if older.read_bytes() != (source / name).read_bytes() or fault is not take_older:
+            fault(tmp_path / "checkpoints" / name, older)
+            found, passed = checkpoints.newest_whole(tmp_path / "checkpoints", run, 6)
+            assert found.tag == tag, name
+            assert passed[0].startswith("checkpoint global_step6 "), name
+        shutil.rmtree(tmp_path / "checkpoints")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before(copied, lane):
+    import torch
+
+    folder, flags = copied
+    actor = folder / "runs/mine/checkpoints/_actor"
+    shard = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shutil.copy(actor / "global_step4" / shard, actor / "global_step6" / shard)
+    (actor / "best_global_step6" / checkpoints.MANIFEST).unlink()
+    result = lane.train(folder, *FLAGS, *flags, "--train.num_episodes", "4")
+    assert result.error is None, result.output[-4000:]
+    assert [line for line in result.output.splitlines() if line.startswith("note: checkpoint")] == [
+        f"note: checkpoint global_step6 is damaged: the content of {actor / 'global_step6' / shard} is not what was "
+        "saved; continuing from global_step4",
+        "note: checkpoint best_global_step6 was not finished (manifest.json is missing); continuing from global_step4",
+    ]
+    events = query(folder, "SELECT from_step, to_step FROM dbb_event WHERE kind = 'roll_back'")
+    assert events == [(6, 4)]
+    check_posteriors(folder, steps=8)
+    ((run,),) = query(folder, "SELECT uuid FROM dbb_run")
+    found, passed = checkpoints.newest_whole(actor.parent, run, 8)
+    assert (found.tag, passed) == ("global_step8", [])
+    states = torch.load(actor / "global_step8/mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+    assert (states["global_step"], states["global_steps"]) == (8, 16)  # ours, and DeepSpeed's: two optimizer steps each
+    assert not (actor.parent / "aside").exists()
+
+
+def check_posteriors(folder, steps):
+    """No step twice and none missing, and every posterior is what Algorithm 1 makes of the one before."""
+    posterior, seen = {}, []
+    for step, prompt, rollouts, successes, alpha, beta in query(
+        folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
+    ):
+        before = posterior.get(prompt, (1.0, 1.0))
+        assert (alpha, beta) == (DISCOUNT * before[0] + successes, DISCOUNT * before[1] + rollouts - successes)
+        posterior[prompt] = (alpha, beta)
+        seen.append(step)
+    assert seen == [step for step in range(1, steps + 1) for _ in range(16)]
+
+
+def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(copied, lane):
+    folder, flags = copied
+    for manifest in (folder / "runs/mine/checkpoints/_actor").glob("*/manifest.json"):
+        manifest.write_bytes(b"")
+    result = lane.train(folder, *FLAGS, *flags, "--train.num_episodes", "4")
+    assert result.error.startswith(
+        "--resume mine: checkpoint global_step6 is damaged: its manifest.json cannot be read; "
+    )
+    assert (
+        "the run has recorded global_step2 (step 2), global_step4 (step 4), best_global_step6 (step 6)" in result.error
+    )
+    assert "--warm_start mine" in result.error
+    check_posteriors(folder, steps=6)
+
+
+# vLLM keeps the weights that it has started with: what a failed or forgotten weight sync looks like.
+FORGETFUL = """
+import sys
+from openrlhf_dbb import upstream
+from openrlhf_dbb.cli import train_grpo
+
+intact = upstream.run
+
+def faulty(*args, **options):
+    import ray
+    from openrlhf_dbb.actors.policy_actor import PolicyActor
+
+    class Forgetful(PolicyActor):
+        def broadcast_to_vllm(self):
+            pass
+
+    return intact(*args, **{**options, "policy_actor": ray.remote(num_gpus=1)(Forgetful)})
+
+upstream.run = faulty
+sys.exit(train_grpo.main())
+"""
+
+
+def test_a_resume_with_other_weights_in_vllm_ends_before_anything_is_trained(copied):
+    folder, flags = copied
+    result = subprocess.run(
+        [sys.executable, "-c", FORGETFUL, *FLAGS, *flags, "--train.num_episodes", "4"],
+        cwd=folder, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr[-4000:]
+    assert "error: vLLM and the policy disagree after the resume: their log-probs differ by" in result.stderr
+    assert "Traceback" not in result.stderr
+    check_posteriors(folder, steps=6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
+def test_two_ranks_resume_with_every_zero_stage(stage, train, tmp_path):
+    flags = [*FLAGS, "--ds.zero_stage", stage, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]
+    first = train(tmp_path, *flags, "--run_name", "mine", "--train.num_episodes", "3")
+    assert first.returncode == 0, first.stderr[-4000:]
+    unfinish(tmp_path)
+    actor = tmp_path / "runs/mine/checkpoints/_actor"
+    newest = actor / "best_global_step6"
+    assert json.loads((newest / checkpoints.MANIFEST).read_text())["ranks"] == 2
+    for shard in sorted(newest.glob("*.pt"))[-1:]:
+        shard.unlink()
+    os.truncate(sorted((actor / "global_step6").glob("*.pt"))[0], 1000)
+    second = train(tmp_path, *flags, "--resume", "mine", "--train.num_episodes", "4")
+    assert second.returncode == 0, second.stderr[-4000:]
+    assert second.stdout.count("; continuing from global_step4") == 2
+    check_posteriors(tmp_path, steps=8)

@@ -1,0 +1,311 @@
+"""A run over two hosts on Ray, as docs/several_hosts.md describes it.
+
+Hosts are namespaces of this machine: each has its own network, host name, processes, home folder, shared memory and
+/etc/hosts (with the host's name as 127.0.1.1, as Debian writes it), and they are linked by a virtual cable. Nothing of
+it is visible outside, and no address is taken from outside.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[1]
+NODES = {"nodea": "10.77.9.1", "nodeb": "10.77.9.2"}
+PORT = 6379
+RAY = str(Path(sys.executable).parent / "ray")
+# One rank and one engine on each host; 32 prompts, 16 a step: 2 steps an epoch.
+FLAGS = [
+    "--estimator", "dbb", "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "16",
+    "--train.batch_size", "64", "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32",
+    "--actor.num_nodes", "2", "--actor.num_gpus_per_node", "1", "--ref.num_nodes", "2", "--vllm.num_engines", "2",
+    "--eval.steps", "-1", "--ckpt.save_steps", "2", "--train.num_episodes", "3",
+]  # fmt: skip
+DISCOUNT = 0.5
+
+
+def namespaces_are_missing():
+    """Why this machine cannot play two hosts; None if it can."""
+    for tool in ("unshare", "nsenter", "ip", "mount"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed"
+    tried = subprocess.run(["unshare", "-Urnmupf", "true"], capture_output=True, text=True)
+    return f"namespaces are forbidden: {tried.stderr.strip()}" if tried.returncode else None
+
+
+MISSING = namespaces_are_missing()
+
+
+class Hosts:
+    """Two hosts in namespaces. Each has a folder of its own, mounted as its home; ``shared`` is the same on both."""
+
+    def __init__(self, folder):
+        self.folder, self.shared = folder, folder / "shared"
+        self.shared.mkdir()
+        # The outermost process: it holds the namespaces in which both hosts are made.
+        self._outer = self._hold(["unshare", "-Urnm"])
+        self._inner = {}
+        for name in NODES:
+            self._start_host(name)
+        self._link()
+
+    def _hold(self, command):
+        process = subprocess.Popen([*command, "sleep", "3600"], start_new_session=True)
+        time.sleep(0.3)
+        assert process.poll() is None
+        return process
+
+    def _outside(self, *command):
+        entered = ["nsenter", "-t", str(self._outer.pid), "-U", "-n", "-m", "--preserve-credentials"]
+        subprocess.run([*entered, *command], check=True)
+
+    def _start_host(self, name):
+        """A host without a link; nothing runs on it."""
+        enter = ["nsenter", "-t", str(self._outer.pid), "-U", "-n", "-m", "--preserve-credentials"]
+        held = self._hold([*enter, "unshare", "-nmupif", "--mount-proc", "--kill-child"])
+        self._inner[name] = (held, self._first_process(held.pid))
+
+    def _link(self):
+        """A cable between the hosts."""
+        (first, a), (second, b) = ((name, str(self._inner[name][1])) for name in NODES)
+        self._outside("ip", "link", "add", "va0", "netns", a, "type", "veth", "peer", "name", "vb0", "netns", b)
+        self._set_up(first, "va0")
+        self._set_up(second, "vb0")
+
+    def restart(self, name):
+        """The host after a power cut: its disk is as it was, the cable is plugged in, nothing runs."""
+        self._start_host(name)
+        other = next(each for each in NODES if each != name)
+        pids = {each: str(self._inner[each][1]) for each in NODES}
+        links = dict(zip(NODES, ("va0", "vb0"), strict=True))
+        self._outside(
+            "ip", "link", "add", links[name], "netns", pids[name], "type", "veth",
+            "peer", "name", links[other], "netns", pids[other],
+        )  # fmt: skip
+        self._set_up(name, links[name])
+        self._address(other, links[other])
+
+    @staticmethod
+    def _first_process(pid):
+        """The process that is number 1 on the host."""
+        for _ in range(50):
+            children = [pid]
+            while children:
+                pid = children[0]
+                children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            if "sleep" in Path(f"/proc/{pid}/comm").read_text():
+                return pid
+            time.sleep(0.1)
+        raise AssertionError("the host did not start")
+
+    def _address(self, name, link):
+        self.run(name, "ip", "addr", "add", f"{NODES[name]}/24", "dev", link, check=True)
+        self.run(name, "ip", "link", "set", link, "up", check=True)
+
+    def _set_up(self, name, link):
+        home = self.folder / name
+        for part in ("home", "ray"):
+            (home / part).mkdir(parents=True, exist_ok=True)
+        (home / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+        script = f"""
+            set -e
+            hostname {name}
+            ip link set lo up
+            mkdir -p /tmp/ray
+            mount --bind {home}/ray /tmp/ray
+            mount -t tmpfs tmpfs /dev/shm
+            mount --bind {home}/hosts /etc/hosts
+        """
+        self.run(name, "bash", "-c", script, check=True)
+        self._address(name, link)
+
+    def _enter(self, name):
+        options = ["-U", "-n", "-m", "-u", "-i", "-p", "--preserve-credentials"]
+        return ["nsenter", "-t", str(self._inner[name][1]), *options, "--"]
+
+    def environment(self, name):
+        return os.environ | {
+            "HOME": str(self.folder / name / "home"),
+            "XDG_CACHE_HOME": str(self.shared / "cache"),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # Ray then listens on the host's address
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def run(self, name, *command, cwd=None, **options):
+        """Run a command on a host, to its end."""
+        return subprocess.run(
+            [*self._enter(name), *command], cwd=cwd or self.folder / name / "home", env=self.environment(name),
+            text=True, capture_output=True, timeout=300, **options,
+        )  # fmt: skip
+
+    def begin(self, name, *command, log):
+        """Start a command on a host."""
+        with open(log, "w") as file:
+            return subprocess.Popen(
+                [*self._enter(name), *command], cwd=self.folder / name / "home", env=self.environment(name),
+                stdout=file, stderr=file,
+            )  # fmt: skip
+
+    def ray(self, name, *options):
+        done = self.run(
+            name, RAY, "start", "--node-ip-address", NODES[name], "--num-gpus", "1", "--num-cpus", "8",
+            "--disable-usage-stats", *options,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def ray_over_both(self, head, other):
+        self.ray(head, "--head", "--port", str(PORT), "--include-dashboard", "false")
+        self.ray(other, "--address", f"{NODES[head]}:{PORT}")
+
+    def kill(self, name):
+        """What a power cut does: all of its processes are gone at once."""
+        held, first = self._inner[name]
+        os.kill(first, 9)
+        held.wait(timeout=20)
+
+    def close(self):
+        for held, first in self._inner.values():
+            if held.poll() is None:
+                os.kill(first, 9)
+                held.wait(timeout=20)
+        self._outer.kill()
+        self._outer.wait()
+
+
+def train(hosts, name, *flags):
+    return hosts.run(name, *command(hosts, *flags))
+
+
+def command(hosts, *flags):
+    places = {
+        "store.url": f"sqlite:///{hosts.shared}/store.db",
+        "ckpt.path": f"{hosts.shared}/runs/mine/checkpoints",
+        "ckpt.output_dir": f"{hosts.shared}/runs/mine/model",
+        "logger.tensorboard_dir": f"{hosts.shared}/runs/mine/tensorboard",
+    }
+    placed = [word for flag, value in places.items() for word in (f"--{flag}", value)]
+    return [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *placed, *flags]
+
+
+def query(hosts, sql):
+    with sqlite3.connect(f"file:{hosts.shared}/store.db?mode=ro", uri=True) as connection:
+        return connection.execute(sql).fetchall()
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts):
+    hosts.ray_over_both("nodea", "nodeb")
+    return hosts
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+class TestSeveralHosts:
+    """In this order, on one cluster; the last ones end hosts."""
+
+    def test_a_folder_that_is_not_shared_is_refused_before_the_run_is_made(self, cluster):
+        alone = cluster.folder / "nodea/home/alone"
+        # The other host's home is another folder under the same name: hide this one there.
+        cluster.run("nodeb", "mount", "-t", "tmpfs", "tmpfs", str(cluster.folder / "nodea"))
+        refused = train(cluster, "nodea", "--ckpt.path", str(alone))
+        assert refused.returncode == 2, refused.stderr[-4000:]
+        assert refused.stderr.splitlines() == [
+            f"error: node nodeb (10.77.9.2) does not see {alone} (--ckpt.path); all hosts have to share that folder"
+        ]
+        assert query(cluster, "SELECT count(*) FROM runs") == [(0,)]
+
+    def test_a_model_that_one_host_lacks_is_refused(self, cluster):
+        model = cluster.folder / "nodea/home/model"
+        shutil.copytree(cluster.shared / "cache/openrlhf_dbb/tiny/model", model)
+        refused = train(cluster, "nodea", "--actor.model_name_or_path", str(model))
+        assert refused.returncode == 2, refused.stderr[-4000:]
+        assert refused.stderr.splitlines() == [
+            f"error: node nodeb (10.77.9.2) cannot read {model} (--actor.model_name_or_path); put it there, or on a "
+            "shared file system"
+        ]
+
+    def test_a_run_over_both_hosts_trains_exactly(self, cluster):
+        done = train(cluster, "nodea", "--run_name", "both")
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert "joined 10.77.9.1:6379: 2 GPUs on 2 nodes, nodea (10.77.9.1), nodeb (10.77.9.2)" in done.stdout
+        check_posteriors(cluster, run=1, steps=6)
+        manifest = json.loads((cluster.shared / "runs/mine/checkpoints/_actor/global_step6/manifest.json").read_text())
+        assert manifest["ranks"] == 2
+
+    def test_a_lost_host_ends_the_run_in_one_line_and_the_run_continues_exactly(self, cluster):
+        """First the worker's host is lost, then, after a resume, the driver's; the run is finished from the other."""
+        log = cluster.folder / "log"
+        longer = ["--train.num_episodes", "8"]
+        driver = cluster.begin("nodea", *command(cluster, "--run_name", "lost", *longer), log=log)
+        wait_for_step(cluster, 2, 3, driver, log)
+        cluster.kill("nodeb")
+        lost = time.monotonic()
+        assert driver.wait(timeout=150) == 1, log.read_text()[-4000:]
+        assert time.monotonic() - lost < 90
+        (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
+        assert " has died: " in line and "nodeb (10.77.9.2)" in line
+        assert (
+            "its last checkpoint is global_step" in line and "continue it with --resume lost; traces are in /" in line
+        )
+        check_posteriors(cluster, run=2, steps=last_step(cluster, 2))
+
+        cluster.restart("nodeb")
+        cluster.ray("nodeb", "--address", f"{NODES['nodea']}:{PORT}")
+        log = cluster.folder / "log2"
+        before = last_step(cluster, 2)
+        driver = cluster.begin("nodea", *command(cluster, "--resume", "lost", *longer), log=log)
+        wait_for_step(cluster, 2, before + 2, driver, log)
+        cluster.kill("nodea")
+        driver.wait(timeout=30)
+        check_posteriors(cluster, run=2, steps=last_step(cluster, 2))
+
+        cluster.restart("nodea")
+        cluster.run("nodeb", RAY, "stop", "--force")
+        cluster.ray_over_both("nodeb", "nodea")
+        refused = train(cluster, "nodeb", "--resume", "lost", *longer)
+        assert refused.returncode == 2 and "--store.take_over" in refused.stderr, refused.stderr[-4000:]
+        done = train(cluster, "nodeb", "--resume", "lost", *longer, "--store.take_over")
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        check_posteriors(cluster, run=2, steps=16)
+
+
+def last_step(hosts, run):
+    return query(hosts, f"SELECT last_step FROM dbb_run WHERE run_id = {run}")[0][0]
+
+
+def wait_for_step(hosts, run, step, driver, log):
+    deadline = time.monotonic() + 240
+    while not query(hosts, f"SELECT 1 FROM dbb_run WHERE run_id = {run}") or last_step(hosts, run) < step:
+        assert driver.poll() is None, log.read_text()[-4000:]
+        assert time.monotonic() < deadline, f"step {step} was not reached: {log.read_text()[-2000:]}"
+        time.sleep(0.1)
+
+
+def check_posteriors(hosts, run, steps):
+    """No step twice and none missing, and every posterior is what Algorithm 1 makes of the one before."""
+    posterior, seen = {}, []
+    for step, prompt, rollouts, successes, alpha, beta in query(
+        hosts,
+        "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history "
+        f"WHERE run_id = {run} ORDER BY step",
+    ):
+        before = posterior.get(prompt, (1.0, 1.0))
+        assert (alpha, beta) == (DISCOUNT * before[0] + successes, DISCOUNT * before[1] + rollouts - successes)
+        posterior[prompt] = (alpha, beta)
+        seen.append(step)
+    assert seen == [step for step in range(1, steps + 1) for _ in range(16)]
