@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf_dbb import tiny
+
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[1]
@@ -203,7 +205,9 @@ def query(hosts, sql):
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
+    tiny.prepare(tiny.default_folder())
     made = Hosts(tmp_path_factory.mktemp("hosts"))
+    shutil.copytree(tiny.default_folder(), made.shared / "cache/openrlhf_dbb/tiny")
     yield made
     made.close()
 
@@ -227,7 +231,7 @@ class TestSeveralHosts:
         assert refused.stderr.splitlines() == [
             f"error: node nodeb (10.77.9.2) does not see {alone} (--ckpt.path); all hosts have to share that folder"
         ]
-        assert query(cluster, "SELECT count(*) FROM runs") == [(0,)]
+        assert query(cluster, "SELECT count(*) FROM dbb_run") == [(0,)]
 
     def test_a_model_that_one_host_lacks_is_refused(self, cluster):
         model = cluster.folder / "nodea/home/model"
@@ -240,39 +244,47 @@ class TestSeveralHosts:
         ]
 
     def test_a_run_over_both_hosts_trains_exactly(self, cluster):
-        done = train(cluster, "nodea", "--run_name", "both")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        kl = ["--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9"]
+        done = train(cluster, "nodea", "--run_name", "both", *kl)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         assert "joined 10.77.9.1:6379: 2 GPUs on 2 nodes, nodea (10.77.9.1), nodeb (10.77.9.2)" in done.stdout
-        check_posteriors(cluster, run=1, steps=6)
+        check_posteriors(cluster, "both", steps=6)
         manifest = json.loads((cluster.shared / "runs/mine/checkpoints/_actor/global_step6/manifest.json").read_text())
         assert manifest["ranks"] == 2
+        events = EventAccumulator(str(cluster.shared / "runs/mine/tensorboard/both"))
+        events.Reload()
+        divergence = [event.value for event in events.Scalars("train/vllm_kl")]
+        assert len(divergence) == 6 and max(map(abs, divergence)) < 0.005  # vLLM has the policy's weights on both hosts
 
     def test_a_lost_host_ends_the_run_in_one_line_and_the_run_continues_exactly(self, cluster):
         """First the worker's host is lost, then, after a resume, the driver's; the run is finished from the other."""
         log = cluster.folder / "log"
         longer = ["--train.num_episodes", "8"]
         driver = cluster.begin("nodea", *command(cluster, "--run_name", "lost", *longer), log=log)
-        wait_for_step(cluster, 2, 3, driver, log)
+        wait_for_step(cluster, "lost", 3, driver, log)
         cluster.kill("nodeb")
         lost = time.monotonic()
         assert driver.wait(timeout=150) == 1, log.read_text()[-4000:]
         assert time.monotonic() - lost < 90
         (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
-        assert " has died: " in line and "nodeb (10.77.9.2)" in line
+        assert line.startswith("error: host nodeb (10.77.9.2) is gone or cut off, and with it ")
+        assert " rank 1 of the policy" in line or " rank 0 of the policy" in line
         assert (
             "its last checkpoint is global_step" in line and "continue it with --resume lost; traces are in /" in line
         )
-        check_posteriors(cluster, run=2, steps=last_step(cluster, 2))
+        check_posteriors(cluster, "lost", steps=last_step(cluster, "lost"))
 
         cluster.restart("nodeb")
         cluster.ray("nodeb", "--address", f"{NODES['nodea']}:{PORT}")
         log = cluster.folder / "log2"
-        before = last_step(cluster, 2)
+        before = last_step(cluster, "lost")
         driver = cluster.begin("nodea", *command(cluster, "--resume", "lost", *longer), log=log)
-        wait_for_step(cluster, 2, before + 2, driver, log)
+        wait_for_step(cluster, "lost", before + 2, driver, log)
         cluster.kill("nodea")
         driver.wait(timeout=30)
-        check_posteriors(cluster, run=2, steps=last_step(cluster, 2))
+        check_posteriors(cluster, "lost", steps=last_step(cluster, "lost"))
 
         cluster.restart("nodea")
         cluster.run("nodeb", RAY, "stop", "--force")
@@ -281,16 +293,16 @@ class TestSeveralHosts:
         assert refused.returncode == 2 and "--store.take_over" in refused.stderr, refused.stderr[-4000:]
         done = train(cluster, "nodeb", "--resume", "lost", *longer, "--store.take_over")
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        check_posteriors(cluster, run=2, steps=16)
+        check_posteriors(cluster, "lost", steps=16)
 
 
 def last_step(hosts, run):
-    return query(hosts, f"SELECT last_step FROM dbb_run WHERE run_id = {run}")[0][0]
+    return max((step for (step,) in query(hosts, f"SELECT last_step FROM dbb_run WHERE name = '{run}'")), default=0)
 
 
 def wait_for_step(hosts, run, step, driver, log):
     deadline = time.monotonic() + 240
-    while not query(hosts, f"SELECT 1 FROM dbb_run WHERE run_id = {run}") or last_step(hosts, run) < step:
+    while last_step(hosts, run) < step:
         assert driver.poll() is None, log.read_text()[-4000:]
         assert time.monotonic() < deadline, f"step {step} was not reached: {log.read_text()[-2000:]}"
         time.sleep(0.1)
@@ -301,8 +313,8 @@ def check_posteriors(hosts, run, steps):
     posterior, seen = {}, []
     for step, prompt, rollouts, successes, alpha, beta in query(
         hosts,
-        "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history "
-        f"WHERE run_id = {run} ORDER BY step",
+        "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history JOIN dbb_run USING (run_id) "
+        f"WHERE name = '{run}' ORDER BY step",
     ):
         before = posterior.get(prompt, (1.0, 1.0))
         assert (alpha, beta) == (DISCOUNT * before[0] + successes, DISCOUNT * before[1] + rollouts - successes)

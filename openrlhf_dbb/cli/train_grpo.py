@@ -79,12 +79,13 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    if code == REFUSED:
-        # Ray may still be starting beside; an orderly end would take seconds.
+    if code:
         from openrlhf_dbb.driver import cluster
 
-        sys.stdout.flush()
-        sys.stderr.flush()
-        cluster.kill()
-        os._exit(code)
+        if code == REFUSED or cluster.lingers():
+            # Ray may still be starting beside, or wait for a host that is gone: an orderly end would take long.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            cluster.kill()
+            os._exit(code)
     sys.exit(code)

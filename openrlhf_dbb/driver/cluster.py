@@ -23,6 +23,8 @@ from openrlhf_dbb.errors import UsageError
 ALONE = "local"
 """Value of RAY_ADDRESS that keeps a run out of any cluster."""
 _POLL_S = 2.0
+_STOP = "stop Ray"
+STOP_S = 15.0
 
 
 def address() -> str | None:
@@ -124,7 +126,7 @@ def describe(joined: str | None) -> str:
         return "cluster    none joined; Ray was started on this host for this run alone"
     import ray
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
     gpus = int(ray.cluster_resources().get("GPU", 0))
     hosts = ", ".join(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive)
     return f"cluster    joined {joined}: {gpus} GPUs on {len(alive)} nodes, {hosts}"
@@ -160,7 +162,6 @@ def files_read(args: SimpleNamespace) -> dict[str, str]:
     """Local files and folders that actors read, and the flag that names each."""
     named = [
         ("actor.model_name_or_path", args.actor.model_name_or_path),
-        ("ref.model_name_or_path", args.ref.model_name_or_path),
         ("reward.model_name_or_path", args.reward.model_name_or_path),
         ("train.agent_func_path", args.train.agent_func_path),
         *(("reward.remote_url", url) for url in args.reward.remote_url or [] if url.endswith(".py")),
@@ -201,9 +202,16 @@ def kill() -> None:
 
 
 def stop() -> None:
-    """Leave Ray, and stop what was started for this run, if it was."""
+    """Leave Ray, and stop what was started for this run, if it was; see :func:`lingers`."""
     if ray := sys.modules.get("ray"):
-        ray.shutdown()
+        leaving = threading.Thread(target=ray.shutdown, name=_STOP, daemon=True)
+        leaving.start()
+        leaving.join(timeout=STOP_S)
+
+
+def lingers() -> bool:
+    """Whether Ray still waits for a host that is gone: then this process cannot end in order."""
+    return any(thread.name == _STOP for thread in threading.enumerate())
 
 
 def gpus_needed(args: SimpleNamespace) -> int:

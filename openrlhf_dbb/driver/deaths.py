@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LOOK_S = 10.0
-_WORKER = re.compile(r"class_name: (?P<what>\w+)|pid: (?P<pid>\d+)|ip: (?P<ip>[\d.:a-fA-F]+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """An actor of a run.
+
+    Attributes:
+        name: what it is called.
+        actor: Ray's handle.
+        place: reference to its :func:`place`.
+    """
+
+    name: str
+    actor: Any
+    place: Any
+
+    @classmethod
+    def of(cls, name: str, actor: Any) -> Part:
+        return cls(name, actor, actor.__ray_call__.remote(place))
+
+
+def place(_actor: Any) -> tuple[str, int]:
+    """Host, with its address, and process of the actor that this runs in."""
+    import ray
+
+    return f"{socket.gethostname()} ({ray.util.get_node_ip_address()})", os.getpid()
 
 
 def oom_kills() -> int:
@@ -21,62 +48,60 @@ def oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def find(error: BaseException, parts: Mapping[str, Any], oom_kills_before: int) -> str | None:
-    """The part of the run that has died, in a line; None if none has, or if an exception of its own has ended it.
+def find(parts: list[Part], oom_kills_before: int) -> str | None:
+    """The part of a run that has died, in a line; None if none has, or if an exception of its own has ended it.
 
     Args:
-        error: what ended the training; a survivor's complaint, maybe.
-        parts: Ray's actors by what they are called.
+        parts: all actors that the run needs.
         oom_kills_before: :func:`oom_kills` when the run began.
     """
     import ray
 
     deadline = time.monotonic() + LOOK_S
-    asked = {actor.__ray_ready__.remote(): name for name, actor in parts.items()}
-    while asked:
-        answered, _ = ray.wait(list(asked), timeout=max(0.0, deadline - time.monotonic()))
-        if not answered:
-            break
-        name = asked.pop(answered[0])
-        try:
-            ray.get(answered[0])
-        except ray.exceptions.ActorUnavailableError as unavailable:  # whether it is dead is known a moment later
-            if time.monotonic() > deadline:
-                return _line(name, unavailable, oom_kills_before)
-            time.sleep(0.2)
-            asked[parts[name].__ray_ready__.remote()] = name
-        except ray.exceptions.RayActorError as dead:
-            return None if dead.actor_init_failed else _line(name, dead, oom_kills_before)
-    if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
-        return _line(None, error, oom_kills_before)
-    if isinstance(error, (ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError)):
-        return str(error).strip().splitlines()[0]
-    return None
+    asked = {part.actor.__ray_ready__.remote(): part for part in parts}
+    gone: dict[str, Exception] = {}
+    while asked and (left := deadline - time.monotonic()) > 0:
+        answered, _ = ray.wait(list(asked), timeout=left)
+        for reference in answered:
+            part = asked.pop(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.ActorUnavailableError as error:  # dead or only late: known a moment later
+                gone[part.name] = error
+                asked[part.actor.__ray_ready__.remote()] = part
+            except ray.exceptions.RayActorError as error:
+                if error.actor_init_failed:
+                    return None
+                gone[part.name] = error
+                deadline = min(deadline, time.monotonic() + 1.0)  # for the others of its host
+        time.sleep(0.1)
+    if not gone:
+        return None
+    places = {part.name: _known(part) for part in parts}
+    name = min(gone, key=lambda each: (isinstance(gone[each], ray.exceptions.ActorUnavailableError), each))
+    host, process = places[name]
+    on_host = [each for each, (other, _) in places.items() if other == host]
+    lost = len(on_host) > 1 and set(on_host) <= set(gone) and len({other for other, _ in places.values()}) > 1
+    if lost and host is not None:
+        return f"host {host} is gone or cut off, and with it {' and '.join(on_host)}"
+    where = f" (process {process} on host {host})" if host is not None else ""
+    return f"{name}{where} has died: {_why(str(gone[name]), oom_kills_before)}"
 
 
-def _line(name: str | None, error: BaseException, oom_kills_before: int) -> str:
-    text = str(error)
-    known = {kind: value for match in _WORKER.finditer(text) for kind, value in match.groupdict().items() if value}
-    what = name or known.get("what", "an actor")
-    where = f" on {_host(known['ip'])}" if "ip" in known else ""
-    process = f" (process {known['pid']})" if "pid" in known else ""
-    return f"{what}{process}{where} has died: {_why(text, known.get('ip'), oom_kills_before)}"
-
-
-def _why(text: str, ip: str | None, oom_kills_before: int) -> str:
-    lower = text.lower()
-    if any(said in lower for said in ("node died", "node has died", "dead node", "its node", "node is dead")):
-        return "its host was lost"
-    if "memory pressure" in lower:
-        return "Ray killed it for want of memory on its host"
-    if oom_kills() > oom_kills_before:
-        return "the kernel has killed a process for want of memory meanwhile"
-    return "its process was killed or has crashed (out of memory? then dmesg on its host says so)"
-
-
-def _host(ip: str) -> str:
-    """What an address is called in the cluster."""
+def _known(part: Part) -> tuple[str | None, int | None]:
+    """Where a part is, or was."""
     import ray
 
-    names = {node["NodeManagerAddress"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    return f"{names[ip]} ({ip})" if ip in names else ip
+    try:
+        found: tuple[str, int] = ray.get(part.place, timeout=0)
+    except ray.exceptions.RayError:  # it was gone before it could tell
+        return None, None
+    return found
+
+
+def _why(text: str, oom_kills_before: int) -> str:
+    if "memory pressure" in text:
+        return "Ray has killed it for want of memory on its host"
+    if oom_kills() > oom_kills_before:
+        return "the kernel has killed a process for want of memory meanwhile"
+    return "its process was killed or has crashed (for want of memory? dmesg on its host tells)"

@@ -62,10 +62,13 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
             )
             return watch.finish()
     except ray.exceptions.RayError as error:
-        died = None if isinstance(error, (UsageError, RunError)) else deaths.find(error, watch.parts(), oom_kills)
+        died = None if isinstance(error, (UsageError, RunError)) else deaths.find(watch.parts, oom_kills)
         if died is None:
             raise
         raise PartDied(died) from error
+
+
+_GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
 
 
 class PartDied(RunError):
@@ -73,13 +76,18 @@ class PartDied(RunError):
 
 
 class Watch:
-    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines."""
+    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines.
+
+    Attributes:
+        parts: the actors that the run needs, once they have been made.
+    """
 
     def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: Engines) -> None:
         self._start, self._trainer_class, self._engines = start, trainer_class, engines
         self._error: Exception | None = None
         self._done = threading.Event()
         self._trainer: Any = None
+        self.parts: list[deaths.Part] = []
 
     def remote(self, *args: Any, **kwargs: Any) -> _Here:
         """Make the trainer; called by OpenRLHF in place of ``PPOTrainer.remote``."""
@@ -92,17 +100,17 @@ class Watch:
             rows=self._start.prompts.rows,
         )
         self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
+        self.parts = [deaths.Part.of(*named) for named in self._actors()]
         return _Here(self._trainer)
 
-    def parts(self) -> dict[str, Any]:
-        """The Ray actors that the run needs, by what they are called."""
-        named = {f"vLLM engine {number}": engine for number, engine in enumerate(self._engines.made)}
-        for name in ("actor", "reference", "reward") if self._trainer is not None else ():
-            group = getattr(self._trainer, f"{name}_model_group")
-            handlers = group._actor_handlers if group is not None else []
-            called = {"actor": "the policy", "reference": "the reference model", "reward": "the reward model"}[name]
-            named |= {f"rank {rank} of {called}": handler for rank, handler in enumerate(handlers)}
-        return named
+    def _actors(self) -> Iterator[tuple[str, Any]]:
+        """The Ray actors that the run needs, and what they are called."""
+        for number, engine in enumerate(self._engines.made):
+            yield f"vLLM engine {number}", engine
+        for name, called in _GROUPS.items() if self._trainer is not None else ():
+            group = getattr(self._trainer, name)
+            for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
+                yield f"rank {rank} of the {called}", handler
 
     def finish(self) -> Any:
         """Mark the run as finished and close its database; the last progress."""

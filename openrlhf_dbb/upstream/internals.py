@@ -139,6 +139,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.trainer.ray.launcher": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
         Internal("RayActorGroup", "used", "actors/experience_maker.py", attributes="_actor_handlers, duplicate_actors"),
+        Internal("RayActorGroup", "used", "driver/launch.py", attributes="_actor_handlers"),
         Internal("RayActorGroup.async_run_method", "called", "actors/trainer.py", "method_name, *args, **kwargs"),
         Internal("RayActorGroup.async_run_method_batch", "called", "actors/experience_maker.py",
                  "method_name, **kwargs"),
