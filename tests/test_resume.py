@@ -6,7 +6,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from openrlhf_dbb.core import checkpoints
@@ -172,6 +175,38 @@ def test_a_resume_with_other_weights_in_vllm_ends_before_anything_is_trained(cop
     assert "error: vLLM and the policy disagree after the resume: their log-probs differ by" in result.stderr
     assert "Traceback" not in result.stderr
     check_posteriors(folder, steps=6)
+
+
+@pytest.mark.parametrize(
+    ("actor", "line"),
+    [
+        ("StrictRolloutActor", "error: vLLM engine 0 (process "),
+        pytest.param("PolicyActor", "error: rank 0 of the policy (process ", marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, actor, line):
+    folder, flags = copied
+    with open(folder / "log", "w") as log:
+        command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags, "--train.num_episodes", "100"]
+        driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    while query(folder, "SELECT last_step FROM dbb_run")[0][0] < 9:
+        assert driver.poll() is None, (folder / "log").read_text()[-4000:]
+        time.sleep(0.05)
+    started = psutil.Process(driver.pid).children(recursive=True)
+    (part,) = [process for process in started if process.cmdline()[0].startswith(f"ray::{actor}")]
+    part.kill()
+    killed = time.monotonic()
+    assert driver.wait(timeout=100) == 1
+    assert time.monotonic() - killed < 30
+    last = (folder / "log").read_text().splitlines()[-1]
+    assert last.startswith(f"{line}{part.pid} on host ")
+    assert "has died: its process was killed or has crashed" in last
+    assert "; run mine has not finished, its last checkpoint is global_step" in last
+    trace = last.split("; continue it with --resume mine; traces are in ")[1]
+    assert "Traceback" in Path(trace).read_text()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == []
+    check_posteriors(folder, steps=query(folder, "SELECT last_step FROM dbb_run")[0][0])
 
 
 @pytest.mark.long
