@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -140,6 +141,39 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
     )
     assert "--warm_start mine" in result.error
     check_posteriors(folder, steps=6)
+
+
+def mounting_is_forbidden():
+    """Why this machine cannot play a full disk; None if it can."""
+    tried = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, text=True)
+    return f"namespaces are forbidden: {tried.stderr.strip()}" if tried.returncode else None
+
+
+FORBIDDEN = mounting_is_forbidden()
+
+
+@pytest.mark.skipif(FORBIDDEN is not None, reason=str(FORBIDDEN))
+def test_a_disk_that_fills_up_while_a_checkpoint_is_saved_leaves_the_one_before(tmp_path):
+    """Room for two checkpoints of 1.9 MB each and a part of the third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    flags = [*FLAGS, "--replay.samples", "0", "--eval.steps", "-1", "--ckpt.best_metric_key", "none"]
+    command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags, "--run_name", "mine"]
+    train = shlex.join([*command, "--train.num_episodes", "4", "--ckpt.path", str(disk / "checkpoints")])
+    script = f"mount -t tmpfs -o size=5m tmpfs {disk}; {train}; echo $? > status; cp -r {disk}/checkpoints left"
+    ended = subprocess.run(["unshare", "-Urm", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "status").read_text() == "1\n"
+    *_, unfinished, line = ended.stderr.splitlines()
+    assert unfinished.endswith("its last checkpoint is global_step4; continue it with --resume mine")
+    assert line.startswith("error: rank 0 on host ")
+    assert f"cannot save checkpoint global_step6 in {disk}/checkpoints, where 0 MiB are free: " in line
+    ((run, step),) = query(tmp_path, "SELECT uuid, last_step FROM dbb_run")
+    found, passed = checkpoints.newest_whole(tmp_path / "left", run, step)
+    assert (found.tag, passed) == (
+        "global_step4",
+        ["checkpoint global_step6 was not finished (manifest.json is missing)"],
+    )
+    check_posteriors(tmp_path, steps=6)
 
 
 # vLLM keeps the weights that it has started with: what a failed or forgotten weight sync looks like.

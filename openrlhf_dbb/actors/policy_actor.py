@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
 
@@ -135,6 +137,22 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         ray.get(cleared)
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
+
+    def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
+        """Upstream's.
+
+        Raises:
+            RunError: it cannot be written; what writes it often hides why.
+        """
+        try:
+            super().save_checkpoint(tag, *args, **kwargs)
+        except (OSError, RuntimeError) as error:
+            folder = Path(self.strategy.args.ckpt.path)
+            free = shutil.disk_usage(folder).free / 2**20 if folder.is_dir() else 0
+            raise RunError(
+                f"rank {torch.distributed.get_rank()} on host {socket.gethostname()} cannot save checkpoint {tag} in "
+                f"{folder}, where {free:,.0f} MiB are free: {str(error).strip().splitlines()[-1]}"
+            ) from error
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         """What this rank's host sees of a checkpoint; see :func:`openrlhf_dbb.core.checkpoints.listing`."""

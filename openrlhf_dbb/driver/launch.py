@@ -17,7 +17,7 @@ from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
-from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.errors import RunError
 
 POLL_S = 0.5
 GRACE_S = 5.0
@@ -62,7 +62,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
             )
             return watch.finish()
     except ray.exceptions.RayError as error:
-        died = None if isinstance(error, (UsageError, RunError)) else deaths.find(watch.parts, oom_kills)
+        died = deaths.find(watch.parts, oom_kills)
         if died is None:
             raise
         raise PartDied(died) from error

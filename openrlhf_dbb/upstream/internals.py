@@ -154,6 +154,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
                  "strategy, pretrain, max_steps, vllm_engines"),
+        Internal("PolicyModelActor.save_checkpoint", "overridden", "actors/policy_actor.py",
+                 "tag, client_states, metric_value, metric_key"),
         Internal("PolicyModelActor.get_checkpoint_states", "called", "actors/trainer.py", ""),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
         Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),
