@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import cluster, nodes
+from openrlhf_dbb.driver import arguments, cluster, nodes
+from openrlhf_dbb.errors import UsageError
 
 HERE = {"versions": {"python": "3.11.7", "torch": "2.13.0"}, "unreadable": [], "shared": True, "free": 50.0}
 FLAGS = {"/data/model": "--actor.model_name_or_path", "/data/reward.py": "--reward.remote_url"}
@@ -72,6 +73,34 @@ def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert train_grpo.main(["--estimator", "dbb"]) == 2
     assert capsys.readouterr().err.startswith("error: the deepspeed launcher was given 2 hosts, but Ray places the")
+
+
+OUTPUTS = [
+    "--ckpt.path",
+    "/out/checkpoints",
+    "--ckpt.output_dir",
+    "/out/model",
+    "--logger.tensorboard_dir",
+    "/out/logs",
+]
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [([], "--ckpt.path"), (OUTPUTS, "--store.url"), ([*OUTPUTS, "--store.url", "sqlite:////out/store.db"], None)],
+)
+def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkeypatch, tmp_path, argv, flag):
+    copy = tmp_path / "working_dir_files/_ray_pkg_0123"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv])
+    if flag is None:
+        cluster.check_places(settings)
+        return
+    with pytest.raises(
+        UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory; give"
+    ):
+        cluster.check_places(settings)
 
 
 # A cluster with two GPUs, one of which another actor holds; then that actor ends.

@@ -19,6 +19,7 @@ from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from storage.url import choose_url
 
 ALONE = "local"
 """Value of RAY_ADDRESS that keeps a run out of any cluster."""
@@ -132,6 +133,24 @@ def describe(joined: str | None) -> str:
     return f"cluster    joined {joined}: {gpus} GPUs on {len(alive)} nodes, {hosts}"
 
 
+def check_places(settings: Settings) -> None:
+    """Refuse to write into the copy of the working directory that ``ray job submit`` makes, and deletes.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    places = {flag: attrgetter(flag)(settings.args) for flag in OUTPUTS}
+    url = choose_url(settings.store_url)
+    if url.startswith("sqlite:///"):
+        places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
+    for flag, place in places.items():
+        if place and "/_ray_pkg_" in place:
+            raise UsageError(
+                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
+                "shared file system"
+            )
+
+
 def make_ready(ray_start: RayStart, settings: Settings) -> None:
     """If a cluster is joined: check its nodes, and wait for its GPUs.
 
@@ -141,13 +160,6 @@ def make_ready(ray_start: RayStart, settings: Settings) -> None:
     if ray_start.joins is None:
         return
     reads, folder = files_read(settings.args), settings.args.ckpt.path
-    for flag in OUTPUTS:
-        place = attrgetter(flag)(settings.args)
-        if place and "_ray_pkg_" in place:
-            raise UsageError(
-                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
-                "shared file system"
-            )
     for path, flag in reads.items():
         if not os.path.isabs(path):
             raise UsageError(f"{flag} {path} is relative, but other hosts read it too; give an absolute path")

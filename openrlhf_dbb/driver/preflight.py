@@ -10,7 +10,7 @@ from typing import Any
 import storage
 from openrlhf_dbb import cpu, tiny, upstream
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.driver import checks, start
+from openrlhf_dbb.driver import checks, cluster, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
@@ -33,6 +33,7 @@ def check(settings: Settings) -> storage.RunRecord | None:
         UsageError, storage.StoreError: what is wrong and what to do, in one line.
     """
     checks.check(settings)
+    cluster.check_places(settings)
     resumed = None
     if settings.estimator != NO_ESTIMATOR:
         with storage.open_store(settings.store_url) as store:
