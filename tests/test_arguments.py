@@ -86,7 +86,11 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     theirs = upstream.finish_arguments(theirs)
     changed = {flag for flag in flags_of_theirs if attrgetter(flag)(mine) != attrgetter(flag)(theirs)}
     assert changed == {flag for flag in flags_of_theirs if attrgetter(flag)(settings.args) != attrgetter(flag)(theirs)}
-    assert changed - {"logger.wandb.run_name"} <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
+    for flag in arguments.OUTPUTS:  # the same folders, wherever an actor runs
+        folder = attrgetter(flag)(theirs)
+        assert attrgetter(flag)(mine) == (folder and os.path.abspath(folder))
+    changed -= {"logger.wandb.run_name", *arguments.OUTPUTS}
+    assert changed <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
     assert len(flags_of_theirs) > 150
 
 
