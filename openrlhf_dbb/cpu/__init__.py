@@ -42,10 +42,12 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "critic.num_gpus_per_node": 1,
 }
 
-# Flag -> why it is not available here.
+# Flag -> why it is not available here; what turns another one on comes before it.
 UNSUPPORTED: dict[str, str] = {
-    "ds.packing_samples": "it needs flash attention",
     "train.dynamic_batch_enable": "it packs samples, which needs flash attention",
+    "ds.packing_samples": "it needs flash attention",
+    "ds.use_liger_kernel": "its kernels are compiled for a GPU",
+    "ds.deepcompile": "DeepSpeed compiles it against CUDA",
     "train.enable_ema": "OpenRLHF moves the averaged model to 'cuda'",
     "vllm.enable_sleep": "vLLM has no sleep mode on CPU",
     "ds.enable_sleep": "there is no second memory to offload to",
@@ -80,10 +82,17 @@ def check_flags(args: SimpleNamespace) -> None:
     Raises:
         UsageError: names the flag and the reason.
     """
+    if args.ds.ring_attn_size > 1:  # turns on ds.packing_samples
+        raise UsageError(
+            f"--ds.ring_attn_size {args.ds.ring_attn_size} is not available without CUDA: it packs samples, which "
+            "needs flash attention; leave it out"
+        )
     for flag, reason in UNSUPPORTED.items():
         section, name = flag.split(".")
         if getattr(getattr(args, section), name):
             raise UsageError(f"--{flag} is not available without CUDA: {reason}; leave it out")
+    if not args.vllm.enforce_eager:
+        raise UsageError("--no-vllm.enforce_eager needs CUDA: vLLM compiles nothing here; leave it out")
     if args.vllm.sync_backend != "gloo":
         raise UsageError(f"--vllm.sync_backend {args.vllm.sync_backend} needs CUDA; without it use gloo")
     if "flash_attention" in args.ds.attn_implementation:

@@ -5,9 +5,13 @@ What a single estimator or rollout strategy allows is checked in its own file, w
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import estimators
 from estimators import FORMS
@@ -16,6 +20,19 @@ from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
+
+_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+# Flag -> the value that asks for nothing, and why any other one would do nothing.
+_WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
+    "algo.advantage.gamma": (1.0, "an estimator's advantages are not discounted"),
+    "algo.advantage.lambd": (1.0, "it belongs to gae, which needs a critic"),
+    "algo.advantage.no_std_norm": (False, "to leave out the deviation give --algo.advantage.estimator dr_grpo"),
+    "reward.clip_range": ((-10, 10), "it would clip advantages, not rewards, and is not applied"),
+    "critic.save_value_network": (False, "an estimator takes the critic's place"),
+    "actor.muon.ns_steps": (5, "DeepSpeed's Muon always takes 5 steps"),
+}
 
 
 def check(settings: Settings) -> None:
@@ -38,9 +55,13 @@ def check(settings: Settings) -> None:
     if args.actor.loss_agg_mode == CONSTANT_LENGTH:
         _check_constant_length(args)
     _check_estimator(settings)
-    _check_models(args)
+    _check_models(settings)
+    _check_reward(settings)
+    _check_loss(settings)
+    _check_data(settings)
     _check_rollouts(args)
     _check_batches(args)
+    _check_intervals(args)
     _check_checkpoints(args)
 
 
@@ -181,22 +202,169 @@ def _check_estimator(settings: Settings) -> None:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
 
 
-def _check_models(args: SimpleNamespace) -> None:
-    if args.critic.model_name_or_path:
+def _check_models(settings: Settings) -> None:
+    args = settings.args
+    if _given(settings, "critic.model_name_or_path"):  # OpenRLHF has emptied the value
         raise UsageError(
-            f"--critic.model_name_or_path {args.critic.model_name_or_path}: an estimator takes the critic's place; "
-            f"leave it out, or train with --estimator {NO_ESTIMATOR}"
+            "--critic.model_name_or_path: an estimator takes the critic's place; leave it out, or train with "
+            f"--estimator {NO_ESTIMATOR} --algo.advantage.estimator gae"
         )
     if args.ds.lora.rank > 0:
         raise UsageError(
             f"--ds.lora.rank {args.ds.lora.rank}: OpenRLHF's weight sync sends adapters under names that vLLM does not "
             "know; train all weights, leave it out"
         )
+    if args.ds.use_universal_ckpt:
+        raise UsageError("--ds.use_universal_ckpt: runs are resumed from their own checkpoints; leave it out")
+    name = args.actor.model_name_or_path
+    experts, vision = ("output_router_logits", "mixture-of-experts model"), ("vision_config", "vision-language model")
+    for flag, (key, kind) in (
+        ("actor.aux_loss_coef", experts),
+        ("ds.experts_implementation", experts),
+        ("actor.freeze_visual_encoder", vision),
+        ("data.max_images_per_prompt", vision),
+    ):
+        if attrgetter(flag)(args) and not _may_have(name, key):
+            raise UsageError(f"--{flag}: --actor.model_name_or_path {name} is no {kind}; leave it out")
+
+
+def _may_have(model: str, key: str) -> bool:
+    """Whether the configuration of a model has this key; True where it is not a folder here."""
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        return True
+    config = json.loads(file.read_text(encoding="utf-8"))
+    return key in config or key in config.get("text_config", {})
+
+
+def _given(settings: Settings, flag: str) -> bool:
+    return settings.origin.get(flag) == "command line"
+
+
+def _check_reward(settings: Settings) -> None:
+    args = settings.args
+    model, url = args.reward.model_name_or_path, args.reward.remote_url
+    if model and url:
+        raise UsageError(
+            f"--reward.model_name_or_path {model} is not asked where --reward.remote_url {','.join(url)} gives the "
+            "rewards; give one of them (--reward.remote_url= takes the preset's away)"
+        )
+    if not model and not url:
+        raise UsageError("--reward.remote_url is missing; name a reward, or a --reward.model_name_or_path")
+    if model:
+        if "," in model:
+            raise UsageError(
+                f"--reward.model_name_or_path {model} names {model.count(',') + 1} models, OpenRLHF asks one; name one"
+            )
+        support = estimators.build(settings.estimator, **settings.parameters).support
+        if support != "real":
+            raise UsageError(
+                f"--reward.model_name_or_path {model} gives any real number, --estimator {settings.estimator} takes "
+                f"scores {'0 and 1' if support == 'binary' else 'in [0, 1]'} only; use --estimator gaussian or point"
+            )
+    elif args.reward.normalize_enable:
+        raise UsageError(
+            "--reward.normalize_enable normalizes what a --reward.model_name_or_path gives; with --reward.remote_url "
+            "leave it out"
+        )
+    buffer, longest = args.reward.overlong_buffer_len, args.rollout.max_new_tokens or args.data.max_len
+    if buffer is not None and not 0 < buffer <= longest:
+        raise UsageError(
+            f"--reward.overlong_buffer_len {buffer:g} is not above 0 and at most {longest}, the longest response"
+        )
+    coefficient = args.reward.stop_properly_penalty_coef
+    if coefficient is not None and coefficient > 1:
+        raise UsageError(f"--reward.stop_properly_penalty_coef {coefficient:g} is above 1; give 0 to 1, or below 0")
+
+
+def _check_loss(settings: Settings) -> None:
+    args = settings.args
+    for flag, (harmless, why) in _WITHOUT_EFFECT.items():
+        value = attrgetter(flag)(args)
+        if value not in (harmless, list(harmless) if isinstance(harmless, tuple) else harmless):
+            raise UsageError(f"--{flag}{_shown(value)} would do nothing: {why}; leave it out")
+    if not args.actor.muon.nesterov:
+        raise UsageError(
+            "--actor.muon.no_nesterov would do nothing: DeepSpeed's Muon always has Nesterov momentum; leave it out"
+        )
+    if _given(settings, "actor.eps_clip") and "actor.eps_clip_low_high" in settings.origin:
+        low, high = args.actor.eps_clip_low_high
+        raise UsageError(
+            f"--actor.eps_clip {args.actor.eps_clip:g} would do nothing: --actor.eps_clip_low_high {low:g} {high:g} "
+            f"[{settings.origin['actor.eps_clip_low_high']}] takes its place; give that one"
+        )
+    if args.actor.dual_clip is not None and args.actor.dual_clip <= 1:
+        raise UsageError(f"--actor.dual_clip {args.actor.dual_clip:g} is not above 1; give for instance 3")
+    kl = args.algo.kl
+    for flag, used, needs, has in (
+        ("algo.kl.use_loss", kl.use_loss, "--algo.kl.init_coef above 0", kl.init_coef > 0),
+        ("algo.kl.target", kl.target, "--algo.kl.init_coef above 0", kl.init_coef > 0),
+        ("algo.kl.unbiased_gradient", kl.unbiased_gradient, "--algo.kl.use_loss", kl.use_loss),
+    ):
+        if used and not has:
+            raise UsageError(f"--{flag} would do nothing without {needs}; give both, or neither")
+    _check_correction(args.algo.advantage)
+
+
+def _shown(value: Any) -> str:
+    """A value as on the command line; of a switch nothing."""
+    values = value if isinstance(value, list) else [] if value is True else [value]
+    return "".join(f" {each:g}" for each in values)
+
+
+def _check_correction(correction: SimpleNamespace) -> None:
+    level, mode, gating = (getattr(correction, f"is_correction_{name}") for name in ("level", "mode", "gating"))
+    if level == "off":
+        return
+    if mode == "clip" and (level, gating) != ("token", "ratio"):
+        raise UsageError(
+            "--algo.advantage.is_correction_mode clip needs --algo.advantage.is_correction_level token and "
+            f"--algo.advantage.is_correction_gating ratio, not {level} and {gating}; give these, or use mask"
+        )
+    low, high = correction.is_correction_threshold
+    if gating != "ratio" and low > 0:
+        raise UsageError(
+            f"--algo.advantage.is_correction_threshold {low:g} {high:g}: a {gating} (--algo.advantage."
+            "is_correction_gating) has an upper bound only; give one number"
+        )
+
+
+def _check_data(settings: Settings) -> None:
+    data = settings.args.data
+    if _given(settings, "data.input_template") and data.input_template is None:  # OpenRLHF has emptied the value
+        raise UsageError("--data.input_template has no {} where the prompt goes; put it in")
+    if data.prompt_probs:
+        sets, shares = data.prompt_dataset.split(","), data.prompt_probs.split(",")
+        if len(sets) != len(shares):
+            raise UsageError(
+                f"--data.prompt_probs {data.prompt_probs} has {len(shares)} numbers for the {len(sets)} data sets of "
+                "--data.prompt_dataset; give one for each"
+            )
+    for flag, split, named in (
+        ("data.prompt_split", data.prompt_split, data.prompt_dataset),
+        ("eval.split", settings.args.eval.split, settings.args.eval.dataset),
+    ):
+        for name in (named or "").split(","):
+            path = Path(name.split("@")[0].strip())
+            if path.suffix in _FILES and split not in ("", "train"):
+                raise UsageError(f"--{flag} {split}: a file such as {path} has one split, train; leave it out")
+    model = Path(settings.args.actor.model_name_or_path)
+    if data.apply_chat_template and (model / "tokenizer_config.json").is_file():
+        found = "chat_template" in json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if not found and not any((model / name).exists() for name in _CHAT_TEMPLATES):
+            raise UsageError(
+                f"--data.apply_chat_template: the tokenizer of --actor.model_name_or_path {model} has no template; "
+                "leave it out, or give --data.input_template"
+            )
 
 
 def _check_rollouts(args: SimpleNamespace) -> None:
     if not args.vllm.num_engines:
         raise UsageError("--vllm.num_engines is missing; name the number of engines that generate the rollouts")
+    if args.rollout.temperature <= 0:
+        raise UsageError(
+            f"--rollout.temperature {args.rollout.temperature:g} is not above 0; rollouts of a group have to differ"
+        )
     shortest, longest = args.rollout.min_new_tokens, args.rollout.max_new_tokens
     if not 0 <= shortest <= (shortest if longest is None else longest):
         raise UsageError(f"--rollout.min_new_tokens {shortest} is out of range; give 0 to --rollout.max_new_tokens")
@@ -227,6 +395,14 @@ def _check_batches(args: SimpleNamespace) -> None:
             f"{rollouts} rollouts a step are not a multiple of --rollout.micro_batch_size "
             f"{args.rollout.micro_batch_size} x {ranks} ranks, so that ranks would get unequal shares"
         )
+
+
+def _check_intervals(args: SimpleNamespace) -> None:
+    for flag in ("eval.steps", "ckpt.save_steps", "logger.logging_steps"):
+        value = attrgetter(flag)(args)
+        never = flag != "logger.logging_steps"
+        if value < 1 and not (never and value == -1):
+            raise UsageError(f"--{flag} {value} is below 1; give a number of steps{', or -1 for never' * never}")
 
 
 def _check_checkpoints(args: SimpleNamespace) -> None:
