@@ -74,8 +74,15 @@ def refusal(model, *argv):
     return str(refused.value)
 
 
+def one_by_one():
+    # OpenRLHF imports modelscope while it finishes the arguments, before anything is checked.
+    unchecked = pytest.mark.xfail(raises=ModuleNotFoundError, strict=True, reason="ends in a traceback")
+    for flag in [*flags_of("refused"), *flags_of("needs CUDA")]:
+        yield pytest.param(flag, marks=[unchecked] if flag == "use_ms" else [])
+
+
 @ON_CPU
-@pytest.mark.parametrize("flag", [*flags_of("refused"), *flags_of("needs CUDA")])
+@pytest.mark.parametrize("flag", one_by_one())
 def test_what_the_table_calls_refused_is_refused_by_its_name(flag, text_model):
     line = refusal(text_model, f"--{flag}", *REFUSED.get(flag, ()))
     assert f"--{flag}" in line
@@ -119,14 +126,19 @@ IGNORED = {
 }
 
 
-def ignored_flags():
-    return list(itertools.chain.from_iterable([f"--{flag}", *IGNORED.get(flag, ())] for flag in flags_of("ignored")))
+def ignored_flags(but=""):
+    """All of them, as on a command line; without those of one section."""
+    flags = [flag for flag in flags_of("ignored") if flag.split(".")[0] != but]
+    return list(itertools.chain.from_iterable([f"--{flag}", *IGNORED.get(flag, ())] for flag in flags))
 
 
 @ON_CPU
 def test_what_the_table_calls_ignored_is_accepted(text_model):
     given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), *ignored_flags()]
     checks.check(arguments.parse(given))
+
+
+DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +156,9 @@ def test_what_the_table_calls_ignored_is_accepted(text_model):
          "--algo.advantage.is_correction_threshold 0.5 5: a tv"),
         (["--reward.normalize_enable"], "--reward.normalize_enable normalizes what a --reward.model_name_or_path"),
         (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
-        (["--reward.model_name_or_path", "m", "--reward.remote_url=", "--eval.dataset="],
+        (["--preset", "none", "--reward.model_name_or_path", "m", *DATA],
          "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores 0 and 1 only"),
-        (["--reward.model_name_or_path", "m,n", "--reward.remote_url=", "--eval.dataset=", "--estimator", "point"],
+        (["--preset", "none", "--reward.model_name_or_path", "m,n", *DATA],
          "--reward.model_name_or_path m,n names 2 models"),
         (["--reward.remote_url=", "--eval.dataset="], "--reward.remote_url is missing"),
         (["--reward.overlong_buffer_len", "11"], "--reward.overlong_buffer_len 11 is not above 0 and at most 10"),
@@ -183,8 +195,15 @@ SMALL = [
 ]  # fmt: skip
 KL = ["--algo.kl.init_coef", "0.05"]
 MUON = ["--actor.optim", "muon", "--actor.max_norm", "0"]
+# A reward model instead of the preset's reward function, which cannot be taken away.
+NO_PRESET = {
+    flag: value
+    for flag, value in presets.load("tiny", "dbb").items()
+    if flag not in named(SMALL) and flag.split(".")[0] not in ("dbb", "eval", "ckpt", "logger", "method", "reward")
+}
 REWARD_MODEL = [
-    "--reward.model_name_or_path", "{tiny}/model", "--reward.remote_url=", "--eval.dataset=", "--estimator", "gaussian",
+    "--preset", "none", "--estimator", "gaussian", "--method", "grpo", "--reward.model_name_or_path", "{tiny}/model",
+    *(f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in NO_PRESET.items()),
 ]  # fmt: skip
 # Flags -> what else to give; trained one after another in the same actors. Flags in the values count as tried as well.
 TRAINED = {
@@ -192,14 +211,14 @@ TRAINED = {
         "--actor.adam.lr", "1e-4", "--actor.adam.betas", "0.8", "0.9", "--actor.adam.eps", "1e-6",
         "--actor.adam.weight_decay", "0.1", "--actor.max_norm", "0.5", "--rollout.temperature", "0.9",
         "--rollout.top_p", "0.95", "--rollout.max_new_tokens", "8", "--rollout.n_samples_per_prompt", "4",
-        "--data.max_len", "30", "--train.seed", "7", "--actor.eps_clip_low_high", "0.1", "0.2",
+        "--train.seed", "7", "--actor.eps_clip_low_high", "0.1", "0.2",
         "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01", "--data.prompt_split", "train",
         "--logger.wandb.org", "me", "--logger.wandb.group", "mine", "--logger.wandb.project", "ours",
     ],
-    "ignored": ignored_flags(),
+    "ignored": ignored_flags(but="vllm"),
     "actor.gradient_checkpointing_enable": [],
     "actor.gradient_checkpointing_reentrant": ["--actor.gradient_checkpointing_enable"],
-    "actor.optim": [*MUON, "--actor.muon.lr", "0.001", "--actor.muon.momentum", "0.9", "--actor.muon.nesterov"],
+    "muon": [*MUON, "--actor.muon.lr", "0.001", "--actor.muon.momentum", "0.9", "--actor.muon.nesterov"],
     "actor.lr_scheduler": [
         "cosine_with_min_lr", "--actor.lr_warmup_ratio", "0.5", "--actor.min_lr_ratio", "0.3",
     ],

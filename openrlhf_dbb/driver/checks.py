@@ -247,10 +247,10 @@ def _check_reward(settings: Settings) -> None:
     if model and url:
         raise UsageError(
             f"--reward.model_name_or_path {model} is not asked where --reward.remote_url {','.join(url)} gives the "
-            "rewards; give one of them (--reward.remote_url= takes the preset's away)"
+            "rewards; give one of them, the model without a preset that has the other (--preset none)"
         )
-    if not model and not url:
-        raise UsageError("--reward.remote_url is missing; name a reward, or a --reward.model_name_or_path")
+    if url == "" or not (model or url):
+        raise UsageError("--reward.remote_url is missing; name a reward, or with --preset none a reward model")
     if model:
         if "," in model:
             raise UsageError(
