@@ -264,6 +264,8 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.2, 0.2], not [0.2, 0.3]"),
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
         (["--rollout.n_samples_per_prompt", "2"], "it was trained with --rollout.n_samples_per_prompt 4, not 2"),
+        (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
+        (["--actor.num_nodes", "2"], "saved by 1 ranks, --actor.num_nodes x --actor.num_gpus_per_node gives 2"),
     ],
 )
 def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command, argv, line):

@@ -74,15 +74,8 @@ def refusal(model, *argv):
     return str(refused.value)
 
 
-def one_by_one():
-    # OpenRLHF imports modelscope while it finishes the arguments, before anything is checked.
-    unchecked = pytest.mark.xfail(raises=ModuleNotFoundError, strict=True, reason="ends in a traceback")
-    for flag in [*flags_of("refused"), *flags_of("needs CUDA")]:
-        yield pytest.param(flag, marks=[unchecked] if flag == "use_ms" else [])
-
-
 @ON_CPU
-@pytest.mark.parametrize("flag", one_by_one())
+@pytest.mark.parametrize("flag", [*flags_of("refused"), *flags_of("needs CUDA")])
 def test_what_the_table_calls_refused_is_refused_by_its_name(flag, text_model):
     line = refusal(text_model, f"--{flag}", *REFUSED.get(flag, ()))
     assert f"--{flag}" in line

@@ -108,8 +108,6 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
 
 def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
     """The pieces of the method, which single flags may have changed, and what the checkpoints' format follows from."""
-    if settings.args.ds.use_universal_ckpt:
-        raise UsageError("--ds.use_universal_ckpt: runs are resumed from their own checkpoints; leave it out")
     ranks = {
         name: flags["actor.num_nodes"] * flags["actor.num_gpus_per_node"]
         for name, flags in (("made", record.config), ("given", settings.flags))
@@ -118,7 +116,8 @@ def _check_pieces(settings: Settings, record: storage.RunRecord) -> None:
     if len(set(ranks.values())) > 1:
         raise UsageError(
             f"--resume {record.name}: its checkpoints were saved by {ranks['made']} ranks, --actor.num_nodes x "
-            f"--actor.num_gpus_per_node gives {ranks['given']}; give as many as before"
+            f"--actor.num_gpus_per_node gives {ranks['given']}; give as many as before, or start a new run with "
+            f"--warm_start {record.name}"
         )
     given = _plain(settings.flags)
     for flag in given:

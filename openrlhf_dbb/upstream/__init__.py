@@ -108,7 +108,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
             has more than one rollout is then left out.
 
     Raises:
-        UsageError: one of OpenRLHF's assertions failed; its message is kept.
+        UsageError: one of OpenRLHF's assertions failed (its message is kept), or a package is missing.
     """
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
     form = getattr(args, _FORM)
@@ -118,6 +118,8 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
         _run_main_block(1, names)
     except AssertionError as error:
         raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
+    except ModuleNotFoundError as error:  # --use_ms asks for modelscope
+        raise UsageError(f"--use_ms: the package {error.name} is not installed; install it, or leave it out") from error
     names["args"].algo.advantage.estimator = form
     return names["args"]
 
