@@ -24,7 +24,8 @@ lab         estimators measured without training
 figures     matplotlib in the house style
 terminal    text from a store, made safe for a terminal
 csv_files   CSV as every command writes it
-errors      UsageError: the user can fix this
+ray_address which Ray cluster a command joins
+errors      UsageError and RunError: what ends a command in one line
 """
 
 __version__ = "0.1.0"

@@ -1,10 +1,12 @@
 """Which Ray cluster a run joins, what it asks of the nodes, how long it waits, and what is said when a part dies."""
 
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from openrlhf_dbb import ray_address
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
 from openrlhf_dbb.errors import UsageError
@@ -58,14 +60,24 @@ def test_a_look_at_this_host_finds_what_it_has(tmp_path):
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert cluster.address() is None
+    assert ray_address.joined() is None
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray/ray_current_cluster").write_text("10.0.0.1:6379\n")
-    assert cluster.address() == "10.0.0.1:6379"
+    assert ray_address.joined() == "10.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
-    assert cluster.address() == "10.0.0.7:6379"
+    assert ray_address.joined() == "10.0.0.7:6379"
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert cluster.address() is None
+    assert ray_address.joined() is None
+
+
+def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        gone = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", gone)
+    line = rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start it, call `ray stop` if"
+    with pytest.raises(UsageError, match=line):
+        cluster.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
 
 def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):

@@ -135,10 +135,10 @@ class Hosts:
         return ["nsenter", "-t", str(self._inner[name][1]), *options, "--"]
 
     def environment(self, name):
-        return os.environ | {
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        return inherited | {
             "HOME": str(self.folder / name / "home"),
             "XDG_CACHE_HOME": str(self.shared / "cache"),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",  # Ray then listens on the host's address
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }

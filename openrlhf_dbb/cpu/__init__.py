@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import ray_address
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.upstream.deferred import deferring
 
@@ -108,8 +109,9 @@ def check_flags(args: SimpleNamespace) -> None:
 
 def prepare_driver() -> None:
     """Settings of the driver process; call before ``import ray`` or anything of OpenRLHF."""
-    # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if ray_address.joined() is None:
+        # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would find out by itself, after two warnings
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without a warning
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.

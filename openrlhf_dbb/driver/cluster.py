@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,27 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb import cpu, ray_address
 from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from storage.url import choose_url
 
-ALONE = "local"
-"""Value of RAY_ADDRESS that keeps a run out of any cluster."""
+_ALONE = f"set RAY_ADDRESS={ray_address.ALONE} to start one for this run alone"
 _POLL_S = 2.0
 _STOP = "stop Ray"
 STOP_S = 15.0
-
-
-def address() -> str | None:
-    """Address of the cluster that a run joins: RAY_ADDRESS, or what ``ray start`` has noted here; None: none."""
-    given = os.environ.get("RAY_ADDRESS")
-    if given:
-        return None if given == ALONE else given
-    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-    return noted.read_text().strip() or None if noted.is_file() else None
 
 
 class RayStart:
@@ -45,8 +36,13 @@ class RayStart:
     """
 
     def __init__(self, settings: Settings) -> None:
-        """Begin to start it, see :func:`start`."""
-        self.joins = address()
+        """Begin to start it, see :func:`start`.
+
+        Raises:
+            UsageError: the cluster to join does not answer.
+        """
+        self.joins = ray_address.joined()
+        _check_answers(self.joins)
         self._settings, self._done = settings, threading.Event()
         self._error: Exception | None = None
         # What Ray does in the main thread, and warns about elsewhere.
@@ -73,16 +69,30 @@ class RayStart:
         threading.Event().wait()  # Ray's processes die with the thread that started them
 
 
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if not (colon and port.isdigit()) or "/" in host:
+        return  # none, or a form that Ray alone understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise UsageError(
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` if it "
+            f"is gone, or {_ALONE}"
+        ) from error
+
+
 def start(settings: Settings) -> None:
-    """Start Ray, or join the cluster of :func:`address`.
+    """Start Ray, or join the cluster of :func:`openrlhf_dbb.ray_address.joined`.
 
     Raises:
-        UsageError: the cluster does not answer, or has fewer GPUs than the flags need.
+        UsageError: the cluster has fewer GPUs than the flags need.
     """
     # No idle workers, which Ray would start as many of as there are cores; ours are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    joined, needed = address(), gpus_needed(settings.args)
+    joined, needed = ray_address.joined(), gpus_needed(settings.args)
     import ray
 
     runtime: dict[str, Any] = {
@@ -99,22 +109,16 @@ def start(settings: Settings) -> None:
         if joined is None:
             # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
             options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
-    try:
-        # Workers are silent unless asked: one weight sync alone prints a line per parameter.
-        ray.init(
-            runtime_env=runtime,
-            log_to_driver=settings.verbose or settings.estimator == "none",
-            logging_level="warning",
-            **options,
-        )
-    except ConnectionError as error:
-        raise UsageError(
-            f"the Ray cluster at {joined} does not answer; start it, or set RAY_ADDRESS={ALONE} to start one for this "
-            "run alone"
-        ) from error
+    # Workers are silent unless asked: one weight sync alone prints a line per parameter.
+    ray.init(
+        runtime_env=runtime,
+        log_to_driver=settings.verbose or settings.estimator == "none",
+        logging_level="warning",
+        **options,
+    )
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus < needed:
-        alone = f", or set RAY_ADDRESS={ALONE} to start one for this run alone" if joined and settings.on_cpu else ""
+        alone = f", or {_ALONE}" if joined and settings.on_cpu else ""
         raise UsageError(
             f"these flags need {needed} GPUs, the Ray cluster has {gpus}; lower --actor.num_gpus_per_node and "
             f"--vllm.num_engines, or share GPUs with --train.colocate_all{alone} (OpenRLHF would wait for ever)"

@@ -107,7 +107,7 @@ class Watch:
         """The Ray actors that the run needs, and what they are called."""
         for number, engine in enumerate(self._engines.made):
             yield f"vLLM engine {number}", engine
-        for name, called in _GROUPS.items() if self._trainer is not None else ():
+        for name, called in _GROUPS.items():
             group = getattr(self._trainer, name)
             for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
                 yield f"rank {rank} of the {called}", handler
