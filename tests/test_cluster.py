@@ -1,11 +1,14 @@
 """Which Ray cluster a run joins, what it asks of the nodes, how long it waits, and what is said when a part dies."""
 
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import storage
 from openrlhf_dbb import ray_address
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
@@ -196,3 +199,22 @@ def test_the_part_that_has_died_is_named_with_its_process_and_host():
         "None",  # its own exception tells more
         "the kernel has killed a process for want of memory meanwhile",
     ]
+
+
+def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
+    import psycopg
+
+    page = (Path(__file__).parents[1] / "docs/several_hosts.md").read_text()
+    statements = re.findall(r'-c "([^"]+)"', page)
+    assert [statement.split()[0] for statement in statements] == ["CREATE", "GRANT"]
+    url = new_url("postgresql")
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        try:
+            with storage.open_store(url.replace("postgres:@", "trainer:...@")) as store:
+                assert store.runs() == []
+                assert store.query("SELECT current_user")[0][0] == "trainer"
+        finally:
+            connection.execute("DROP OWNED BY trainer")
+            connection.execute("DROP ROLE trainer")

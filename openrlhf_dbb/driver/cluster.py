@@ -78,8 +78,8 @@ def _check_answers(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
         raise UsageError(
-            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` if it "
-            f"is gone, or {_ALONE}"
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` "
+            f"if it is gone, or {_ALONE}"
         ) from error
 
 
