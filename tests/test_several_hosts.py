@@ -94,7 +94,7 @@ class Hosts:
             "peer", "name", links[other], "netns", pids[other],
         )  # fmt: skip
         self._set_up(name, links[name])
-        self._address(other, links[other])
+        self._plug_in(other, links[other])
 
     @staticmethod
     def _first_process(pid):
@@ -109,9 +109,9 @@ class Hosts:
             time.sleep(0.1)
         raise AssertionError("the host did not start")
 
-    def _address(self, name, link):
-        self.run(name, "ip", "addr", "add", f"{NODES[name]}/24", "dev", link, check=True)
-        self.run(name, "ip", "link", "set", link, "up", check=True)
+    def _plug_in(self, name, link):
+        """The address belongs to a bridge, so that a host keeps it when its cable is gone."""
+        self.run(name, "ip", "link", "set", link, "master", "br0", "up", check=True)
 
     def _set_up(self, name, link):
         home = self.folder / name
@@ -122,13 +122,16 @@ class Hosts:
             set -e
             hostname {name}
             ip link set lo up
+            ip link add br0 type bridge
+            ip addr add {NODES[name]}/24 dev br0
+            ip link set br0 up
             mkdir -p /tmp/ray
             mount --bind {home}/ray /tmp/ray
             mount -t tmpfs tmpfs /dev/shm
             mount --bind {home}/hosts /etc/hosts
         """
         self.run(name, "bash", "-c", script, check=True)
-        self._address(name, link)
+        self._plug_in(name, link)
 
     def _enter(self, name):
         options = ["-U", "-n", "-m", "-u", "-i", "-p", "--preserve-credentials"]
