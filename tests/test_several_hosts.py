@@ -7,6 +7,7 @@ it is visible outside, and no address is taken from outside.
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[1]
 NODES = {"nodea": "10.77.9.1", "nodeb": "10.77.9.2"}
-PORT = 6379
+HEAD, JOIN = re.findall(r"^ray start .*", (ROOT / "docs/several_hosts.md").read_text(), re.M)
 RAY = str(Path(sys.executable).parent / "ray")
 # One rank and one engine on each host; 32 prompts, 16 a step: 2 steps an epoch.
 FLAGS = [
@@ -161,16 +162,20 @@ class Hosts:
                 stdout=file, stderr=file,
             )  # fmt: skip
 
-    def ray(self, name, *options):
-        done = self.run(
-            name, RAY, "start", "--node-ip-address", NODES[name], "--num-gpus", "1", "--num-cpus", "8",
-            "--disable-usage-stats", *options,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-
     def ray_over_both(self, head, other):
-        self.ray(head, "--head", "--port", str(PORT), "--include-dashboard", "false")
-        self.ray(other, "--address", f"{NODES[head]}:{PORT}")
+        self._ray(head, HEAD, {"10.77.9.1": NODES[head]}, "--include-dashboard", "false")
+        self.join(other, head)
+
+    def join(self, name, head):
+        self._ray(name, JOIN, {"10.77.9.1": NODES[head], "10.77.9.2": NODES[name]})
+
+    def _ray(self, name, line, addresses, *options):
+        """A command of the page with these hosts' addresses, and with what a host without GPUs needs."""
+        words = [re.sub(r"10\.77\.9\.\d", lambda found: addresses[found[0]], word) for word in line.split()[2:]]
+        done = self.run(
+            name, RAY, "start", *words, "--num-gpus", "1", "--num-cpus", "8", "--disable-usage-stats", *options
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def kill(self, name):
         """What a power cut does: all of its processes are gone at once."""
@@ -265,7 +270,7 @@ class TestSeveralHosts:
         check_posteriors(cluster, steps=last_step(cluster))
 
         cluster.restart("nodeb")
-        cluster.ray("nodeb", "--address", f"{NODES['nodea']}:{PORT}")
+        cluster.join("nodeb", "nodea")
         log = cluster.folder / "log2"
         driver = cluster.begin("nodea", *command(cluster, "--resume", "mine"), log=log)
         wait_for_step(cluster, 5, driver, log)
