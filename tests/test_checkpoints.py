@@ -173,6 +173,16 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
 
+def test_a_host_that_sees_anothers_file_late_does_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "SHARED_WAIT_S", 0)
+    save(tmp_path, "global_step4", finish=False)
+    now = checkpoints.listing(tmp_path, "global_step4")
+    late = {name: size // 2 for name, size in now.items()}
+    for listings in ([now, late], [late, now]):
+        checkpoints.complete(tmp_path, "global_step4", "mine", listings)
+        assert newest_whole(tmp_path, "mine", 4)[0].tag == "global_step4"
+
+
 WHOLE = ("global_step4", 4, "mine")
 
 

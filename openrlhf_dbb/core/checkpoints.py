@@ -100,8 +100,8 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     checkpoint = Checkpoint.named(tag)
     assert checkpoint is not None, tag
     expected: dict[str, int] = {}
-    for each in listings:
-        expected |= each
+    for name, size in (item for each in listings for item in each.items()):
+        expected[name] = max(size, expected.get(name, 0))  # a host may see another's file before it is all there
     _wait_for(folder, tag, expected)
     replay = replay_file(folder, checkpoint.step)
     names = [*expected, *([str(replay.relative_to(folder))] if replay.is_file() else [])]
