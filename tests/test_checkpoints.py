@@ -69,6 +69,27 @@ def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_nam
     assert "checkpoint global_step6 " in line and path.name in line and "\n" not in line
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"files": {}},
+        {"files": {"_actor/global_step6/model": {}}},
+        {"run": "mine", "files": None},
+        {"ranks": 1},
+        {"format": 2},
+    ],
+)
+def test_a_manifest_that_says_something_else_is_damaged(tmp_path, changed):
+    for tag in ("global_step4", "global_step6"):
+        save(tmp_path, tag)
+    path = tmp_path / "_actor/global_step6/manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert newest_whole(tmp_path, "mine", 6) == (
+        Checkpoint(4, True, "global_step4"),
+        ["checkpoint global_step6 is damaged: its manifest.json is not what was written"],
+    )
+
+
 @pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST])
 def test_files_swapped_between_two_checkpoints_damage_both(tmp_path, name):
     for tag in ("global_step2", "global_step4", "global_step6"):
@@ -159,6 +180,7 @@ def test_a_manifest_says_what_was_saved(tmp_path):
     save(tmp_path, "global_step4", replays=True)
     manifest = json.loads((tmp_path / "_actor/global_step4/manifest.json").read_text())
     files = manifest.pop("files")
+    assert len(manifest.pop("digest")) == 32
     assert manifest == {"format": 1, "run": "mine", "tag": "global_step4", "step": 4, "ranks": 2}
     sizes = {f"_actor/global_step4/{shard}": 24 + 1 + 32 + 1 + 8 for shard in SHARDS}
     assert {name: each["bytes"] for name, each in files.items()} == {**sizes, "replay/global_step4.npz": 35}

@@ -1,5 +1,6 @@
 """Which Ray cluster a run joins, what it asks of the nodes, how long it waits, and what is said when a part dies."""
 
+import os
 import re
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from openrlhf_dbb import ray_address
+from openrlhf_dbb import cpu, ray_address
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
 from openrlhf_dbb.errors import UsageError
@@ -126,14 +127,16 @@ from openrlhf_dbb.driver import arguments, cluster
 flags = ["--estimator", "dbb", "--preset", "tiny", "--actor.num_gpus_per_node", "2", "--wait_for_gpus"]
 short, long = (arguments.parse([*flags, minutes]) for minutes in ("0.03", "1"))
 cluster._POLL_S = 0.1
-ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, logging_level="error")
+cluster.start(short)
 
 @ray.remote(num_gpus=1)
 class Other:
-    pass
+    def environment(self):
+        import os, sys
+        return os.environ["PYTHONPATH"], any(path.endswith("openrlhf_dbb/cpu/shims") for path in sys.path)
 
 other = Other.remote()
-ray.get(other.__ray_ready__.remote())
+print(*ray.get(other.environment.remote()))
 try:
     cluster.wait_for_gpus(short)
 except Exception as error:
@@ -145,9 +148,14 @@ print("free")
 
 
 def test_a_run_waits_for_gpus_that_others_use_and_says_so():
-    done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=120, check=True)
+    """Also: a worker keeps the PYTHONPATH of its host, and finds what stands in for packages that need CUDA."""
+    environment = os.environ | {"PYTHONPATH": "/of/the/host", "RAY_ADDRESS": "local"}
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
     state = "1 of 2 are free, others run on the rest"
     assert done.stdout.splitlines() == [
+        f"/of/the/host {cpu.active()}",
         f"waiting for 2 GPUs, 0.03 minutes at most: {state}",
         f"UsageError waited 0.03 minutes for 2 GPUs: {state}; wait longer with --wait_for_gpus MINUTES, or need fewer "
         "with --actor.num_gpus_per_node and --vllm.num_engines",

@@ -110,10 +110,15 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
             files[name] = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
-    text = json.dumps(
-        {"format": FORMAT, "run": run, "tag": tag, "step": checkpoint.step, "ranks": len(listings), "files": files},
-        indent=1,
-    )
+    manifest = {
+        "format": FORMAT,
+        "run": run,
+        "tag": tag,
+        "step": checkpoint.step,
+        "ranks": len(listings),
+        "files": files,
+    }
+    text = json.dumps(manifest | {"digest": _own_digest(manifest)}, indent=1)
     target = actor_folder(folder, tag) / MANIFEST
     unfinished = target.with_suffix(".unfinished")
     with unfinished.open("w", encoding="utf-8") as file:
@@ -205,12 +210,19 @@ def delete_stale_replays(folder: Path) -> None:
 
 
 def _manifest(folder: Path, tag: str) -> dict[str, Any]:
-    """The manifest, empty if it cannot be read."""
+    """The manifest; empty if it cannot be read, or is not what was written."""
     try:
         found = json.loads((actor_folder(folder, tag) / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    digest = found.pop("digest", None)
+    return found if digest == _own_digest(found) else {}
+
+
+def _own_digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _fault(folder: Path, checkpoint: Checkpoint, run: str, last_step: int) -> str | None:
@@ -219,7 +231,7 @@ def _fault(folder: Path, checkpoint: Checkpoint, run: str, last_step: int) -> st
         return f"was not finished ({MANIFEST} is missing)"
     manifest = _manifest(folder, checkpoint.tag)
     if manifest.get("format") != FORMAT:
-        return f"is damaged: its {MANIFEST} cannot be read"
+        return f"is damaged: its {MANIFEST} is not what was written"
     if (manifest.get("tag"), manifest.get("step")) != (checkpoint.tag, checkpoint.step):
         return f"is damaged: its {MANIFEST} is that of {manifest.get('tag')}"
     if manifest.get("run") != run:

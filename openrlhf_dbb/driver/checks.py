@@ -21,7 +21,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 # Flag -> the value that asks for nothing, and why any other one would do nothing.
@@ -346,7 +346,7 @@ def _check_data(settings: Settings) -> None:
     ):
         for name in (named or "").split(","):
             path = Path(name.split("@")[0].strip())
-            if path.suffix in _FILES and split not in ("", "train"):
+            if path.suffix in FILES and split not in ("", "train"):
                 raise UsageError(f"--{flag} {split}: a file such as {path} has one split, train; leave it out")
     model = Path(settings.args.actor.model_name_or_path)
     if data.apply_chat_template and (model / "tokenizer_config.json").is_file():

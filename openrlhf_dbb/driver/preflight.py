@@ -74,17 +74,21 @@ def prepare(
         with upstream.quiet():
             prompts = choose(rows, for_loaders, strategy, tokenizer)
     settings = complete(settings, resumed, prompts)
-    before_the_run(settings)
     if settings.estimator == NO_ESTIMATOR:
+        before_the_run(settings)
         return settings, None
     if args.probe.fraction and not probes.of(args, prompts.texts, prompts.labels):
         raise UsageError(
             f"--probe.fraction {args.probe.fraction:g} chooses none of the {len(prompts.texts)} prompts; raise it"
         )
+    if resumed is None:
+        before_the_run(settings)
     with storage.open_store(settings.store_url) as store:
-        if resumed is not None:
-            return settings, start.resume(settings, store, resumed, prompts)
-        return settings, start.create(settings, store, prompts)
+        if resumed is None:
+            return settings, start.create(settings, store, prompts)
+        begun = start.resume(settings, store, resumed, prompts)
+    before_the_run(settings)
+    return settings, begun
 
 
 def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Prompts) -> Settings:
@@ -155,7 +159,7 @@ def _check_files(args: SimpleNamespace) -> None:
         raise UsageError(f"--actor.model_name_or_path {model}: no model there (config.json is missing)")
     for part in args.data.prompt_dataset.split(","):
         path = Path(part.split("@")[0].strip())
-        if path.suffix in (".json", ".jsonl", ".csv", ".parquet", ".arrow") and not _is_tiny(str(path)):
+        if path.suffix in checks.FILES and not _is_tiny(str(path)):
             if not path.is_file():
                 raise UsageError(f"--data.prompt_dataset {path}: no such file")
             if path.stat().st_size == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import traceback
 from datetime import datetime
 from pathlib import Path
@@ -97,11 +98,15 @@ def unfinished(start: Start, settings: Settings) -> str:
 
 
 def keep_trace(settings: Settings) -> Path:
-    """Write the traceback of the exception that is being handled to a file; its path."""
-    folder = Path(settings.args.ckpt.path)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"failure-{datetime.now():%Y%m%d-%H%M%S}.txt"
-    path.write_text(traceback.format_exc(), encoding="utf-8")
+    """Write the traceback of the exception that is being handled beside the checkpoints, if that can be; its path."""
+    name, text = f"failure-{datetime.now():%Y%m%d-%H%M%S}.txt", traceback.format_exc()
+    path = Path(settings.args.ckpt.path) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError:  # what has ended the run may be a full disk
+        path = Path(tempfile.gettempdir()) / name
+        path.write_text(text, encoding="utf-8")
     return path
 
 
