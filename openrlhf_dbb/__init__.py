@@ -25,6 +25,7 @@ figures     matplotlib in the house style
 terminal    text from a store, made safe for a terminal
 csv_files   CSV as every command writes it
 ray_address which Ray cluster a command joins
+spelling    what was probably meant by an unknown name
 errors      UsageError and RunError: what ends a command in one line
 """
 

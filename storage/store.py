@@ -36,7 +36,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> PosteriorStore
     """Open a store, creating its tables if there are none.
 
     Args:
-        url: sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
+        url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
             variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
         create: False: a missing file or missing tables are an error.
 

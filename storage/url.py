@@ -18,7 +18,7 @@ URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
 DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
 """Used if neither an argument nor the variable gives a URL: a file in the working directory."""
 
-FORMS = "sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
+FORMS = "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
 
 # A list of the harmless options, not of the secret ones: several options of libpq can carry a password.
 _PRINTABLE_OPTIONS = {
@@ -58,12 +58,12 @@ def choose_url(url: str | None) -> str:
 
 
 def parse_url(text: str) -> Address:
-    """Read a store URL.
+    """Read a store URL, or the name of a SQLite file.
 
     Raises:
-        StoreError: not a URL, an unsupported database, SQLite in memory, or an unescaped password.
+        StoreError: neither, an unsupported database, SQLite in memory, or an unescaped password.
     """
-    url = _make_url(text)
+    url = URL.create("sqlite", database=text) if _is_file_name(text) else _make_url(text)
     if url is None:
         raise StoreError(
             f"the store URL {mask_url(text)!r} cannot be parsed; write {FORMS}, "
@@ -97,6 +97,11 @@ def mask_url(text: str) -> str:
         for value in ([values] if isinstance(values, str) else values)
     ]
     return masked + ("?" + "&".join(options) if options else "")
+
+
+def _is_file_name(text: str) -> bool:
+    """By its end, so that a mistyped address, which may hold a password, is never taken for one."""
+    return text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
 
 
 def _make_url(text: str) -> URL | None:

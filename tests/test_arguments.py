@@ -110,22 +110,110 @@ def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(monkeypatch, cap
     monkeypatch.setattr(arguments, "cuda_devices", lambda: 1)
     monkeypatch.setattr(flags, "cuda_devices", lambda: 1)
     assert parse("--preset", "tiny").args.ds.param_dtype == "bf16"
-    with pytest.raises(SystemExit):
+    with pytest.raises(UsageError, match=r"--ds.param_dtype: invalid choice: 'fp32'"):
         parse("--preset", "tiny", "--ds.param_dtype", "fp32")
-    assert "--ds.param_dtype: invalid choice: 'fp32'" in capsys.readouterr().err
 
 
-def test_naming_a_model_means_no_preset():
-    assert parse(*MODEL).preset == "none"
+def test_naming_a_model_means_preset_default_and_plain_openrlhf_none():
+    assert parse(*MODEL).preset == parse(*MODEL, "--estimator", "point").preset == "default"
     assert parse(*MODEL, "--preset", "tiny").preset == "tiny"
+    alone = parse(*MODEL, "--estimator", "none")
+    assert (alone.preset, alone.method, alone.args.algo.advantage.estimator) == ("none", "none", "gae")
+    assert (alone.args.rollout.n_samples_per_prompt, alone.args.train.num_episodes) == (1, 1)
+
+
+# The paper's tables, and where a user looks for the results; docs/flags.md names them too.
+METHOD = {
+    "method": "grpo",
+    "rollout.batch_size": 128,
+    "train.batch_size": 512,
+    "rollout.n_samples_per_prompt": 8,
+    "train.num_episodes": 4,
+    "actor.adam.lr": 1e-6,
+    "actor.lr_scheduler": "constant",
+    "actor.loss_agg_mode": "seq-mean-token-mean",
+    "algo.advantage.estimator": "group_norm",
+    "algo.kl.init_coef": 0.0,
+    "data.max_prompt_len": 1024,
+    "data.drop_duplicates": True,
+    "data.cut_to_batches": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("argv", "estimator", "clip"),
+    [
+        ([], "dbb", [0.98, 0.98]),
+        (["--estimator", "dbb"], "dbb", [0.98, 0.98]),
+        (["--estimator", "auto"], "auto", [0.98, 0.98]),
+        (["--estimator", "point"], "point", [0.2, 0.28]),
+        (["--method", "grpo"], "point", [0.2, 0.28]),
+    ],
+)
+def test_a_model_is_trained_by_the_papers_method(argv, estimator, clip):
+    settings = parse(*MODEL, "--run_name", "mine", *argv)
+    values = settings.flags
+    assert {flag: values[flag] for flag in METHOD} == METHOD
+    assert (settings.estimator, values["actor.eps_clip_low_high"]) == (estimator, clip)
+    assert settings.origin["train.num_episodes"] == "preset default"
+    folder = os.path.abspath("runs/mine")
+    places = {"ckpt.path": "checkpoints", "ckpt.output_dir": "model", "logger.tensorboard_dir": "tensorboard"}
+    assert {flag: values[flag] for flag in places} == {flag: f"{folder}/{name}" for flag, name in places.items()}
+
+
+def test_a_run_of_ones_own_is_named_after_the_model():
+    assert parse(*MODEL, "--estimator", "auto").run_name.startswith("auto-model-20")
+    assert parse(*MODEL[2:], "--actor.model_name_or_path", "a/b c").run_name.startswith("dbb-b_c-20")
 
 
 def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
-    group = ["--rollout.n_samples_per_prompt", "4"]
-    assert parse(*MODEL, *group, "--estimator", "dbb").args.algo.advantage.estimator == "group_norm"
+    group = ["--preset", "none", "--rollout.n_samples_per_prompt", "4"]
+    settings = parse(*MODEL, *group, "--estimator", "dbb")
+    assert (settings.method, settings.args.algo.advantage.estimator) == ("grpo", "group_norm")
+    assert list(settings.args.actor.eps_clip_low_high) == [0.98, 0.98]
     explicit = [*group, "--algo.advantage.estimator", "dr_grpo", "--estimator", "dbb"]
     assert parse(*MODEL, *explicit).args.algo.advantage.estimator == "dr_grpo"
-    assert parse(*MODEL).args.algo.advantage.estimator == "gae"
+    assert parse(*MODEL, *group).args.algo.advantage.estimator == "gae"
+    none = parse(*MODEL, *group, "--estimator", "dbb", "--method", "none")
+    assert (none.args.algo.advantage.estimator, list(none.args.actor.eps_clip_low_high)) == ("group_norm", [0.2, 0.2])
+
+
+GPUS = {
+    "actor.num_gpus_per_node": 4,
+    "vllm.num_engines": 4,
+    "train.colocate_all": True,
+    "vllm.enable_sleep": True,
+    "ds.enable_sleep": True,
+}
+OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer"]
+
+
+def with_gpus(monkeypatch, count):
+    monkeypatch.setattr(arguments, "cuda_devices", lambda: count)
+    monkeypatch.setattr(flags, "cuda_devices", lambda: count)
+
+
+def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(monkeypatch):
+    with_gpus(monkeypatch, 4)
+    values = parse(*OWN_MODEL).flags
+    assert {flag: values[flag] for flag in GPUS} == GPUS
+    values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
+    assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
+    values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags
+    assert [values[flag] for flag in GPUS] == [2, 2, True, True, True]
+
+
+def test_the_tiny_preset_takes_one_gpu(monkeypatch):
+    with_gpus(monkeypatch, 4)
+    settings = parse("--preset", "tiny")
+    checks.check(settings)
+    assert [settings.flags[flag] for flag in GPUS] == [1, 1, True, False, False]
+
+
+@pytest.mark.skipif(not ON_CPU, reason="with CUDA it can be trained")
+def test_without_cuda_a_preset_that_needs_it_is_refused():
+    with pytest.raises(UsageError, match=r"--preset qwen3-1.7b needs CUDA, and there is none here; use --preset tiny"):
+        checks.check(parse("--preset", "qwen3-1.7b"))
 
 
 def test_one_rollout_a_prompt_is_enough_for_an_estimator_with_history():
@@ -196,11 +284,110 @@ def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, respons
     assert {flag: values[flag] for flag in expected} == expected
 
 
+OWN = """
+extends = "default"
+[flags]
+actor.adam.lr = 2e-6
+rollout.batch_size = 32
+"train.batch_size" = 256
+[flags.eval]
+temperature = 0.5
+[estimator.dbb]
+dbb.discount = 0.9
+[estimator.point]
+rollout.n_samples_per_prompt = 4
+"""
+
+
+def test_a_preset_of_ones_own_is_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(OWN)
+    settings = parse("--preset", f"{tmp_path}/mine.toml", *OWN_MODEL, "--rollout.batch_size", "64")
+    args = settings.args
+    assert (args.actor.adam.lr, args.rollout.batch_size, args.train.batch_size) == (2e-6, 64, 256)
+    assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (0.5, 0.9, 4)
+    assert settings.origin["actor.adam.lr"] == f"preset {tmp_path}/mine.toml"
+    assert settings.run_name.startswith("dbb-mine-20")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
+        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, flags, gpus, est"),
+        ("flags = 3", r"flags = 3 is no table; write \[flags\]"),
+        ("[estimator]\ndbb = 3", r"estimator = \{'dbb': 3\} is no table"),
+        ("extends = 'huge'", r"extends 'huge'; known: default, qwen3-0.6b"),
+        ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr, which there is not, did you mean actor.adam.lr\?"),
+        ("[flags]\nactor.adam.lr = '1e-6'", r"sets --actor.adam.lr to '1e-6'; allowed: float"),
+        ("[flags]\nrollout.batch_size = 64.5", r"sets --rollout.batch_size to 64.5; allowed: int"),
+        ("[flags]\ntrain.colocate_all = 1", r"sets --train.colocate_all to 1; allowed: bool"),
+        ("[flags]\nactor.adam.betas = 0.9", r"sets --actor.adam.betas to 0.9; allowed: a list of float"),
+        ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm'; allowed: adam, muon"),
+    ],
+)
+def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UsageError, match=line) as caught:
+        parse("--preset", f"{tmp_path}/mine.toml", *OWN_MODEL)
+    assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_preset_file_that_is_not_there_is_named():
+    with pytest.raises(UsageError, match=r"--preset nowhere/my.toml cannot be read: No such file"):
+        parse("--preset", "nowhere/my.toml")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--estimater", "dbb"], r"unknown argument --estimater, did you mean --estimator\?"),
+        (["--lr", "1"], r"unknown argument --lr, did you mean --actor.(adam|muon).lr\?"),
+        (["--rollout.n_sample_per_promt=4"], r"did you mean --rollout.n_samples_per_prompt\?"),
+        (["--zzzz"], r"unknown argument --zzzz \(openrlhf-dbb train --help-all lists all\)"),
+        (["stray"], r"unknown argument stray \("),
+        (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
+        (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
+        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
+        (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
+        (["--actor.optim", "adm"], r"--actor.optim: invalid choice: 'adm' \(choose from "),
+        (["--rollout.batch_size"], r"--rollout.batch_size: expected one argument"),
+        (
+            ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
+            r"OpenRLHF cannot work with --reward.model_name_or_path None, .*: AttributeError: 'NoneType'",
+        ),
+        (
+            ["--preset", "tiny", "--rollout.micro_batch_size", "0"],
+            r"OpenRLHF cannot work with .*--rollout.micro_batch_size 0.*: ZeroDivisionError",
+        ),
+        (["--preset", "tiny", "--algo.advantage.is_correction_threshold", "1", "2", "3"], r"takes HIGH or LOW HIGH"),
+    ],
+)
+def test_a_mistyped_command_line_gets_one_line_that_helps(argv, line):
+    with pytest.raises(UsageError, match=line) as caught:
+        parse(*argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_begins_with_our_flags_and_help_all_has_openrlhfs_as_well(capsys):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            parse(flag)
+        assert not ended.value.code
+        shown[flag] = capsys.readouterr().out
+        sections = [line for line in shown[flag].splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert sections[0] == "openrlhf_dbb:"
+    for text, short in (("--estimator NAME", True), ("--data.prompt_dataset", True), ("--actor.muon.ns_steps", False)):
+        assert (text in shown["--help"]) is short and text in shown["--help-all"]
+    assert len(shown["--help"]) < len(shown["--help-all"])
+
+
 def test_every_preset_sets_only_flags_that_exist():
     known = {action.dest for action in flags.build_parser()._actions}
-    for preset in presets.names():
+    for name in presets.names():
         for estimator in ("dbb", "auto", "point"):
-            assert set(presets.load(preset, estimator)) <= known
+            preset = presets.load(name, estimator)
+            assert {*preset.flags, *preset.gpus} <= known
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():
@@ -222,8 +409,8 @@ def test_probes_are_off_unless_asked_for():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: auto, dbb, .*, point, or"),
-        (["--preset", "huge"], r"unknown preset 'huge'; known: qwen3-0.6b, .*tiny, none"),
+        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: auto, dbb, .*, point, or .*, did you mean dbb\?"),
+        (["--preset", "huge"], r"unknown --preset 'huge'; known: default, qwen3-0.6b, .*tiny, none"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount = 1.5 is not in \(0, 1\]"),
         (["--preset", "tiny", "--warm_start_weight", "0"], r"--warm_start_weight 0.0 is not in \(0, 1\]"),
         (["--preset", "tiny", "--probe.fraction", "1.5"], r"--probe.fraction 1.5 is not in \[0, 1\]; 0.1 probes"),

@@ -251,7 +251,7 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--estimator", "point"], "it was trained with estimator 'dbb', not 'point'"),
         (["--data.max_samples", "4"], "it was trained with content of the data set"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
-        (["--method", "dapo"], "it was trained with method 'none', not 'dapo'"),
+        (["--method", "dapo"], "it was trained with method 'grpo', not 'dapo'"),
         (["--rollout.strategy", "dynamic"], "it was trained with --rollout.strategy plain, not dynamic"),
         (["--algo.dynamic_filtering_enable"], "it was trained with --algo.dynamic_filtering_enable False, not True"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
@@ -260,8 +260,8 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--greso.floor", "0.5"], "it was trained with --greso.floor 0.01, not 0.5"),
         (["--dynamic.multiple", "2"], "it was trained with --dynamic.multiple 3, not 2"),
         (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator group_norm, not dr_grpo"),
-        (["--actor.loss_agg_mode", "seq-mean-token-mean"], "--actor.loss_agg_mode token-mean, not seq-mean-token-mean"),
-        (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.2, 0.2], not [0.2, 0.3]"),
+        (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode seq-mean-token-mean, not token-mean"),
+        (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.98, 0.98], not [0.2, 0.3]"),
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
         (["--rollout.n_samples_per_prompt", "2"], "it was trained with --rollout.n_samples_per_prompt 4, not 2"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
@@ -288,7 +288,8 @@ def test_a_run_by_a_method_is_resumed_by_the_same_command_and_not_with_other_pie
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):
-    greso = ["--method", "greso", "--estimator", "dbb", "--train.num_episodes", "3"]
+    decays = ["--actor.lr_scheduler", "cosine_with_min_lr"]
+    greso = ["--method", "greso", "--estimator", "dbb", "--train.num_episodes", "3", *decays]
     start_until_launch(command, monkeypatch, "--run_name", "mine", *greso)
     printed = capfd.readouterr().out
     # 8 prompts x 4 samples x 3 episodes
@@ -324,7 +325,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
         run.release()
     code, said = command("--resume", "mine")
     assert code == 2
-    assert f"there is no checkpoint in {tmp_path}/ckpt/checkpoints_ppo_ray; the run has recorded global_step1" in said
+    assert f"there is no checkpoint in {tmp_path}/runs/mine/checkpoints; the run has recorded global_step1" in said
 
 
 def test_another_model_cannot_resume_a_run(unfinished, command, model, tmp_path):

@@ -191,7 +191,7 @@ MUON = ["--actor.optim", "muon", "--actor.max_norm", "0"]
 # A reward model instead of the preset's reward function, which cannot be taken away.
 NO_PRESET = {
     flag: value
-    for flag, value in presets.load("tiny", "dbb").items()
+    for flag, value in presets.load("tiny").flags.items()
     if flag not in named(SMALL) and flag.split(".")[0] not in ("dbb", "eval", "ckpt", "logger", "method", "reward")
 }
 REWARD_MODEL = [
@@ -303,7 +303,7 @@ ELSEWHERE = {
 def test_every_flag_that_works_is_trained_with():
     lines = [SMALL, *([f"--{flag}", *more] for flag, more in (TRAINED | ALONE).items())]
     outputs = {"ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir"}  # of every run in a lane
-    tried = set().union(*map(named, lines), presets.load("tiny", "dbb"), outputs, ELSEWHERE)
+    tried = set().union(*map(named, lines), presets.load("tiny").flags, outputs, ELSEWHERE)
     assert sorted(set(flags_of("works")) - tried) == []
     for flag, file in ELSEWHERE.items():
         assert f'"--{flag}"' in (ROOT / "tests" / file).read_text()

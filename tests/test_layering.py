@@ -22,7 +22,7 @@ LAYERS = (
         *("figures", "terminal", "csv_files", "weight_buckets"),
     ),
     ("core",),
-    ("errors", "ray_address"),
+    ("errors", "ray_address", "spelling"),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

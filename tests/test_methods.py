@@ -130,8 +130,8 @@ def test_a_preset_trains_by_grpo_and_its_own_estimator_unless_told_otherwise():
     for preset in presets.names():
         settings = arguments.parse(["--preset", preset])
         assert (settings.method, settings.estimator) == ("grpo", "dbb")
-    assert arguments.parse(MODEL).method == "none"
-    alone = arguments.parse([*MODEL, "--estimator", "dbb"])
+    assert arguments.parse(MODEL).method == arguments.parse([*MODEL, "--estimator", "point"]).method == "grpo"
+    alone = arguments.parse([*MODEL, "--estimator", "none"])
     assert (alone.method, look_up(alone, "algo.kl.init_coef")) == ("none", 0.01)  # OpenRLHF's
 
 
@@ -250,7 +250,7 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
     [
         (
             ["--method", "dap"],
-            f"unknown --method 'dap'; known: {', '.join(methods.names())}, none (the flags alone decide)",
+            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, none (the flags alone",
         ),
         (
             ["--method", "dapo", *BATCHES],

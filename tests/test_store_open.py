@@ -136,11 +136,23 @@ def test_a_working_directory_changed_later_does_not_move_the_store(tmp_path, mon
     assert os.listdir(tmp_path / "other") == []
 
 
+def test_the_name_of_a_file_is_enough_for_sqlite(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deeper").mkdir()
+    for name in ("runs.db", f"{tmp_path}/deeper/all my runs.sqlite"):
+        with open_store(name) as store:
+            path = str(tmp_path / name)
+            assert (store.location, store.url, os.path.isfile(path)) == (path, f"sqlite:///{path}", True)
+    with open_store("sqlite:///runs.db", create=False) as store:
+        assert store.location == str(tmp_path / "runs.db")
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("", None),
-        ("posteriors.db", "the store URL '[*]{3}' cannot be parsed; write sqlite:///relative.db"),
+        ("runs", "the store URL '[*]{3}' cannot be parsed; write the name of a file"),
+        ("runs.db:ro", "the store URL '[*]{3}' cannot be parsed; write the name of a file"),
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("postgresql+psycopg2://u:secret@h/db", r"'postgresql\+psycopg2' is not a supported database"),
         ("sqlite://", "a SQLite store is one file"),

@@ -1,4 +1,4 @@
-"""The training command: ``python -m openrlhf_dbb.cli.train_grpo --estimator dbb``, also by ``deepspeed --module``.
+"""The training command: ``openrlhf-dbb train``, also ``deepspeed --module openrlhf_dbb.cli.train_grpo``.
 
 The deepspeed launcher starts one process per device; OpenRLHF needs a single driver, so that all but the first leave at
 once, and their number becomes the number of DeepSpeed ranks.
@@ -46,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         resumed = preflight.check(settings)
+        if settings.dry_run:
+            print(printed.configuration(*preflight.prepare(settings, resumed)))
+            print("dry run: all checks passed, nothing was started or stored")
+            return 0
         ray_start = cluster.RayStart(settings)
         settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
     except (UsageError, StoreError) as error:

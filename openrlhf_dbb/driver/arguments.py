@@ -1,7 +1,8 @@
 """The command line: OpenRLHF's flags as they are, ours beside them, presets beneath both.
 
 A value comes from, in this order: the command line, the method, the preset, what the platform needs (no CUDA),
-OpenRLHF's default. A preset is used when asked for, or by default when no model is named.
+OpenRLHF's default. Without ``--preset``, a command that names a model uses preset ``default``, or with
+``--estimator none`` none at all; one that names no model uses ``tiny`` without CUDA, ``qwen3-1.7b`` with it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from openrlhf_dbb.cpu.detection import cuda_devices
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_class, strategy_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.spelling import did_you_mean
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -36,32 +38,34 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         world_size: processes the ``deepspeed`` launcher started, taken as the number of DeepSpeed ranks.
 
     Raises:
-        UsageError: an unknown preset, estimator or strategy, a parameter of these out of range, or what OpenRLHF
-            refuses.
-        SystemExit: argparse's own errors (2) and ``--help`` (0).
+        UsageError: an unknown flag, preset, estimator or strategy, a value out of range, or what OpenRLHF refuses.
+        SystemExit: ``--help`` (0).
     """
     early = _early_arguments(argv)
     upstream.check_version()
     parser = build_parser(early.estimator, early.strategy)
     devices = cuda_devices()
     on_cpu = devices == 0
-    preset = early.preset or _default_preset(early.model, on_cpu)
-    method = early.method or presets.method_of(preset) or methods.NONE
+    name = early.preset or _default_preset(early, on_cpu)
     estimator = early.estimator or (methods.default_estimator(early.method) if early.method else None)
-    from_preset = presets.load(preset, estimator)
-    estimator = estimator or from_preset.get("estimator", NO_ESTIMATOR)
-    layers = [("preset " + preset, from_preset), ("method " + method, _method_flags(method, estimator))]
+    preset = presets.load(name, estimator)
+    estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
+    unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
+    method = early.method or preset.flags.get("method", unnamed)
+    layers = [("preset " + name, preset.flags), ("method " + method, _method_flags(method, estimator))]
     if on_cpu:
         cpu.prepare_driver()
         platform = cpu.FLAG_DEFAULTS | dict.fromkeys(
             ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines"), world_size
         )
         layers = [("no CUDA", platform), *layers]
+    elif early.preset or not _places_models(argv):
+        layers.append(("preset " + name, preset.gpus))
     if estimator != NO_ESTIMATOR:
         layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
     origin = _apply(parser, layers, devices)
     given = _given(parser, argv)
-    flags = vars(parser.parse_args(argv)) | {"preset": preset}
+    flags = vars(parser.parse_args(argv)) | {"preset": name}
     origin |= dict.fromkeys(given, "command line")
     _fill_placeholders(flags)
     _derive(flags, origin)
@@ -95,23 +99,40 @@ def _method_flags(method: str, estimator: str) -> dict[str, Any]:
     return {"method": method, "estimator": estimator} | values
 
 
-def _default_preset(model: str | None, on_cpu: bool) -> str:
-    if model is not None:
-        return presets.NONE
+def _default_preset(early: argparse.Namespace, on_cpu: bool) -> str:
+    if early.model is not None:
+        return presets.NONE if early.estimator == NO_ESTIMATOR else presets.DEFAULT
     return "tiny" if on_cpu else "qwen3-1.7b"
 
 
+def _places_models(argv: list[str]) -> bool:
+    """Whether the command line says which GPUs hold what; the default preset then has no say in it."""
+    return any(re.match(r"--(no-)?([\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_)", word) for word in argv)
+
+
 def _apply(parser: argparse.ArgumentParser, layers: list[tuple[str, dict[str, Any]]], devices: int) -> dict[str, str]:
-    known = {action.dest for action in parser._actions}
+    actions = {action.dest: action for action in parser._actions if action.default is not argparse.SUPPRESS}
     origin: dict[str, str] = {}
     for source, values in layers:
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UsageError(f"{source} sets --{unknown[0]}, which this OpenRLHF does not have")
-        values = {flag: max(devices, 1) if value == "all" else value for flag, value in values.items()}
+        for flag, value in values.items():
+            if flag not in actions:
+                raise UsageError(f"{source} sets --{flag}, which there is not{did_you_mean(flag, actions)}")
+            values = values | {flag: max(devices, 1) if value == "all" else _checked(actions[flag], value, source)}
         parser.set_defaults(**values)
         origin |= dict.fromkeys(values, source)
     return origin
+
+
+def _checked(action: argparse.Action, value: Any, source: str) -> Any:
+    """A value from a file, if the flag could have it on the command line."""
+    kind: Any = bool if action.nargs == 0 else action.type or str
+    listed = action.nargs in (2, "+", "*")
+    each = value if isinstance(value, list) else [value]
+    fits = all(type(one) in ((int, float) if kind is float else (kind,)) for one in each)
+    if not fits or listed != isinstance(value, list) or (action.choices and value not in action.choices):
+        allowed = ", ".join(map(str, action.choices)) if action.choices else f"{'a list of ' * listed}{kind.__name__}"
+        raise UsageError(f"{source} sets --{action.dest} to {value!r}; allowed: {allowed}")
+    return value
 
 
 def _given(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
@@ -131,10 +152,12 @@ def _given(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
 def _fill_placeholders(flags: dict[str, Any]) -> None:
     """The run's name, and what texts stand for: ``{run}``, ``{tiny}``, a relative folder, a reward of this package."""
     if flags["run_name"] is None:
-        subject = flags["preset"] if flags["preset"] != presets.NONE else Path(flags[MODEL_FLAG] or "model").name
+        generic = flags["preset"] in (presets.NONE, presets.DEFAULT)
+        subject = Path(flags[MODEL_FLAG] or "model").name if generic else Path(flags["preset"]).stem
         named = [flags["method"]] if flags["method"] not in (methods.NONE, "grpo") else []
         named += [flags["estimator"].split(":")[-1], subject]
-        flags["run_name"] = f"{'-'.join(named)}-{datetime.now():%Y%m%d-%H%M%S}".lower()
+        words = re.sub(r"[^\w.+-]", "_", "-".join(named))
+        flags["run_name"] = f"{words}-{datetime.now():%Y%m%d-%H%M%S}".lower()
     for name, value in flags.items():
         if isinstance(value, str):
             flags[name] = value.replace("{run}", flags["run_name"]).replace("{tiny}", str(tiny.default_folder()))
@@ -161,6 +184,10 @@ def _derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     if flags["algo.dynamic_filtering_enable"] and flags["rollout.strategy"] == "plain":
         flags["rollout.strategy"] = "dynamic"
         origin["rollout.strategy"] = "--algo.dynamic_filtering_enable"
+    rollouts = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
+    if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % flags["train.batch_size"]:
+        flags["train.batch_size"] = rollouts // 2 if rollouts % 2 == 0 else rollouts
+        origin["train.batch_size"] = "half of a step's rollouts, as in the paper"
     if flags["actor.loss_agg_mode"] == methods.CONSTANT_LENGTH and flags["actor.loss_agg_length"] is None:
         flags["actor.loss_agg_length"] = flags["rollout.max_new_tokens"]
         origin["actor.loss_agg_length"] = "--rollout.max_new_tokens"

@@ -15,7 +15,7 @@ from typing import Any
 
 import estimators
 from estimators import FORMS
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import cpu, presets, upstream
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -43,6 +43,11 @@ def check(settings: Settings) -> None:
     """
     args = settings.args
     if settings.on_cpu:
+        if presets.load(settings.preset).needs_cuda:
+            raise UsageError(
+                f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny, or name a model "
+                "and data of yours"
+            )
         cpu.check_flags(args)
     _check_start(settings)
     _check_probes(settings)
@@ -382,7 +387,7 @@ def _check_batches(args: SimpleNamespace) -> None:
         raise UsageError(
             f"a rollout batch of {args.rollout.batch_size} prompts x {args.rollout.n_samples_per_prompt} samples = "
             f"{rollouts} is not a multiple of --train.batch_size {args.train.batch_size} (samples); "
-            "left-over rollouts would vanish"
+            f"left-over rollouts would vanish: give --train.batch_size {rollouts} or a divisor of it"
         )
     ranks = upstream.data_parallel_ranks(args)
     if args.train.batch_size % (args.train.micro_batch_size * ranks):

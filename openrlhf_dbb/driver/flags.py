@@ -16,10 +16,19 @@ from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
 from openrlhf_dbb.cpu.detection import cuda_devices
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.spelling import did_you_mean
 
 NO_ESTIMATOR = "none"
 
 NORMALIZATIONS = ("split", "mixed")
+
+# OpenRLHF's flags that --help shows beside ours; --help-all shows all of them.
+_MOST_USED = (
+    "actor.model_name_or_path", "data.prompt_dataset", "data.input_key", "data.label_key", "data.apply_chat_template",
+    "reward.remote_url", "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.max_new_tokens",
+    "train.batch_size", "train.micro_batch_size", "train.num_episodes", "actor.adam.lr", "eval.dataset", "eval.steps",
+    "ckpt.save_steps", "actor.num_gpus_per_node", "vllm.num_engines", "train.colocate_all", "logger.wandb.key",
+)  # fmt: skip
 
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -39,8 +48,8 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--store.url",
         {"metavar": "URL"},
-        "database of the posteriors, sqlite:///FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL "
-        "(which keeps a password off the command line), else sqlite:///openrlhf_dbb.db",
+        "database of the posteriors, a file name or postgresql://...; default: $OPENRLHF_DBB_STORE_URL "
+        "(which keeps a password off the command line), else openrlhf_dbb.db",
     ),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.max_prompt_len", {"type": int}, "drop prompts with more tokens than this"),
@@ -69,6 +78,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": float, "default": 10.0, "metavar": "MINUTES"},
         "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",
     ),
+    ("--dry_run", _SWITCH, "check everything, print the effective configuration, and start nothing"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
@@ -104,6 +114,47 @@ _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """OpenRLHF's parser, once it is made: errors in one line, and a help that begins with our flags."""
+
+    theirs: list[argparse.Action]
+
+    def error(self, message: str) -> typing.NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            raise UsageError(f"unknown argument {flag}{did_you_mean(flag, known)} ({self.prog} --help-all lists all)")
+        return found
+
+    def format_help(self, *, everything: bool = False) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        sections = [(group.title, group.description, group._group_actions) for group in self._action_groups[2:]]
+        if everything:
+            sections.append(("OpenRLHF's", None, self.theirs))
+        else:
+            used = [action for flag in _MOST_USED for action in self.theirs if action.dest == flag]
+            sections.insert(1, ("most used of OpenRLHF's", None, used))
+        for title, text, actions in sections:
+            formatter.start_section(title)
+            formatter.add_text(text)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> None:
+        print(parser.format_help(everything=True))
+        parser.exit()
+
+
 def build_parser(estimator: str | None = None, strategy: str | None = None) -> argparse.ArgumentParser:
     """OpenRLHF's parser with our flags added; its own keep name, default, meaning and help.
 
@@ -114,29 +165,37 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
         UsageError: the name of such a class is that of other flags.
     """
     parser = upstream.build_parser()
-    parser.prog = "train_grpo"
-    parser.usage = "python -m openrlhf_dbb.cli.train_grpo [--estimator NAME] [--method NAME] [--preset NAME] [flags]"
+    parser.__class__ = Parser
+    parser = typing.cast(Parser, parser)
+    parser.theirs = list(parser._actions)
+    parser.prog = "openrlhf-dbb train"
+    parser.usage = (
+        "openrlhf-dbb train [--preset NAME] [--estimator NAME] [--method NAME] [flags]\n       "
+        "openrlhf-dbb train --actor.model_name_or_path MODEL --data.prompt_dataset DATA --data.label_key COLUMN "
+        "--reward.remote_url REWARD [flags]"
+    )
     parser.description = (
         "GRPO with stored reward posteriors. Without further flags it trains a small model if there is no CUDA, "
-        "else the paper's Qwen3-1.7B setting."
+        "else the paper's Qwen3-1.7B setting. With a model and data of yours it trains them by the paper's method."
     )
     parser.epilog = (
-        "All other flags are OpenRLHF's own. Turn off a switch that a preset turns on with --no-NAME, "
-        "as in --no-train.colocate_all."
+        "--help-all shows every flag of OpenRLHF; all of them keep their names and meanings. Turn off a switch that a "
+        "preset turns on with --no-NAME, as in --no-train.colocate_all."
     )
     ours = parser.add_argument_group("openrlhf_dbb")
+    ours.add_argument("--help-all", action=_HelpAll, nargs=0, help="show OpenRLHF's flags as well, and exit")
     ours.add_argument(
         "--estimator",
         default=NO_ESTIMATOR,
         metavar="NAME",
         help=f"reward estimator: {', '.join(estimators.available())}, module:Class, "
-        f"or {NO_ESTIMATOR} (OpenRLHF's own advantages)",
+        f"or {NO_ESTIMATOR} (plain OpenRLHF); by default the preset's (dbb)",
     )
     ours.add_argument(
         "--preset",
         metavar="NAME",
-        help=f"flag values to start from: {', '.join(presets.names())}, or {presets.NONE}; by default tiny "
-        "without CUDA and qwen3-1.7b with it, and none when a model is named",
+        help=f"flag values to start from: {', '.join(presets.names())}, {presets.NONE}, or a .toml file; where it "
+        f"is not given, {presets.DEFAULT} if a model is named, else tiny without CUDA and qwen3-1.7b with it",
     )
     ours.add_argument(
         "--method",
@@ -193,7 +252,7 @@ def estimator_class(name: str) -> type[estimators.RewardEstimator]:
     try:
         return estimators.get(name)
     except ValueError as error:
-        raise UsageError(f"--estimator: {error}") from error
+        raise UsageError(f"--estimator: {error}{did_you_mean(name, estimators.available())}") from error
 
 
 def strategy_class(name: str) -> type[strategies.RolloutStrategy]:
@@ -205,7 +264,7 @@ def strategy_class(name: str) -> type[strategies.RolloutStrategy]:
     try:
         return strategies.get(name)
     except ValueError as error:
-        raise UsageError(f"--rollout.strategy: {error}") from error
+        raise UsageError(f"--rollout.strategy: {error}{did_you_mean(name, strategies.available())}") from error
 
 
 def estimator_parameters(name: str, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import storage
-from openrlhf_dbb import cpu, tiny, upstream
+from openrlhf_dbb import cpu, presets, tiny, upstream
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.driver import checks, cluster, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
@@ -21,6 +21,7 @@ from openrlhf_dbb.prompts import Prompts, choose, load_rows
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
+_TEMPLATE = "data.apply_chat_template"
 
 
 def check(settings: Settings) -> storage.RunRecord | None:
@@ -36,7 +37,7 @@ def check(settings: Settings) -> storage.RunRecord | None:
     cluster.check_places(settings)
     resumed = None
     if settings.estimator != NO_ESTIMATOR:
-        with storage.open_store(settings.store_url) as store:
+        with start.open_store(settings) as store:
             resumed = start.to_resume(settings, store)
         if settings.warm_start is not None:
             with start.source_store(settings) as source:
@@ -71,6 +72,9 @@ def prepare(
     _check_device(settings)
     with upstream.imports_for_driver():
         tokenizer = _load_tokenizer(args)
+        if _wants_chat_template(settings, tokenizer):
+            settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
+            for_loaders.data.apply_chat_template = True
         with upstream.quiet():
             prompts = choose(rows, for_loaders, strategy, tokenizer)
     settings = complete(settings, resumed, prompts)
@@ -83,7 +87,7 @@ def prepare(
         )
     if resumed is None:
         before_the_run(settings)
-    with storage.open_store(settings.store_url) as store:
+    with start.open_store(settings) as store:
         if resumed is None:
             return settings, start.create(settings, store, prompts)
         begun = start.resume(settings, store, resumed, prompts)
@@ -97,6 +101,7 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     - A resumed run continues in its own folders, unless the command line names others.
     - An estimator that forgets by policy updates is told how many of them make one pass over the prompts.
     - Where a pass has no fixed cost, the training ends by the rollouts that its episodes would cost.
+    - A preset that does not say how often checkpoints are saved saves ten.
     """
     if resumed is not None:
         places = {
@@ -113,10 +118,20 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
         flag = f"{estimator_class(settings.estimator).name}.updates_per_epoch"
         updates = len(prompts.texts) / args.rollout.batch_size
         settings = settings.with_values({flag: updates}, "prompts / rollout.batch_size")
+    rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
     if settings.strategy.needs_budget and args.train.max_rollouts is None:
-        rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
         settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
+    if settings.preset != presets.NONE and "ckpt.save_steps" not in settings.origin:
+        steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
+        settings = settings.with_values({"ckpt.save_steps": max(1, steps // 10)}, "ten checkpoints a run")
     return settings
+
+
+def _wants_chat_template(settings: Settings, tokenizer: Any) -> bool:
+    """Whether a preset is used that leaves the template to us, and the model has one."""
+    if settings.preset == presets.NONE or _TEMPLATE in settings.origin or settings.args.data.input_template:
+        return False
+    return bool(getattr(tokenizer, "chat_template", None))
 
 
 def _check_device(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import estimators
 import storage
 import storage.inspection
 from openrlhf_dbb import __version__, methods, presets
@@ -36,6 +37,7 @@ def configuration(settings: Settings, start: Start | None) -> str:
             f"data       {start.prompts.report()}",
             f"budget     {_budget(settings.args, start)}",
         ]
+        lines += _few_visits(settings, start)
         if settings.strategy.discards and settings.args.actor.lr_scheduler != "constant":
             lines.append(
                 f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is planned for a run that trains on "
@@ -149,10 +151,30 @@ def _budget(args: SimpleNamespace, start: Start) -> str:
     """The training rollouts that will be generated at most, and how that comes about."""
     prompts, group = len(start.prompts.texts), args.rollout.n_samples_per_prompt
     if args.train.max_rollouts is not None:
-        passes = args.train.max_rollouts / (prompts * group)
-        return f"{args.train.max_rollouts} rollouts at most, as many as {passes:.3g} passes over the prompts"
+        passes = f"{_passes(args, start):.3g} passes over the prompts"
+        return f"{args.train.max_rollouts} rollouts at most, as many as {passes}"
     rollouts = prompts * group * args.train.num_episodes
     return f"{rollouts} rollouts: {prompts} prompts x {group} samples x {args.train.num_episodes} episodes"
+
+
+def _few_visits(settings: Settings, start: Start) -> list[str]:
+    """A warning if history will hardly matter."""
+    visits = _passes(settings.args, start)
+    estimator = estimators.build(settings.estimator, **settings.parameters)
+    if visits >= 2 or start.resumed or start.warm_start is not None or not estimator.state_fields:
+        return []
+    return [
+        f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "
+        "visits each 4 times: raise --train.num_episodes or --train.max_rollouts, use fewer prompts "
+        "(--data.max_samples), or begin from another run's posteriors (--warm_start RUN)"
+    ]
+
+
+def _passes(args: SimpleNamespace, start: Start) -> float:
+    """Visits of the average prompt."""
+    if args.train.max_rollouts is None:
+        return float(args.train.num_episodes)
+    return float(args.train.max_rollouts / (len(start.prompts.texts) * args.rollout.n_samples_per_prompt))
 
 
 def _equal(value: Any, paper: Any) -> bool:

@@ -24,7 +24,7 @@ class Settings:
     """A parsed command line. Nothing changes it; :meth:`with_values` makes another one.
 
     Attributes:
-        preset: name of the preset, or "none".
+        preset: name of the preset, the path of its file, or "none".
         method: name of the training method, or "none".
         estimator: registered name or ``module:Class``, or "none" for OpenRLHF's own advantages.
         run_name: name of the run.
@@ -32,6 +32,7 @@ class Settings:
         warm_start, warm_start_weight, warm_start_url: see the flags.
         store_url: the database, None for the default.
         take_over: continue a run that another machine owns.
+        dry_run: check and print everything, start nothing.
         verbose: show the output of all workers.
         on_cpu: train without CUDA.
         values: every other flag's value by name, OpenRLHF's and ours beside them.
@@ -48,6 +49,7 @@ class Settings:
     warm_start_url: str | None = field(repr=False)
     store_url: str | None = field(repr=False, metadata={"flag": "store.url"})
     take_over: bool = field(metadata={"flag": "store.take_over"})
+    dry_run: bool
     verbose: bool
     on_cpu: bool = field(metadata={"flag": None})
     values: Mapping[str, Any] = field(repr=False, metadata={"flag": None})

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.prompts import Prompts
+from storage.engine import check_sqlite_path
+from storage.url import choose_url, parse_url
 
 _FORMAT_OF_CHECKPOINTS = ("ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size")
 
@@ -41,6 +47,24 @@ class Start:
     prompts: Prompts
     warm_start: storage.WarmStart | None
     notes: list[str]
+
+
+@contextlib.contextmanager
+def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
+    """The database of the run; where a dry run finds no file, an empty one in its place that is thrown away.
+
+    Raises:
+        storage.StoreError: it cannot be opened or made.
+    """
+    address = parse_url(choose_url(settings.store_url))
+    with contextlib.ExitStack() as stack:
+        url = settings.store_url
+        if settings.dry_run and address.path and not Path(address.path).exists():
+            check_sqlite_path(address.path, create=True)
+            url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
+        store = stack.enter_context(storage.open_store(url))
+        store.location = address.location
+        yield store
 
 
 def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
@@ -172,11 +196,21 @@ def _choose_checkpoint(
 
 
 def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
-    """A new run in the store, warm-started if asked for.
+    """A new run in the store, warm-started if asked for; a dry run leaves the store as it is.
 
     Raises:
         storage.StoreError: the name is taken, or the warm start's source does not fit.
     """
+    if not settings.dry_run:
+        return _create(settings, store, prompts)
+    if any(run.name == settings.run_name for run in store.runs()):
+        raise UsageError(f"--run_name {settings.run_name}: there is such a run in {store.location}; give another name")
+    with tempfile.TemporaryDirectory() as folder, storage.open_store(f"{folder}/dry_run.db") as scratch:
+        source = dataclasses.replace(settings, warm_start_url=settings.warm_start_url or store.url)
+        return dataclasses.replace(_create(source, scratch, prompts), store_url=store.url, location=store.location)
+
+
+def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
     identity = _identity(settings, prompts)
     posteriors = Posteriors.create(
         store,

@@ -15,6 +15,7 @@ from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import PaperValue, read_toml
+from openrlhf_dbb.spelling import did_you_mean
 
 FOLDER = Path(__file__).parent
 NONE = "none"
@@ -53,7 +54,10 @@ def names() -> list[str]:
 def check_name(name: str) -> None:
     """Raise UsageError if there is no method ``name``."""
     if name not in (*names(), NONE):
-        raise UsageError(f"unknown --method {name!r}; known: {', '.join(names())}, {NONE} (the flags alone decide)")
+        known = [*names(), NONE]
+        raise UsageError(
+            f"unknown --method {name!r}{did_you_mean(name, known)}; known: {', '.join(known)} (the flags alone decide)"
+        )
 
 
 def default_estimator(name: str) -> str | None:

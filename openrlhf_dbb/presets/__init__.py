@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.spelling import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -16,6 +18,24 @@ else:
 
 FOLDER = Path(__file__).parent
 NONE = "none"
+DEFAULT = "default"
+_PAPER = "paper"
+_KEYS = ("description", "extends", "needs_cuda", "flags", "gpus", "estimator")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Flag values to start from.
+
+    Attributes:
+        flags: by flag without ``--``, those of its parents beneath.
+        gpus: flags that place the models on GPUs, for a machine with CUDA.
+        needs_cuda: whether it is of no use without CUDA.
+    """
+
+    flags: dict[str, Any]
+    gpus: dict[str, Any]
+    needs_cuda: bool
 
 
 @dataclass(frozen=True)
@@ -28,52 +48,78 @@ class PaperValue:
 
 def names() -> list[str]:
     """Presets that can be asked for by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "paper")
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _PAPER)
 
 
-def load(name: str, estimator: str | None) -> dict[str, Any]:
-    """Flag values of preset ``name`` for ``estimator`` (None: the preset's own), by flag without ``--``.
+def load(name: str, estimator: str | None = None) -> Preset:
+    """Preset ``name``, or that of a file.
+
+    Args:
+        name: one of :func:`names`, "none", or the path of a ``.toml`` file: ``[flags]``, ``[estimator.NAME]`` for the
+            flags of one estimator only, ``[gpus]``, and ``extends`` with the name of a preset to start from.
+        estimator: whose flags are taken; None: the preset's own.
 
     Raises:
-        UsageError: no such preset.
+        UsageError: no such preset, or a file that cannot be read as one.
     """
     if name == NONE:
-        return {}
-    if name not in names():
-        raise UsageError(f"unknown preset {name!r}; known: {', '.join(names())}, {NONE}")
-    preset = _read(name)
-    flags = dict(preset["flags"])
-    estimator = estimator or flags["estimator"]
-    flags |= _for_estimator(preset, estimator)
-    if preset.get("extends") == "paper":
-        flags = {flag: entry.value for flag, entry in paper(estimator).items()} | flags
-    return flags
-
-
-def method_of(name: str) -> str | None:
-    """The method that preset ``name`` trains by, unless the command line names one; None without one.
-
-    Raises:
-        UsageError: no such preset.
-    """
-    return load(name, None).get("method")
+        return Preset({}, {}, False)
+    table = _table(name)
+    own = table.get("flags", {})
+    estimator = estimator or own.get("estimator")
+    beneath = table.get("extends")
+    if beneath == _PAPER:
+        values = {flag: entry.value for flag, entry in paper(str(estimator)).items()}
+        parent = Preset(values, {}, False)
+    else:
+        parent = load(beneath or NONE, estimator)
+        estimator = estimator or parent.flags.get("estimator")
+    flags = parent.flags | own | table.get("estimator", {}).get(estimator, {})
+    return Preset(flags, parent.gpus | table.get("gpus", {}), table.get("needs_cuda", parent.needs_cuda))
 
 
 def paper(estimator: str) -> dict[str, PaperValue]:
     """The paper's values that depend neither on the model nor on the method, for ``estimator``."""
-    table = _read("paper")
-    entries = table["flags"] | _for_estimator(table, estimator)
+    table = read_toml(FOLDER / f"{_PAPER}.toml")
+    entries = table["flags"] | table["estimator"].get(estimator, {})
     return {flag: PaperValue(**entry) for flag, entry in entries.items()}
-
-
-def _for_estimator(table: dict[str, Any], estimator: str) -> dict[str, Any]:
-    return table.get("estimator", {}).get(estimator, {})
-
-
-def _read(name: str) -> dict[str, Any]:
-    return read_toml(FOLDER / f"{name}.toml")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """What a TOML file holds."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _table(name: str) -> dict[str, Any]:
+    """The preset's file, with flags by their names: ``actor.adam.lr = 1e-6`` need not be quoted."""
+    path = FOLDER / f"{name}.toml"
+    if name.endswith(".toml"):
+        path = Path(name)
+    elif name not in names():
+        known = [*names(), NONE]
+        raise UsageError(
+            f"unknown --preset {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}, or a .toml file"
+        )
+    try:
+        table = read_toml(path)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--preset {name} cannot be read: {reason}") from error
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise UsageError(f"--preset {name} has {key!r}; allowed: {', '.join(_KEYS)} (flags belong under [flags])")
+        nested = list(value.values()) if key == "estimator" and isinstance(value, dict) else []
+        if key in ("flags", "gpus", "estimator") and not all(isinstance(each, dict) for each in (value, *nested)):
+            raise UsageError(f"--preset {name}: {key} = {value!r} is no table; write [{key}] and the flags below it")
+    if table.get("extends", _PAPER) not in (_PAPER, *names()):
+        raise UsageError(f"--preset {name} extends {table['extends']!r}; known: {', '.join(names())}")
+    flat = {key: _flat(table[key]) for key in ("flags", "gpus") if key in table}
+    by_estimator = {which: _flat(values) for which, values in table.get("estimator", {}).items()}
+    return table | flat | {"estimator": by_estimator}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

@@ -13,7 +13,9 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import runpy
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -108,20 +110,40 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
             has more than one rollout is then left out.
 
     Raises:
-        UsageError: one of OpenRLHF's assertions failed (its message is kept), or a package is missing.
+        UsageError: one of OpenRLHF's assertions failed (its message is kept), or anything else in its checks.
     """
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
+    flags = dict(vars(args))
     form = getattr(args, _FORM)
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic
     try:
         _run_main_block(1, names)
-    except AssertionError as error:
-        raise UsageError(str(error) or f"OpenRLHF refuses these arguments: {error!r}") from error
     except ModuleNotFoundError as error:  # --use_ms asks for modelscope
         raise UsageError(f"--use_ms: the package {error.name} is not installed; install it, or leave it out") from error
+    except Exception as error:
+        if isinstance(error, AssertionError) and str(error):
+            raise UsageError(str(error)) from error
+        raise UsageError(_what_failed(error, flags)) from error
     names["args"].algo.advantage.estimator = form
     return names["args"]
+
+
+def _what_failed(error: Exception, flags: dict[str, Any]) -> str:
+    """That OpenRLHF's main block has failed, with the flags that its statement reads."""
+    line = max(frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == COMMAND)
+    statements = [
+        node
+        for node in ast.walk(installed_source().tree(COMMAND))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    innermost = max(statements, key=lambda node: node.lineno)
+    text = ast.unparse(getattr(innermost, "test", innermost))
+    read = [f"--{flag} {flags[flag]}" for flag in flags if re.search(rf"\bargs\.{re.escape(flag)}\b", text)]
+    return (
+        f"OpenRLHF cannot work with {', '.join(read) or 'these flags'}: {type(error).__name__}: {error}; "
+        "change or give them"
+    )
 
 
 def load(module: str, name: str) -> Any:

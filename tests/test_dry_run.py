@@ -1,0 +1,131 @@
+"""What a start chooses by itself and prints, seen by dry runs, which leave nothing behind."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import storage
+from openrlhf_dbb import Posteriors, tiny
+from openrlhf_dbb.cli import train_grpo
+
+PROMPTS = 64  # of the tiny task
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
+    monkeypatch.setattr("openrlhf_dbb.driver.cluster.RayStart", lambda _: pytest.fail("Ray was started"))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Flags of a model and data of one's own: a copy of the tiny model, and of some of its prompts."""
+    made = tiny.prepare(tiny.default_folder())
+    shutil.copytree(made.model, tmp_path / "model")
+    (tmp_path / "data.jsonl").write_text("".join(made.train.open().readlines()[:PROMPTS]))
+    return [
+        "--actor.model_name_or_path", str(tmp_path / "model"), "--data.prompt_dataset", str(tmp_path / "data.jsonl"),
+        "--data.label_key", "label", "--reward.remote_url", "math_answer", "--rollout.batch_size", "16",
+        "--run_name", "mine",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def dry_run(tmp_path, capsys):
+    """Function: what a dry run prints, line by line; no file may appear or change."""
+
+    def files():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    def run(*argv):
+        before = files()
+        capsys.readouterr()
+        code = train_grpo.main(["--dry_run", *argv])
+        shown = capsys.readouterr()
+        assert files() == before
+        if code:
+            return shown.err.splitlines()
+        lines = shown.out.splitlines()
+        assert lines[-1] == "dry run: all checks passed, nothing was started or stored"
+        return lines
+
+    return run
+
+
+def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
+    lines = dry_run("--preset", "tiny", "--run_name", "mine")
+    assert lines[2:6] == [
+        "run        mine (is new)",
+        f"store      {tmp_path}/openrlhf_dbb.db",
+        "data       512 of 512 prompts",
+        "budget     16384 rollouts: 512 prompts x 8 samples x 4 episodes",
+    ]
+    assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
+
+
+def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
+    assert dry_run(*own, "--dbb.discount", "0")[0].startswith("error: --dbb.discount = 0.0 is not in (0, 1]")
+    assert "no run 'nobody'" in dry_run(*own, "--resume", "nobody")[0]
+    assert "the folder /no/such does not exist" in dry_run(*own, "--store.url", "/no/such/runs.db")[0]
+    with storage.open_store("runs.db") as store:
+        Posteriors.create(store, "mine", ["1+1="], ["2"]).close()
+    [line] = dry_run(*own, "--store.url", "runs.db")
+    assert line == f"error: --run_name mine: there is such a run in {tmp_path}/runs.db; give another name"
+
+
+def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
+    lines = dry_run(*own)
+    assert lines[0].endswith("preset default, method grpo, estimator dbb")
+    # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
+    assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
+    assert "   --ckpt.save_steps 1  [ten checkpoints a run]" in lines
+    assert " * --train.batch_size 64  [half of a step's rollouts, as in the paper]  paper: 512" in lines
+    assert "   --ckpt.save_steps 10  [ten checkpoints a run]" in dry_run(*own, "--train.num_episodes", "25")
+    assert "   --ckpt.save_steps 3  [ten checkpoints a run]" in dry_run(*own, "--train.max_rollouts", str(128 * 39))
+    assert "   --ckpt.save_steps 7  [command line]" in dry_run(*own, "--ckpt.save_steps", "7")
+
+
+def warnings(lines):
+    return [line.partition(";")[0] for line in lines if line.startswith("warning: ")]
+
+
+@pytest.mark.parametrize(
+    ("argv", "visits"),
+    [
+        (["--train.num_episodes", "1"], "1.0"),
+        (["--train.num_episodes", "2"], None),
+        (["--train.max_rollouts", "896"], "1.8"),  # 1.75 x 64 prompts x 8 rollouts
+        (["--train.max_rollouts", "1024"], None),
+        (["--train.num_episodes", "1", "--estimator", "auto"], "1.0"),
+        (["--train.num_episodes", "1", "--estimator", "point"], None),  # has no history
+    ],
+)
+def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):
+    said = f"warning: a prompt is visited {visits} times on average, so that history hardly matters"
+    assert warnings(dry_run(*own, *argv)) == ([said] if visits else [])
+
+
+def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):
+    line = "   --data.apply_chat_template True  [the model has a chat template]"
+    assert line not in dry_run(*own)
+    file = tmp_path / "model/tokenizer_config.json"
+    template = "{% for message in messages %}{{ message.content }}={% endfor %}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    assert line in dry_run(*own)
+    for more in (["--no-data.apply_chat_template"], ["--data.input_template", "{}="], ["--preset", "none"]):
+        sizes = ["--rollout.n_samples_per_prompt", "8", "--estimator", "dbb"]
+        assert not [shown for shown in dry_run(*own, *sizes, *more) if "apply_chat_template True" in shown]
+
+
+def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
+    rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
+    with storage.open_store("openrlhf_dbb.db") as store:
+        texts, labels = [row["input"] for row in rows[:3]], [row["label"] for row in rows[:3]]
+        with Posteriors.create(store, "before", texts, labels) as posteriors:
+            posteriors.observe(1, texts * 2, labels * 2, [1, 0, 1, 1, 1, 0])
+    lines = dry_run(*own, "--warm_start", "before", "--train.num_episodes", "1")
+    assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
+    assert not [line for line in warnings(lines) if "visited" in line]
