@@ -250,7 +250,7 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
     [
         (
             ["--method", "dap"],
-            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, none (the flags alone",
+            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, none (the",
         ),
         (
             ["--method", "dapo", *BATCHES],
