@@ -101,7 +101,7 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     - A resumed run continues in its own folders, unless the command line names others.
     - An estimator that forgets by policy updates is told how many of them make one pass over the prompts.
     - Where a pass has no fixed cost, the training ends by the rollouts that its episodes would cost.
-    - A preset that does not say how often checkpoints are saved saves ten.
+    - A preset that does not say how often checkpoints are saved, or evaluated, does so ten times.
     """
     if resumed is not None:
         places = {
@@ -121,9 +121,10 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
     if settings.strategy.needs_budget and args.train.max_rollouts is None:
         settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
-    if settings.preset != presets.NONE and "ckpt.save_steps" not in settings.origin:
+    if settings.preset != presets.NONE:
         steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
-        settings = settings.with_values({"ckpt.save_steps": max(1, steps // 10)}, "ten checkpoints a run")
+        tenth = [flag for flag in ("ckpt.save_steps", "eval.steps") if flag not in settings.origin]
+        settings = settings.with_values(dict.fromkeys(tenth, max(1, steps // 10)), "a tenth of the run")
     return settings
 
 

@@ -17,6 +17,7 @@ from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints, probes
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
+from storage.url import DEFAULT_URL, parse_url
 
 
 def configuration(settings: Settings, start: Start | None) -> str:
@@ -65,7 +66,6 @@ def configuration(settings: Settings, start: Start | None) -> str:
 
 def summary(start: Start, progress: Any, seconds: float) -> str:
     """Accuracy, steps, rollouts, rescued groups, and where to look; the counts come from the store."""
-    run = start.run.run_id
     with storage.open_store(start.store_url) as store:
         used = storage.inspection.progress(store, start.run)
     minutes, rest = divmod(round(seconds), 60)
@@ -80,13 +80,10 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     lines += _rollouts(used)
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
-    held = f"sqlite3 {start.location}" if start.store_url.startswith("sqlite") else f"psql {start.location}"
+    elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
     lines += [
         f"  database     {start.location}",
-        "  try          " + held + " \\",
-        '    "SELECT step, count(*) AS prompts, avg(mean) AS posterior_mean FROM posterior_history '
-        f'WHERE run_id = {run} GROUP BY step ORDER BY step"',
-        "  or           openrlhf-dbb report " + start.run.name,
+        f"  look         openrlhf-dbb report {start.run.name}{f' --store.url {start.location}' * elsewhere}",
     ]
     return "\n".join(lines)
 
