@@ -7,6 +7,9 @@ from statistics import median
 
 import pytest
 
+import storage
+from openrlhf_dbb import tiny
+
 pytestmark = pytest.mark.e2e
 
 # 32 prompts, 16 a step: 2 steps an epoch, 3 epochs; 8 rollouts a prompt, 2 optimizer steps a step.
@@ -116,6 +119,29 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
     # the reward function cannot verify one rollout in four
     missing = 1 - sum(pair[2] for pair in pairs) / (32 * 8)
     assert 0.1 < missing < 0.4
+
+
+def test_a_model_and_data_of_ones_own_are_trained_by_the_papers_recipe(lane, tmp_path):
+    """Nothing is asked for but sizes that a test can wait for: 32 prompts, 16 a step, 4 passes."""
+    source = tiny.prepare(tiny.default_folder())
+    for path, name, prompts in ((source.train, "mine.jsonl", 32), (source.heldout, "held_out.jsonl", 16)):
+        (tmp_path / name).write_text("".join(path.read_text().splitlines(keepends=True)[:prompts]))
+    result = lane.train(
+        tmp_path, "--actor.model_name_or_path", str(source.model), "--run_name", "own", "--data.label_key", "label",
+        "--data.prompt_dataset", f"{tmp_path}/mine.jsonl", "--eval.dataset", f"{tmp_path}/held_out.jsonl",
+        "--reward.remote_url", "math_answer", "--dbb.discount", str(DISCOUNT), "--rollout.batch_size", "16",
+        "--data.max_len", "32", "--rollout.max_new_tokens", "10",
+    )  # fmt: skip
+    assert result.error is None, result.output[-4000:]
+    check_history(tmp_path, 1, steps=8, prompts_a_step=16)
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        config = store.find_run("own").config
+    assert (config["actor.eps_clip_low_high"], config["train.num_episodes"]) == ([0.98, 0.98], 4)
+    assert rows(tmp_path, "SELECT sum(generated) FROM usage") == [(32 * 8 * 4,)]
+    evaluated = rows(tmp_path, "SELECT DISTINCT step FROM evaluations ORDER BY step")
+    assert evaluated == [(step,) for step in range(9)]
+    assert (tmp_path / "runs/own/checkpoints/_actor/global_step8/manifest.json").is_file()
+    assert (tmp_path / "runs/own/model/config.json").is_file()
 
 
 @pytest.fixture(scope="module")
@@ -263,8 +289,6 @@ def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, 
 
 def copy_of_tiny_model(folder, tied):
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from openrlhf_dbb import tiny
 
     source = tiny.prepare(tiny.default_folder()).model
     model = AutoModelForCausalLM.from_pretrained(source)
