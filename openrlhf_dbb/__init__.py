@@ -34,17 +34,18 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Posteriors", "Scored", "__version__"]
+
 if TYPE_CHECKING:
     from openrlhf_dbb.core.posteriors import Posteriors
     from openrlhf_dbb.core.scored import Scored
+else:  # a type checker would take a function that answers to any name for all names
 
-__all__ = ["Posteriors", "Scored", "__version__"]
+    def __getattr__(name: str) -> Any:
+        """Posteriors on first use: a command that needs no store does not wait for SQLAlchemy."""
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_LAZY[name]), name)
+
 
 _LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors", "Scored": "openrlhf_dbb.core.scored"}
-
-
-def __getattr__(name: str) -> Any:
-    """Posteriors on first use: a command that needs no store does not wait for SQLAlchemy."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
