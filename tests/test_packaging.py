@@ -1,11 +1,14 @@
-"""What is shipped: the wheel, the light install, the locks, and how setup_env.sh refuses."""
+"""What is shipped: the wheel, the sdist, their metadata, and the locks."""
 
+import contextlib
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
@@ -18,20 +21,56 @@ import openrlhf_dbb
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ["3.10", "3.11", "3.12"]
+LIGHT_ONLY = ["3.13", "3.14"]
+THIS = "{}.{}".format(*sys.version_info)
+
+
+def repository() -> list[str]:
+    """The files of a checkout; of an unpacked sdist, those it lists."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        command = ["git", "-c", "safe.directory=*", "ls-files"]  # whoever owns the checkout
+        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    else:
+        listed = (ROOT / "openrlhf_dbb.egg-info/SOURCES.txt").read_text()
+    return [name for name in listed.splitlines() if (ROOT / name).is_file() and ".egg-info/" not in name]
+
+
+def build(source: Path, *kinds: str) -> None:
+    """Build by the declared backend, into ``source/dist``."""
+    steps = "; ".join(f"backend.build_{kind}('dist')" for kind in kinds)
+    code = f"from setuptools import build_meta as backend; {steps}"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Our wheel, built by the declared backend from a copy, so that the checkout stays clean."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of our wheel and sdist, built from a copy, so that the checkout stays clean."""
     source = tmp_path_factory.mktemp("source")
-    for name in ["setup.py", "pyproject.toml", "README.md", "LICENSE"]:
-        shutil.copy(ROOT / name, source)
-    for name in ["estimators", "storage", "openrlhf_dbb", "study", "tests", "scripts"]:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
-    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (built,) = (source / "dist").iterdir()
-    return built
+    strays = ["docs/study/index.html", "study/__pycache__/run.cpython-311.pyc"]  # must not get into the sdist
+    for name in [*repository(), *strays]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if name in strays:
+            (source / name).touch()
+        else:
+            shutil.copy(ROOT / name, source / name)
+    build(source, "wheel", "sdist")
+    return source / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    (archive,) = built.glob("*.tar.gz")
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.unpack_archive(archive, folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return unpacked
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +78,12 @@ def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return message_from_bytes(archive.read(name))
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """Name -> checksum of every file."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: info.CRC for info in archive.infolist()}
 
 
 def requirements(metadata: Message, extra: str, python: str) -> list[Requirement]:
@@ -77,7 +122,24 @@ def test_version_is_read_from_the_package_and_written_nowhere_else(metadata: Mes
 
 
 def test_python_range(metadata: Message) -> None:
-    assert set(metadata["Requires-Python"].split(",")) == {">=3.10", "<3.13"}
+    assert metadata["Requires-Python"] == ">=3.10"
+    prefix = "Programming Language :: Python :: 3."
+    named = [c.removeprefix(prefix) for c in metadata.get_all("Classifier", []) if c.startswith(prefix)]
+    assert named == ["10", "11", "12", "13", "14"]
+
+
+def test_licence_goes_with_the_wheel(wheel: Path, metadata: Message) -> None:
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert f"openrlhf_dbb-{metadata['Version']}.dist-info/licenses/LICENSE" in contents(wheel)
+
+
+def test_description_has_no_link_that_an_index_page_cannot_follow(metadata: Message) -> None:
+    link = re.compile(r"""(?:\]\(|\b(?:href|src|srcset)=["']|^\[[^\]]+\]: )(?!https?://|mailto:)([^)"'\s#]*)""", re.M)
+    description = str(metadata.get_payload())
+    assert link.findall(description) == []
+    for page in ["docs/posteriors.md", "CONTRIBUTING.md"]:  # a link to a file names it instead
+        assert page in link.findall((ROOT / "README.md").read_text())
+        assert f"({page})" in description
 
 
 def test_bare_install_is_light(metadata: Message) -> None:
@@ -90,30 +152,23 @@ def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
 
 
 def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
-    assert tops == {"estimators", "storage", "openrlhf_dbb"}
-    in_tree = [path for top in tops for path in ROOT.glob(f"{top}/**/*") if path.is_file() and path.suffix != ".pyc"]
-    assert {path.relative_to(ROOT).as_posix() for path in in_tree} == {
-        name for name in names if ".dist-info/" not in name
-    }
-    assert {path.suffix for path in in_tree} >= {".py", ".toml", ".html", ".css", ".js"}
+    tops = {"estimators", "storage", "openrlhf_dbb"}
+    names = {name for name in contents(wheel) if ".dist-info/" not in name}
+    assert names == {name for name in repository() if name.split("/")[0] in tops}
+    assert {f"{top}/py.typed" for top in tops} < names
+    assert {Path(name).suffix for name in names} == {".py", ".typed", ".toml", ".html", ".css", ".js"}
 
 
-@pytest.mark.slow
-def test_bare_install_works_without_torch(wheel: Path, tmp_path: Path) -> None:
-    def run(*command: str | Path) -> str:
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+def test_sdist_holds_the_repository(sdist: Path) -> None:
+    names = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+    made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert set(repository()) - names <= {".ci/run", ".gitignore", ".pre-commit-config.yaml"}
+    assert names - set(repository()) == made
 
-    run(sys.executable, "-m", "venv", "light")
-    commands = tmp_path / "light/bin"
-    run(commands / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel)
-    probe = "import importlib.util as i, estimators, storage; print(storage.__file__, i.find_spec('torch'))"
-    where, torch = run(commands / "python", "-I", "-c", probe).split()
-    assert Path(where).is_relative_to(tmp_path)
-    assert torch == "None"
-    assert "usage: openrlhf-dbb" in run(commands / "openrlhf-dbb", "--help")
+
+def test_sdist_gives_the_same_wheel(wheel: Path, sdist: Path) -> None:
+    build(sdist, "wheel")
+    assert contents(sdist / "dist" / wheel.name) == contents(wheel)
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -127,6 +182,12 @@ def test_lock_answers_its_extras(metadata: Message, lock: str, extras: list[str]
     assert asked
     for requirement in asked:
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+@pytest.mark.parametrize("python", LIGHT_ONLY)
+@pytest.mark.parametrize("extra", ["cpu", "cuda"])
+def test_stack_is_left_out_where_its_lock_does_not_hold(metadata: Message, extra: str, python: str) -> None:
+    assert {r.name for r in requirements(metadata, extra, python)} == {"math-verify", "matplotlib"}
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -149,78 +210,99 @@ def test_install_files_name_no_host() -> None:
         assert not re.search(r"https?://", path.read_text()), path
 
 
-def setup_env(venv: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run setup_env.sh where it must refuse before it installs anything."""
-    return subprocess.run(
-        ["bash", ROOT / "scripts/setup_env.sh", *arguments],
-        env=os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def find_python(version: str) -> str:
+    """One on PATH or of pyenv; a shim of pyenv may be there without the version behind it."""
+    for candidate in [f"python{version}", *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            subprocess.run([candidate, "-c", "import ensurepip, venv"], check=True, capture_output=True)
+            return str(candidate)
+    pytest.skip(f"Python {version} is not installed")
 
 
-def test_setup_refuses_an_unknown_platform(tmp_path: Path) -> None:
-    result = setup_env(tmp_path / "venv", OPENRLHF_DBB_PLATFORM="tpu")
-    assert result.returncode == 1
-    assert result.stderr == "setup: error: OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda\n"
+@pytest.fixture(scope="module")
+def install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Function: the wheel alone, in an environment of one Python version; the folder of its commands."""
+
+    @functools.cache
+    def install(version: str) -> Path:
+        environment = tmp_path_factory.mktemp("light") / version
+        subprocess.run([find_python(version), "-m", "venv", environment], check=True)
+        pip = [environment / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+        subprocess.run(pip, check=True, capture_output=True)
+        return environment / "bin"
+
+    return install
 
 
-def test_setup_refuses_an_unknown_argument(tmp_path: Path) -> None:
-    result = setup_env(tmp_path / "venv", "--tests")
-    assert result.returncode == 1
-    assert result.stderr == "setup: error: unknown argument '--tests'; allowed: --test\n"
-
-
-def test_setup_leaves_a_folder_it_did_not_make_alone(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.txt"
-    mine.write_text("keep")
-    result = setup_env(tmp_path)
-    assert result.returncode == 1
-    assert f"{tmp_path} exists and this script did not make it" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def command(folder: Path, name: str, script: str) -> None:
-    """Put a bash script under a command's name."""
-    (folder / name).write_text(f"#!{shutil.which('bash')}\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("nvidia_smi", "platform"),
-    [
-        ("for gpu in {0..7}; do echo GPU $gpu: NVIDIA H200; done", "cuda"),
-        ("echo NVIDIA-SMI has failed because it could not reach the driver; exit 9", "cpu"),
-        ("echo No devices found.", "cpu"),
-    ],
+    "version", [THIS, *(pytest.param(v, marks=pytest.mark.long) for v in [*PYTHONS, *LIGHT_ONLY] if v != THIS)]
 )
-def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str, platform: str) -> None:
-    # The Python answers as 3.11 but makes no environment: setup stops there, and shows that step's output.
-    python = """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) echo no room; exit 1;; esac"""
-    command(tmp_path, "nvidia-smi", nvidia_smi)
-    command(tmp_path, "python3.11", python)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+def test_light_install_trains_and_reports(install: Callable[[str], Path], version: str, tmp_path: Path) -> None:
+    commands = install(version)
 
-    result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
+    def run(name: str, *arguments: str | Path) -> str:
+        environment = os.environ | {"OPENRLHF_DBB_STORE_URL": "sqlite:///any_trainer.db"}
+        environment.pop("PYTHONPATH", None)
+        completed = subprocess.run(
+            [commands / name, *arguments], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        )
+        assert completed.stderr == ""
+        return completed.stdout
 
-    assert result.stdout.startswith(f"setup: {platform} stack for")
-    assert result.returncode == 1
-    assert "no room" in result.stderr
-    assert f"the whole log is {tmp_path}/venv/setup.log" in result.stderr
+    probe = "import importlib.util as i, sys, storage; print(storage.__file__, sys.version[:4], i.find_spec('torch'))"
+    where, python, torch = run("python", "-I", "-c", probe).split()
+    assert (python, torch) == (version, "None")
+    for package in ["estimators", "storage", "openrlhf_dbb"]:
+        run("python", "-W", "error", "-m", "compileall", "-q", Path(where).parents[1] / package)
+        run("python", "-W", "error", "-c", f"import {package}")
+
+    name = run("python", ROOT / "examples/any_trainer.py").split()[-1]
+    assert name in run("openrlhf-dbb", "runs")
+    assert "5" in run("openrlhf-dbb", "show", name)
+    run("openrlhf-dbb", "report", name)
+    (page,) = tmp_path.glob("*.html")
+    assert name in page.read_text()
 
 
-def test_setup_names_the_pythons_it_found_when_none_will_do(tmp_path: Path) -> None:
-    # A PATH with only what the script calls, a shim without a Python behind it, and one that is too new.
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name in ["bash", "cat", "dirname", "grep", "ls", "realpath", "sha256sum", "uname"]:
-        (commands / name).symlink_to(shutil.which(name) or name)
-    command(commands, "python3.11", "exit 127")
-    command(commands, "python3", "echo 3.13.0")
+RIGHT = """\
+import estimators
+import numpy as np
+from numpy.typing import NDArray
+from openrlhf_dbb import Posteriors
+from storage import PosteriorStore, open_store
 
-    result = setup_env(tmp_path / "venv", PATH=str(commands), OPENRLHF_DBB_PLATFORM="cpu")
+kind: type[estimators.RewardEstimator] = estimators.get("dbb")
+estimator: estimators.RewardEstimator = estimators.build("dbb", discount=0.5)
+store: PosteriorStore = open_store("sqlite:///runs.db")
+with Posteriors.create(store, "run", ["1 + 1 ="], ["2"], estimator=estimator) as posteriors:
+    advantages: NDArray[np.float64] = posteriors.observe(1, ["1 + 1 ="], ["2"], [1, 0]).advantages
+"""
+WRONG = """\
+import estimators, openrlhf_dbb, storage
 
-    assert result.returncode == 1
-    assert f"found: {commands}/python3 (3.13.0);" in result.stderr
-    assert not (tmp_path / "venv").exists()
+posteriors = openrlhf_dbb.Posteriors.resume(None, "run", ["1 + 1 ="], ["2"])
+advantages: int = posteriors.observe(1, ["1 + 1 ="], ["2"], [1, 0]).advantages
+discount: float = estimators.build("dbb").discount
+estimator: str = estimators.get("dbb")
+storage.open_store(url=1)
+openrlhf_dbb.Posterior
+"""
+
+
+@pytest.mark.slow
+def test_user_program_is_type_checked(install: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "right.py").write_text(RIGHT)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--python-executable", install(THIS) / "python", "."],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    found = re.findall(r"^(\w+\.py):(\d+): error: .*\[([\w-]+)\]$", checked.stdout, re.M)
+    assert found == [
+        ("wrong.py", "4", "assignment"),
+        ("wrong.py", "5", "attr-defined"),
+        ("wrong.py", "6", "assignment"),
+        ("wrong.py", "7", "arg-type"),
+        ("wrong.py", "8", "attr-defined"),
+    ]

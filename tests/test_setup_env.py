@@ -1,0 +1,94 @@
+"""How setup_env.sh refuses, how it finds the platform and a Python, and the image that it is run in."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def setup_env(venv: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run setup_env.sh where it must refuse before it installs anything."""
+    return subprocess.run(
+        ["bash", ROOT / "scripts/setup_env.sh", *arguments],
+        env=os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_setup_refuses_an_unknown_platform(tmp_path: Path) -> None:
+    result = setup_env(tmp_path / "venv", OPENRLHF_DBB_PLATFORM="tpu")
+    assert result.returncode == 1
+    assert result.stderr == "setup: error: OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda\n"
+
+
+def test_setup_refuses_an_unknown_argument(tmp_path: Path) -> None:
+    result = setup_env(tmp_path / "venv", "--tests")
+    assert result.returncode == 1
+    assert result.stderr == "setup: error: unknown argument '--tests'; allowed: --test\n"
+
+
+def test_setup_leaves_a_folder_it_did_not_make_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("keep")
+    result = setup_env(tmp_path)
+    assert result.returncode == 1
+    assert f"{tmp_path} exists and this script did not make it" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def command(folder: Path, name: str, script: str) -> None:
+    """Put a bash script under a command's name."""
+    (folder / name).write_text(f"#!{shutil.which('bash')}\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("nvidia_smi", "platform"),
+    [
+        ("for gpu in {0..7}; do echo GPU $gpu: NVIDIA H200; done", "cuda"),
+        ("echo NVIDIA-SMI has failed because it could not reach the driver; exit 9", "cpu"),
+        ("echo No devices found.", "cpu"),
+    ],
+)
+def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str, platform: str) -> None:
+    # The Python answers as 3.11 but makes no environment: setup stops there, and shows that step's output.
+    python = """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) echo no room; exit 1;; esac"""
+    command(tmp_path, "nvidia-smi", nvidia_smi)
+    command(tmp_path, "python3.11", python)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+
+    result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
+
+    assert result.stdout.startswith(f"setup: {platform} stack for")
+    assert result.returncode == 1
+    assert "no room" in result.stderr
+    assert f"the whole log is {tmp_path}/venv/setup.log" in result.stderr
+
+
+def test_setup_names_the_pythons_it_found_when_none_will_do(tmp_path: Path) -> None:
+    # A PATH with only what the script calls, a shim without a Python behind it, and one that is too new.
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ["bash", "cat", "dirname", "grep", "ls", "realpath", "sha256sum", "uname"]:
+        (commands / name).symlink_to(shutil.which(name) or name)
+    command(commands, "python3.11", "exit 127")
+    command(commands, "python3", "echo 3.13.0")
+
+    result = setup_env(tmp_path / "venv", PATH=str(commands), OPENRLHF_DBB_PLATFORM="cpu")
+
+    assert result.returncode == 1
+    assert f"found: {commands}/python3 (3.13.0);" in result.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def test_image_has_the_cuda_that_torch_was_built_for() -> None:
+    (image,) = re.findall(r"^FROM nvidia/cuda:(\d+\.\d+)\.\d+-devel-", (ROOT / "Dockerfile").read_text(), re.M)
+    (runtime,) = re.findall(r"^nvidia-cuda-runtime==(\d+\.\d+)\.", (ROOT / "requirements/cuda.lock").read_text(), re.M)
+    assert image == runtime
