@@ -1,0 +1,28 @@
+# The pinned stack for CUDA. Not built yet, and not run on a GPU.
+#
+#   docker build --tag openrlhf-dbb .
+#   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb runs
+#   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb train --estimator dbb
+#
+# Ray's object store and NCCL are in /dev/shm, of which a container has 64 MB unless told. /runs is where a command
+# starts: databases, checkpoints and models. The CUDA version is that of torch in requirements/cuda.lock; the devel image
+# has the compiler that flash-attn needs at the build and DeepSpeed at its first step.
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends build-essential python3 python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && install --directory --owner 1000 --group 1000 /opt/openrlhf_dbb /runs
+
+# The image's user ubuntu.
+USER 1000:1000
+WORKDIR /opt/openrlhf_dbb
+COPY --chown=1000:1000 . .
+# MAX_JOBS limits the compilers of flash-attn, each of which takes several GB.
+RUN OPENRLHF_DBB_PLATFORM=cuda MAX_JOBS=4 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 bash scripts/setup_env.sh
+
+ENV PATH=/opt/openrlhf_dbb/.venv/bin:$PATH
+WORKDIR /runs
+VOLUME /runs
+ENTRYPOINT ["openrlhf-dbb"]
