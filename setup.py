@@ -10,10 +10,11 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "openrlhf_dbb/__init__.py")
 
 
 def description_for_an_index() -> str:
-    """README.md without what needs the files beside it: links become ``text (path)``, images are dropped."""
+    """README.md without what needs the files beside it: links become ``text (path)``, images ``Picture: path``."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     relative = r"(?!https?://|mailto:)"
-    text = re.sub(rf"!\[[^\]]*\]\({relative}[^)]*\)\n*|<picture>.*?</picture>\n*|<img\b[^>]*>\n*", "", text, flags=re.S)
+    text = re.sub(r'<picture>.*?<img [^>]*?src="([^"]+)".*?</picture>', r"![](\1)", text, flags=re.S)
+    text = re.sub(rf"!\[[^\]]*\]\({relative}([^)]+)\)", r"Picture: \1", text)
     text = re.sub(rf"\[([^\]]+)\]\({relative}#[^)]*\)", r"\1", text)
     return re.sub(rf"\[([^\]]+)\]\({relative}([^)#]+)(#[^)]*)?\)", named_target, text)
 

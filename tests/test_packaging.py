@@ -211,8 +211,9 @@ def test_install_files_name_no_host() -> None:
 
 
 def find_python(version: str) -> str:
-    """One on PATH or of pyenv; a shim of pyenv may be there without the version behind it."""
-    for candidate in [f"python{version}", *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]:
+    """This one, one on PATH or of pyenv; a shim of pyenv may be there without the version behind it."""
+    ours = [sys.executable] if version == THIS else []
+    for candidate in [*ours, f"python{version}", *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]:
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             subprocess.run([candidate, "-c", "import ensurepip, venv"], check=True, capture_output=True)
             return str(candidate)
