@@ -15,6 +15,7 @@
     log         reading for analysis, as numpy columns: read_log, read_posteriors, read_probes, read_usage,
                 read_evaluations
     inspection  reading for people: progress, usage by step, run-wide state, prompts, one prompt's history
+    held_out    held-out accuracy of a run during its training, by step and by prompt
     owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once; creation and version check
     views       the views

@@ -20,6 +20,9 @@ from storage.errors import StoreError
 from storage.events import utc_now
 from storage.prompts import storable
 
+TRAINING = "training"
+"""Name of the evaluations made during training."""
+
 INTEGER = ("samples", "verified", "tokens", "truncated")
 REAL = ("successes", "best", "majority")
 """What is stored of each prompt in each evaluation run: fields of :class:`EvaluationRows`, int64 and float64."""

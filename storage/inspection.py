@@ -44,15 +44,15 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
-        FROM (SELECT count(*) AS steps, coalesce(sum(prompts), 0) AS visits,
-                     coalesce(sum(rollouts), 0) AS rollouts, coalesce(sum(successes), 0) AS successes,
+        FROM (SELECT count(*) AS steps, CAST(coalesce(sum(prompts), 0) AS BIGINT) AS visits,
+                     CAST(coalesce(sum(rollouts), 0) AS BIGINT) AS rollouts, coalesce(sum(successes), 0) AS successes,
                      max(created_at) AS last_step_at, CAST(sum(generated - trained) AS BIGINT) AS filtered, {_SUMS}
               FROM dbb_step WHERE run_id = :run) s
         CROSS JOIN (SELECT count(*) AS prompts, avg(mean) AS mean,
                            coalesce(sum(CASE WHEN visits > 0 THEN 1 ELSE 0 END), 0) AS visited
                     FROM posteriors WHERE run_id = :run) q
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
-        CROSS JOIN (SELECT count(*) AS probes, coalesce(sum(samples), 0) AS samples
+        CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
     noted = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind IN ('prune', 'finish')"
     totals = _rows(store, query, {"run": run.run_id})[0] | {"unused_rollouts": 0, "unused_tokens": 0}

@@ -48,6 +48,20 @@ class Owner:
 NOBODY = Owner("", 0, None)
 """Owner of a released run: anyone may claim it at once."""
 
+SILENT_S = 3600.0
+"""How long an owner that cannot be asked may go without a write before it counts as ended, in seconds."""
+
+
+def has_ended(owner: Owner, silent_s: float) -> bool:
+    """Whether the owner of an unfinished run seems to have ended.
+
+    A process of this host is looked up; one of another host, and nobody, is judged by its silence.
+
+    Args:
+        silent_s: time since its last write, in seconds.
+    """
+    return not owner.is_alive() if owner.is_local else silent_s > SILENT_S
+
 
 def _start_of(pid: int) -> str | None:
     """Start of the process as clock ticks since boot, with the boot's id; "ended" for a zombie.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from storage.bulk import Columns
 from storage.checks import check_finite, counts, reals, sorted_ids
 from storage.errors import StoreError
+from storage.owner import Owner
 from storage.shared import SharedState, checked_shared, to_text
 from storage.usage import UsageRows
 
@@ -34,6 +35,8 @@ class RunRecord:
         method: training method (grpo, dapo, ...); "" if not given.
         created_at: UTC, ISO 8601.
         parent: what the run was warm-started from: name, uuid, step, weight, database; None if nothing.
+        heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
+        owner: the process that may write it.
     """
 
     run_id: int
@@ -53,6 +56,8 @@ class RunRecord:
     method: str
     created_at: str
     parent: dict[str, Any] | None
+    heartbeat_at: str = field(compare=False)
+    owner: Owner = field(compare=False)
 
 
 @dataclass(frozen=True)

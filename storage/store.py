@@ -354,4 +354,6 @@ def _record(row: Row[Any]) -> RunRecord:
         method=row.method or "",
         created_at=row.created_at,
         parent=parent,
+        heartbeat_at=row.heartbeat_at,
+        owner=Owner(row.owner_host, row.owner_pid, row.owner_started),
     )

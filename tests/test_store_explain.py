@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from storage import read_evaluations, read_usage
+from storage.held_out import held_out, held_out_prompts
 from storage.inspection import prompt_history
 
 STEPS, BATCH, PROMPTS = 200, 100, 1000
@@ -172,8 +173,10 @@ def test_an_evaluation_is_replaced_read_and_undone_by_its_key(filled, fill):
         other.record_evaluation(0, "training", rows, model="tiny", config={})
         assert len(read_evaluations(store, other.record)) == 1
         assert len(store.query("SELECT * FROM evaluations WHERE run_id = :run", run=other.record.run_id)) == 1
+        assert held_out(store, other.record).prompts == PROMPTS
+        assert len(held_out_prompts(store, other.record, 0)["sums"][0]) == PROMPTS
         run.roll_back(STEPS - 2)
     of_results = [how for table, how in accesses if table in ("dbb_evaluation_result", "r")]
-    assert len(of_results) == 4
+    assert len(of_results) == 6
     for how in of_results:
         assert "evaluation_id" in how

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.record import TRAINING, rows
+from openrlhf_dbb.evaluation.record import rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.evaluation.verifiers import mathematics
+from storage.evaluations import TRAINING
 
 ANY_KEY = ("", "none")
 """Values of ``--ckpt.best_metric_key`` that name no key: OpenRLHF chooses one, or saves no best checkpoint."""

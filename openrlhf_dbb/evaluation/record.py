@@ -14,9 +14,6 @@ import storage
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.results import Results, read_evaluation
 
-TRAINING = "training"
-"""Name in the store of the evaluations made during training."""
-
 _NOT_STORED = ("model", "status")  # a column of its own; always "finished"
 
 

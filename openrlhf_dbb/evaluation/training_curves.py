@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import storage
-from openrlhf_dbb.evaluation.record import TRAINING
+from storage.evaluations import TRAINING
 
 Floats = NDArray[np.float64]
 
