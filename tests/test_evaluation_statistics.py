@@ -45,6 +45,14 @@ def test_paired_t_by_hand():
     assert test.p == pytest.approx((1 - np.sqrt(12 / 14)) / 2)
 
 
+def test_the_t_interval_is_scipys():
+    difference_P = np.array([0.25, -0.5, 0.0, 0.75, 0.5])
+    interval = st.t_interval(st.paired_t(difference_P, two_sided=True))
+    assert interval == pytest.approx(stats.ttest_1samp(difference_P, 0).confidence_interval())
+    assert st.t_interval(st.paired_t(np.full(3, 0.5))) == (0.5, 0.5)
+    assert np.isnan(st.t_interval(st.paired_t(np.array([0.5])))).all()
+
+
 def test_paired_t_is_scipys():
     a, b = (st.prompt_means(values) for values in two_models(np.random.default_rng(0), 60))
     one_sided, two_sided = st.paired_t(a - b), st.paired_t(a - b, two_sided=True)

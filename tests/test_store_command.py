@@ -35,13 +35,19 @@ def test_runs(filled, capsys):
     store, _ = filled
     assert main(["runs", "--store.url", store.url]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split()[:6] == ["number", "name", "status", "step", "method", "estimator"]
-    totals = "generated  trained on  filtered out  skipped  replayed  rollouts per informative group"
-    assert totals in header and header.endswith("model  data set  started")
-    # each visit: 4 rollouts, all trained on and informative, the prompt skipped once, the successes replayed
-    assert [line.split()[:14] for line in lines] == [
-        ["1", "old", "running", "1", "-", "dbb", "8", "8", "0", "2", "5", "4", "tiny", "sums"],
-        ["2", "new", "running", "2", "-", "dbb", "8", "8", "0", "2", "2", "4", "tiny", "sums"],
+    assert header.split() == ["#", "name", "status", "held-out", "accuracy", "step", "method", "rollouts", "age"]
+    assert [line.split()[:7] for line in lines] == [
+        ["2", "new", "running", "-", "2", "dbb", "8"],
+        ["1", "old", "running", "-", "1", "dbb", "8"],
+    ]
+    assert main(["runs", "--wide", "--store.url", store.url]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    more = "trained  filtered  skipped  replayed  rollouts per group  tokens per group  model  data set  started"
+    assert header.endswith(more)
+    # each visit: 4 rollouts of 10 tokens, all trained on and informative, the prompt skipped once, successes replayed
+    assert [line.split()[9:17] for line in lines] == [
+        ["8", "0", "2", "2", "4", "40", "tiny", "sums"],
+        ["8", "0", "2", "5", "4", "40", "tiny", "sums"],
     ]
 
 
@@ -49,27 +55,30 @@ def test_runs_without_usage(store, fill, capsys):
     fill.step(fill.run(store, method="grpo"), 1, fill.prompts(store, 1), [1], usage=None)
     assert main(["runs", "--store.url", store.url]) == 0
     cells = capsys.readouterr().out.splitlines()[1].split()
-    assert cells[:12] == ["1", "run", "running", "1", "grpo", "dbb", "-", "-", "-", "-", "-", "-"]
+    assert cells[:7] == ["1", "run", "running", "-", "1", "grpo+dbb", "-"]
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "method:         grpo\n" in out and "generated:" not in out and "cost:" not in out
+    assert "method:            grpo\n" in out and "rollouts: " not in out and "cost:" not in out
 
 
 def test_show(filled, capsys):
     store, (a, _, c) = filled
     assert main(["--store.url", store.url, "show", "new"]) == 0
     out = capsys.readouterr().out
-    assert f"run:            new (number 2, {store.find_run('new').uuid})\n" in out
-    assert "status:         running, step 2\n" in out
-    assert "checkpoint:     step 1\n" in out
-    assert "estimator:      dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0\n" in out
+    assert out.startswith(
+        "run:               new (number 2)\n"
+        "held-out accuracy: not measured; --eval.dataset of the training names held-out prompts\n"
+        "status:            running, step 2\n"
+    )
+    assert f"uuid:              {store.find_run('new').uuid}\n" in out
+    assert "checkpoint:        step 1\n" in out
+    assert "estimator:         dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0\n" in out
     old = store.find_run("old")
-    assert f"began from:     run old at step 1, weight 0.5 ({old.uuid} in {store.location})\n" in out
-    assert "rollouts:       8 in 2 visits, 25.0% of the full reward\n" in out
-    assert "prompts:        2 with a posterior, 1 visited\n" in out
-    assert "method:         not recorded\n" in out
+    assert f"began from:        run old at step 1, weight 0.5 ({old.uuid} in {store.location})\n" in out
+    assert "training:          25.0 % of the full reward, 8 rollouts in 2 visits\n" in out
+    assert "method:            not recorded\n" in out
     # prompt 0: (2.25, 0.25), 0.9; prompt 2: (0.5, 4.5), then (2.25, 4.25), 2.25 / 6.5
-    assert f"posterior mean: {(0.9 + 2.25 / 6.5) / 2:.4f}, over prompts\n" in out
+    assert f"posterior mean:    {(0.9 + 2.25 / 6.5) / 2:.4f} over 2 prompts, 1 visited\n" in out
     hardest = out.split("hardest prompts\n")[1].split("\n\n")[0].splitlines()[1:]
     easiest = out.split("easiest prompts\n")[1].split("\n\n")[0].splitlines()[1:]
     assert [line.split() for line in hardest] == [
@@ -77,7 +86,21 @@ def test_show(filled, capsys):
         [str(a), "0.9", "0.09", "0", "prompt", "0"],
     ]
     assert easiest == hardest[::-1]
-    assert '  actor: {"lr": 1e-06}\n  seed: 7\n' in out
+    assert main(["show", "--prompts", "1", "--store.url", store.url]) == 0
+    listed = capsys.readouterr().out.split("hardest prompts\n")[1].splitlines()
+    assert [line.split()[:1] for line in listed] == [["prompt"], [str(c)], [], ["easiest"], ["prompt"], [str(a)]]
+
+
+def test_show_a_negative_number_of_prompts(filled, capsys):
+    store, _ = filled
+    assert main(["show", "--prompts", "-1", "--store.url", store.url]) == 2
+    assert capsys.readouterr().err.startswith("openrlhf-dbb: --prompts: -1 is below 0; give how many")
+
+
+def test_show_the_configuration(filled, capsys):
+    store, _ = filled
+    assert main(["show", "--config", "--store.url", store.url]) == 0
+    assert capsys.readouterr().out == 'actor: {"lr": 1e-06}\nseed: 7\n'
 
 
 def test_show_run_wide_state_and_probes(store, fill, capsys):
@@ -92,25 +115,25 @@ def test_show_run_wide_state_and_probes(store, fill, capsys):
         fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "run-wide state: discount 0.6667, prior (2 values)\n" in out
-    assert "probes:         384 rollouts of 4 groups, never trained on\n" in out
-    assert "rollouts:       16 in 4 visits, 50.0% of the full reward\n" in out
+    assert "run-wide state:    discount 0.6667, prior (2 values)\n" in out
+    assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
+    assert "training:          50.0 % of the full reward, 16 rollouts in 4 visits\n" in out
 
 
 def test_show_without_a_name_is_of_the_latest_run(filled, capsys):
     store, _ = filled
     assert main(["show", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out.startswith("run:            new ")
+    assert capsys.readouterr().out.startswith("run:               new ")
 
 
 def test_show_a_run_without_steps(store, fill, capsys):
     fill.run(store, "empty", config={})
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "last step:      none yet\n" in out and "posterior mean: none yet\n" in out
-    assert "began from:     its prior\n" in out
-    assert "rollouts:       0 in 0 visits, none of the full reward\n" in out
-    assert "hardest" not in out and "configuration" not in out
+    assert "last step" not in out and "posterior mean:    none yet\n" in out
+    assert "began from:        its prior\n" in out
+    assert "training:          none of the full reward, 0 rollouts in 0 visits\n" in out
+    assert "hardest" not in out
 
 
 @pytest.mark.parametrize("by", ["number", "text"])
@@ -119,12 +142,11 @@ def test_history(filled, capsys, by):
     ref = str(c) if by == "number" else "PROMPT 2"
     assert main(["history", ref, "--store.url", store.url]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"run new, prompt {c}: prompt 2"
-    assert lines[1] == "label: 2"
-    assert [line.split() for line in lines[2:]] == [
+    assert lines[:3] == ["run:    new", f"prompt: {c}: prompt 2", "label:  2"]
+    assert [line.split() for line in lines[3:]] == [
         ["step", "rollouts", "successes", "alpha", "beta", "mean", "variance"],
-        ["1", "4", "0", "0.5", "4.5", "0.1", "0.09"],
-        ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263"],
+        ["1", "4", "0", "0.5", "4.5", "0.1", "0.09", "##"],
+        ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263", "#######"],
     ]
 
 
@@ -142,7 +164,7 @@ def test_a_long_history_is_walked_in_order_with_gaps(store, fill, capsys):
     for step in range(1, 30):
         fill.step(run, step, [a] if step % 7 == 0 else [b], [step % 5])
     assert main(["history", str(a), "--store.url", store.url]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[3:]] == ["7", "14", "21", "28"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:]] == ["7", "14", "21", "28"]
 
 
 def test_several_prompts_are_named(filled, capsys):
@@ -177,7 +199,7 @@ def test_a_prompt_cannot_write_to_the_terminal(store, fill, capsys):
     nasty = "\x1b[2J\x07 \u202e" + "x" * 500
     ids = store.register_prompts([nasty], ["\x9b31m"])
     fill.step(run, 1, ids, [1])
-    for command in (["show"], ["history", str(ids[0])], ["runs"]):
+    for command in (["show"], ["show", "--config"], ["history", str(ids[0])], ["runs"]):
         assert main([*command, "--store.url", store.url]) == 0
         out = capsys.readouterr().out
         assert not any(not character.isprintable() for character in out.replace("\n", ""))
@@ -313,6 +335,7 @@ def test_check(exported, capsys):
 
 def test_passwords_in_a_run_are_masked(store, fill, capsys):
     fill.run(store, reward="http://ann:geheim@host/score", config={"url": "https://ann:geheim@host"})
-    assert main(["show", "--store.url", store.url]) == 0
-    out = capsys.readouterr().out
-    assert "geheim" not in out and "reward:         http://ann:***@host/score\n" in out
+    for options in ([], ["--config"], ["--json"]):
+        assert main(["show", *options, "--store.url", store.url]) == 0
+        out = capsys.readouterr().out
+        assert "geheim" not in out and "//ann:***@host" in out

@@ -29,12 +29,12 @@ def test_show_where_the_rollouts_went(store, fill, capsys):
     run.finish(unused_rollouts=3, unused_tokens=30)
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "method:         dapo\n" in out
-    assert "generated:      16 rollouts, 160 tokens; 3 more unused at the end\n" in out
-    assert "trained on:     8 rollouts, 8 filtered out; 8 replayed\n" in out
-    assert "skipped:        prompts 4 times, before generation\n" in out
-    assert "informative:    2 of 4 groups\n" in out
-    assert "cost:           8.0 rollouts, 80 tokens per informative group\n" in out
+    assert "method:            dapo\n" in out
+    assert (
+        "rollouts:          16 generated, 8 trained on, 8 filtered out, 8 replayed; prompts skipped 4 times; "
+        "3 more rollouts unused at the end\n"
+    ) in out
+    assert "cost:              8.0 rollouts, 80 tokens per informative group (2 of 4 groups)\n" in out
 
 
 # compare
@@ -57,22 +57,20 @@ def test_compare(two, capsys):
     assert main(["compare", "a", "b", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
     parameters = "discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0"
-    assert out.startswith(f"first:   a (number 1), running at step 2; dbb ({parameters})\nsecond:  b (number 2)")
+    assert out.startswith(f"first:  a (number 1), running at step 2; dbb ({parameters})\nsecond: b (number 2)")
+    assert "held-out accuracy\nnot measured in either\n" in out
     assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
-    assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "120"], ["b", "-", "dbb", "8", "80"]]
+    assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "0"], ["b", "-", "dbb", "8", "0"]]
     # means of x and y: (0.9 + 0.1) / 2 and 0.9
-    assert "0.5000 and 0.9000, difference +0.4000; mean absolute difference 0.4000\n" in out
-    assert "prompts more than 0.1 higher in the second: 1; more than 0.1 lower: 0\n" in out
+    assert "posterior mean: 0.5000 and 0.9000, difference +0.4000, mean absolute 0.4000\n" in out
+    assert "more than 0.1 higher in the second: 1 prompts; lower: 0\n" in out
     differences = out.split("prompts that differ most\n")[1].split("\n\n")[0].splitlines()[1:]
     assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
-    by_step, by_rollouts = (
-        [line.split() for line in part.splitlines()[1:]] for part in out.split("prompts in both\n")[1:]
-    )
-    assert by_step[:2] == [["1", "0.5", "1", "0.5", "0.9"], ["2", "-", "1", "-", "0.9"]]
-    # the third prompt's rollouts count as spent, its successes do not: groups end at 4 and 8 rollouts
-    assert [row for row in by_rollouts if row[1:] != ["-"] * 4] == [
-        ["4", "1", "1", "0.9", "0.9"], ["8", "0", "1", "0.1", "0.9"],
+    curves = [line.split() for line in out.split("learning curves by rollouts of the run\n")[1].splitlines()[1:]]
+    # groups of shared prompts end at 4 and 8 rollouts, also where a third prompt's were generated afterwards
+    assert [row for row in curves if row[1:] != ["-"] * 4] == [
+        ["4-5", "1", "1", "0.9", "0.9"], ["7-8", "0", "1", "0.1", "0.9"],
     ]  # fmt: skip
 
 
@@ -109,6 +107,14 @@ def test_costs(methods, capsys):
     assert main(["costs", "--store.url", methods.url]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split("  ")[0] == "run" and header.endswith("  rollouts per group  tokens per group")
+    assert [line.split() for line in lines] == [
+        ["d", "-", "dbb", *["-"] * 6],
+        ["b", "dapo", "dbb", "8", "4", "0.5", "0", "8", "80"],
+        ["a", "grpo", "dbb", *["-"] * 6],
+        ["c", "grpo", "dbb", "8", "0", "0.5", "1", "4", "40"],
+    ]
+    assert main(["costs", "--wide", "--store.url", methods.url]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
     # 4 of 8 rollouts are in zero-variance groups: filtered out by "b", rescued by "c"; by method, then name
     assert [line.split() for line in lines] == [
         ["d", "-", "dbb", *["-"] * 11],
@@ -137,7 +143,7 @@ def test_costs_without_runs_or_without_an_informative_group(store, fill, capsys)
     nothing = fill.usage(ids, [0], informative=[0], rescued=[0])
     fill.step(fill.run(store), 1, ids, [0], usage=nothing)
     assert main(["costs", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[9:] == ["1", "0", "0", "-", "-"]
+    assert capsys.readouterr().out.splitlines()[1].split()[5:] == ["1", "0", "-", "-"]
 
 
 # export

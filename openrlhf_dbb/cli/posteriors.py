@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect import compare_runs, costs, export, maintenance, report, show
+from openrlhf_dbb.inspect import compare_runs, costs, export, history, maintenance, report, runs, show
 from openrlhf_dbb.terminal import shown
 from storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command, opens_store=opens_store)
         return sub
 
-    for module in (show, compare_runs, costs, export, report, maintenance):
+    for module in (runs, show, history, compare_runs, costs, export, report, maintenance):
         module.add_commands(add)
     return parser
 

@@ -102,6 +102,18 @@ def _sign_flips(difference_P: Floats, two_sided: bool) -> float:
     return 1.0 if np.any(difference_P < 0) else float(0.5 ** np.count_nonzero(difference_P))
 
 
+def t_interval(test: PairedTest) -> tuple[float, float]:
+    """Bounds of the two-sided 95 % interval of the mean difference: where 0 is outside, two-sided p < 0.05.
+
+    Returns:
+        NaN for a single pair; without any variance, the difference twice.
+    """
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + LEVEL) / 2, test.degrees)) * test.error
+    return test.difference - half, test.difference + half
+
+
 def wilcoxon_signed_rank(difference_P: Floats) -> float:
     """One-sided p-value of Wilcoxon's signed-rank test, H1: the differences are above 0; 1 if all are 0.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dbb.csv_files import write_rows
-from openrlhf_dbb.terminal import print_table, shown
+from openrlhf_dbb.terminal import JSON_HELP, WIDE_HELP, print_json, print_table, shown
 from storage import PosteriorStore, RunRecord
 from storage.inspection import usage_by_step
 
@@ -20,6 +20,11 @@ COLUMNS = (
     "zero_variance_share", "rescued_share", "informative_groups", "rollouts_per_group", "tokens_per_group",
 )  # fmt: skip
 
+_NARROW = (
+    "run", "method", "estimator", "rollouts", "filtered_out", "zero_variance_share", "rescued_share",
+    "rollouts_per_group", "tokens_per_group",
+)  # fmt: skip
+
 
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.posteriors``."""
@@ -27,16 +32,21 @@ def add_commands(add: Any) -> None:
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="name, number or start of the uuid of each (default: all runs)"
     )
-    parser.add_argument("--format", choices=("text", "csv"), default="text", help="default: text")
+    parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=("text", "csv"), default="text", help="default: text")
+    form.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
     rows = cost_rows(store, sorted(runs, key=lambda run: (run.method, run.name)))
-    if arguments.format == "csv":
+    if arguments.json:
+        print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+    elif arguments.format == "csv":
         write_rows(sys.stdout, COLUMNS, rows)
     elif rows:
-        print_costs(rows)
+        print_costs(rows, wide=arguments.wide)
     else:
         print(f"no runs in {shown(store.location, width=None)}")
 
@@ -49,9 +59,9 @@ def cost_rows(store: PosteriorStore, runs: Sequence[RunRecord]) -> list[tuple[An
 def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
     tokens = tokens_per_group(totals)
     return (
-        shown(run.name),
-        shown(run.method) or None,
-        shown(run.estimator),
+        shown(run.name, None),
+        shown(run.method, None) or None,
+        shown(run.estimator, None),
         totals["generated"],
         totals["generated_tokens"],
         *(totals[fate] for fate in FATES),
@@ -63,9 +73,12 @@ def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def print_costs(rows: Sequence[Sequence[Any]]) -> None:
-    """Print ``cost_rows`` as a table."""
-    print_table([name.replace("_", " ") for name in COLUMNS], rows)
+def print_costs(rows: Sequence[Sequence[Any]], *, wide: bool = False) -> None:
+    """Print ``cost_rows`` as a table, all columns if ``wide``."""
+    names = COLUMNS if wide else _NARROW
+    places = [COLUMNS.index(name) for name in names]
+    header = [name.replace("_", " ") for name in names]
+    print_table(header, [[row[place] for place in places] for row in rows], cut=() if wide else ("run", "estimator"))
 
 
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:

@@ -1,28 +1,40 @@
-"""The commands runs, show and history: one run, or one prompt, as text."""
+"""The command show: what a run is, how far it got, its hardest and easiest prompts."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.costs import FATES, rollouts_per_group, tokens_per_group, usage_totals
-from openrlhf_dbb.terminal import print_table, shown, without_passwords
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.inspect.costs import rollouts_per_group, tokens_per_group
+from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, state, status
+from openrlhf_dbb.terminal import (
+    JSON_HELP,
+    TEXT_WIDTH,
+    Styled,
+    print_facts,
+    print_json,
+    print_table,
+    print_title,
+    shown,
+    without_passwords,
+)
 from storage import PosteriorStore, RunRecord, StoreError
-from storage.inspection import extremes, find_prompts, progress, prompt_history, shared_state
+from storage.inspection import extremes, progress, shared_state
 
 RUN_HELP = "name, number or start of the uuid (default: the latest run)"
 
 
 def add_commands(add: Any) -> None:
-    """Declare the commands; ``add`` is that of ``cli.posteriors``."""
-    add("runs", list_runs, "list all runs")
-    show = add("show", show_run, "configuration, lineage, progress and extreme prompts of a run")
-    show.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    history = add("history", show_history, "every visit of one prompt")
-    history.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
-    history.add_argument("--run", metavar="RUN", help=RUN_HELP)
+    """Declare the command; ``add`` is that of ``cli.posteriors``."""
+    parser = add("show", show_run, "held-out accuracy, progress, cost, lineage and extreme prompts of a run")
+    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--config", action="store_true", help="print the run's configuration instead, all flags")
+    parser.add_argument("--prompts", type=int, default=5, metavar="K", help="hardest and easiest prompts (default: 5)")
+    parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; with the configuration")
 
 
 def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
@@ -39,49 +51,33 @@ def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
     return run
 
 
-def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    header = (
-        "number", "name", "status", "step", "method", "estimator", "generated", "trained on", "filtered out", "skipped",
-        "replayed", "rollouts per informative group", "model", "data set", "started",
-    )  # fmt: skip
-    rows = [
-        (
-            run.run_id,
-            run.name,
-            run.status,
-            run.last_step,
-            run.method or None,
-            run.estimator,
-            *(used[name] for name in ("generated", *FATES)),
-            rollouts_per_group(used),
-            run.model,
-            run.dataset,
-            run.created_at[:19],
-        )
-        for run, used in ((run, usage_totals(store, run)) for run in store.runs())
-    ]
-    if rows:
-        print_table(header, rows)
-    else:
-        print(f"no runs in {shown(store.location, width=None)}")
-
-
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    run = chosen(store, arguments.run)
-    for name, value in facts(store, run, progress(store, run)).items():
-        print(f"{name + ':':<16}{value}")
-    for title, hardest in (("hardest prompts", True), ("easiest prompts", False)):
-        rows = extremes(store, run, hardest=hardest)
-        if rows:
-            print(f"\n{title}")
-            print_table(
-                ("prompt id", "mean", "variance", "visits", "text"),
-                [(row["prompt_id"], row["mean"], row["variance"], row["visits"], row["prompt"]) for row in rows],
-            )
-    if run.config:
-        print("\nconfiguration")
+    run, most = chosen(store, arguments.run), arguments.prompts
+    if most < 0:
+        raise UsageError(f"--prompts: {most} is below 0; give how many of the hardest and of the easiest to list")
+    if arguments.json:
+        print_json(_numbers(store, run, most))
+    elif arguments.config:
         for key, value in configuration(run):
-            print(f"  {key}: {value}")
+            print(f"{key}: {value}")
+    else:
+        print_facts(facts(store, run, progress(store, run)).items())
+        for title, hardest in (("hardest prompts", True), ("easiest prompts", False)):
+            _print_prompts(title, extremes(store, run, hardest=hardest, limit=most))
+
+
+def _print_prompts(title: str, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    print_title(title)
+    print_table(
+        ("prompt id", "mean", "variance", "visits", "text"),
+        [
+            (row["prompt_id"], row["mean"], row["variance"], row["visits"], shown(row["prompt"], TEXT_WIDTH))
+            for row in rows
+        ],
+        cut=("text",),
+    )
 
 
 def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:
@@ -90,26 +86,19 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
     Args:
         totals: as ``storage.inspection.progress`` gives them.
     """
-    parameters = ", ".join(f"{key} = {value}" for key, value in run.parameters.items())
+    last, now = totals["last_step_at"], status(run)
     found = {
-        "run": f"{run.name} (number {run.run_id}, {run.uuid})",
-        "database": store.location,
-        "status": f"{run.status}, step {run.last_step}",
-        "started": run.created_at,
-        "last step": totals["last_step_at"] or "none yet",
-        "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
-        "method": run.method or "not recorded",
-        "estimator": f"{run.estimator} version {run.estimator_version}" + (f", {parameters}" if parameters else ""),
-        "model": run.model,
-        "data set": f"{run.dataset} ({run.dataset_digest})" if run.dataset_digest else run.dataset,
-        "reward": run.reward,
-        "began from": _lineage(run),
-        "rollouts": f"{totals['rollouts']} in {totals['visits']} visits, {_rate(totals)} of the full reward",
-        "prompts": f"{totals['prompts']} with a posterior, {totals['visited']} visited",
-        "posterior mean": "none yet" if totals["mean"] is None else f"{totals['mean']:.4f}, over prompts",
+        "run": Styled(f"{run.name} (number {run.run_id})", "bold"),
+        "held-out accuracy": Styled(_held_out(held_out_numbers(store, run)), "bold"),
+        "status": Styled(f"{now}, step {run.last_step}", now.style),
+        "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
+        "training": f"{_rate(totals)} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
     }
     if totals["generated"] is not None:
         found |= _usage(totals)
+    found["posterior mean"] = "none yet"
+    if totals["mean"] is not None:
+        found["posterior mean"] = f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited"
     run_wide = shared_state(store, run)
     if run_wide:
         found["run-wide state"] = ", ".join(
@@ -118,22 +107,61 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
         )
     if totals["probes"]:
         found["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
-    return {name: shown(without_passwords(value), width=None) for name, value in found.items()}
+    found |= {
+        "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
+        "method": run.method or "not recorded",
+        "estimator": _estimator(run),
+        "model": run.model,
+        "data set": f"{run.dataset} ({run.dataset_digest})" if run.dataset_digest else run.dataset,
+        "reward": run.reward,
+        "began from": _lineage(run),
+        "uuid": run.uuid,
+        "database": store.location,
+    }
+    if state(run) == "stale":
+        found["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
+    return {name: _safe(value) for name, value in found.items()}
+
+
+def _safe(value: str) -> str:
+    safe = shown(without_passwords(value), width=None)
+    return Styled(safe, value.style) if isinstance(value, Styled) else safe
+
+
+def _held_out(numbers: Mapping[str, Any] | None) -> str:
+    """Accuracy at the start, the best and the last; each step once."""
+    if numbers is None:
+        return "not measured; --eval.dataset of the training names held-out prompts"
+    at = {numbers[f"{name}_step"]: numbers[name] for name in ("start", "best", "last")}
+    points = [
+        f"{100 * accuracy:.1f} % at step {step}" + (" (best)" if len(at) > 1 and step == numbers["best_step"] else "")
+        for step, accuracy in at.items()
+    ]
+    asked = f"{numbers['prompts']} prompts x {numbers['samples']} samples"
+    if numbers["benchmarks"] > 1:
+        asked += f", mean of {numbers['benchmarks']} benchmarks"
+    return f"{' -> '.join(points)}; {asked}"
+
+
+def _estimator(run: RunRecord) -> str:
+    parameters = ", ".join(f"{key} = {value}" for key, value in run.parameters.items())
+    return f"{run.estimator} version {run.estimator_version}" + (f", {parameters}" if parameters else "")
 
 
 def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
     """Where the rollouts went; for a run whose usage was recorded."""
     unused = totals["unused_rollouts"]
     found = {
-        "generated": f"{totals['generated']} rollouts, {totals['generated_tokens']} tokens"
-        + (f"; {unused} more unused at the end" if unused else ""),
-        "trained on": f"{totals['trained']} rollouts, {totals['filtered']} filtered out; {totals['replayed']} replayed",
-        "skipped": f"prompts {totals['skipped']} times, before generation",
-        "informative": f"{totals['informative_groups']} of {totals['groups']} groups",
+        "rollouts": f"{totals['generated']} generated, {totals['trained']} trained on, {totals['filtered']} filtered "
+        f"out, {totals['replayed']} replayed; prompts skipped {totals['skipped']} times"
+        + (f"; {unused} more rollouts unused at the end" if unused else "")
     }
     rollouts, tokens = rollouts_per_group(totals), tokens_per_group(totals)
     if rollouts is not None and tokens is not None:
-        found["cost"] = f"{rollouts:.1f} rollouts, {tokens:.0f} tokens per informative group"
+        found["cost"] = (
+            f"{rollouts:.1f} rollouts, {tokens:.0f} tokens per informative group "
+            f"({totals['informative_groups']} of {totals['groups']} groups)"
+        )
     return found
 
 
@@ -144,21 +172,25 @@ def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield shown(key, width=None), shown(without_passwords(value), width=None)
 
 
-def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    run = chosen(store, arguments.run)
-    found = find_prompts(store, run, arguments.prompt)
-    if len(found) > 1:
-        matches = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in found)
-        raise StoreError(f"{arguments.prompt!r} is in several prompts: {matches}; give the id of one")
-    (prompt,) = found
-    print(f"run {shown(run.name)}, prompt {prompt['prompt_id']}: {shown(prompt['prompt'], 200)}")
-    print(f"label: {shown(prompt['label'], 200)}")
-    columns = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance")
-    rows = [tuple(row[column] for column in columns) for row in prompt_history(store, run, prompt["prompt_id"])]
-    if rows:
-        print_table(columns, rows)
-    else:
-        print("not visited in this run; its posterior comes from the warm start")
+def _numbers(store: PosteriorStore, run: RunRecord, most: int) -> dict[str, Any]:
+    """What ``show --json`` prints."""
+    totals = progress(store, run)
+    parent = run.parent and run.parent | {"database": without_passwords(run.parent["database"])}
+    return overview(store, run) | {
+        "reward": without_passwords(run.reward),
+        "checkpoint": totals["checkpoint"],
+        "visits": totals["visits"],
+        "training_rate": totals["successes"] / totals["rollouts"] if totals["rollouts"] else None,
+        "posterior_mean": totals["mean"],
+        "prompts": totals["prompts"],
+        "prompts_visited": totals["visited"],
+        "probes": totals["probes"],
+        "began_from": parent,
+        "database": store.location,
+        "hardest": extremes(store, run, hardest=True, limit=most),
+        "easiest": extremes(store, run, hardest=False, limit=most),
+        "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
+    }
 
 
 def _lineage(run: RunRecord) -> str:
@@ -176,4 +208,4 @@ def _compact(value: float) -> str:
 
 
 def _rate(totals: Mapping[str, Any]) -> str:
-    return f"{float(totals['successes']) / float(totals['rollouts']):.1%}" if totals["rollouts"] else "none"
+    return f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"

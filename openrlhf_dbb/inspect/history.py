@@ -1,0 +1,54 @@
+"""The command history: every visit of one prompt."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from openrlhf_dbb.inspect.show import RUN_HELP, chosen
+from openrlhf_dbb.terminal import JSON_HELP, Styled, print_facts, print_json, print_table, shown
+from storage import PosteriorStore, StoreError
+from storage.inspection import find_prompts, prompt_history
+
+_COLUMNS = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance")
+_BAR = 20
+_LONGEST = 200
+
+
+def add_commands(add: Any) -> None:
+    """Declare the command; ``add`` is that of ``cli.posteriors``."""
+    parser = add("history", show_history, "every visit of one prompt")
+    parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
+    parser.add_argument("--run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--wide", action="store_true", help="prompt and label in full")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    run = chosen(store, arguments.run)
+    found = find_prompts(store, run, arguments.prompt)
+    if len(found) > 1:
+        matches = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in found)
+        raise StoreError(f"{arguments.prompt!r} is in several prompts: {matches}; give the id of one")
+    (prompt,) = found
+    visits = prompt_history(store, run, prompt["prompt_id"])
+    if arguments.json:
+        print_json({"run": run.name, **prompt, "visits": visits})
+        return
+    longest = None if arguments.wide else _LONGEST
+    print_facts(
+        [
+            ("run", run.name),
+            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], longest)}"),
+            ("label", shown(prompt["label"], longest)),
+        ]
+    )
+    if visits:
+        print_table((*_COLUMNS, ""), [(*(row[name] for name in _COLUMNS), _bar(row["mean"])) for row in visits])
+    else:
+        print("not visited in this run; its posterior comes from the warm start")
+
+
+def _bar(mean: float) -> str:
+    """A bar as long as a mean in [0, 1]; none for another."""
+    return Styled("#" * round(_BAR * mean) if 0 <= mean <= 1 else "", "cyan")
