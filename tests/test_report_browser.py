@@ -234,7 +234,7 @@ def test_where_the_rollouts_went(browser, filtered_page, width, dark):
         "rollouts per informative group": "4.8", "tokens per informative group": "48", "unused at the end": "7",
     }  # fmt: skip
     assert _texts(browser, "#usage-parts dt") == [
-        "informative: 12 (50.0%)", "rescued: 8 (33.3%)", "no advantage: 0 (0.0%)", "filtered out: 4 (16.7%)",
+        "mixed: 12 (50.0%)", "rescued: 8 (33.3%)", "no advantage: 0 (0.0%)", "filtered out: 4 (16.7%)",
     ]  # fmt: skip
     height = """[...document.querySelectorAll("#usage-by-step > svg rect")]
                 .map((bar) => Math.round(bar.getAttribute("height") / %s))"""
@@ -242,7 +242,7 @@ def test_where_the_rollouts_went(browser, filtered_page, width, dark):
     assert browser(height % (tallest / 8)) == [8, 4, 8, 0, 0, 0, 0, 4]
     assert _texts(browser, "#usage-beside .legend li") == ["rollouts replayed", "prompts skipped"]
     rescued = 'getComputedStyle(document.querySelector("#usage-by-step > svg rect.rescued")).fill'
-    assert browser(rescued) == ("rgb(53, 201, 154)" if dark else "rgb(86, 180, 233)")
+    assert browser(rescued) == ("rgb(53, 201, 154)" if dark else "rgb(0, 158, 115)")  # green in both
 
 
 def test_one_switch_draws_all_curves_over_rollouts(browser, filtered_page):
@@ -257,7 +257,7 @@ def test_one_switch_draws_all_curves_over_rollouts(browser, filtered_page):
     assert all(text.startswith("step 2, 24 rollouts: ") for text in _texts(browser, readouts))
     assert browser('document.querySelector("#by-epoch .readout").textContent').startswith("epoch 2: ")
     # bars of 16 and 8 rollouts
-    wide = """[...document.querySelectorAll("#usage-by-step > svg rect.informative")]
+    wide = """[...document.querySelectorAll("#usage-by-step > svg rect.mixed")]
               .map((bar) => Number(bar.getAttribute("width")) + 1)"""
     first, second = browser(wide)
     assert first / second == pytest.approx(2, rel=1e-3)
@@ -273,6 +273,30 @@ def test_one_switch_draws_all_curves_over_rollouts(browser, filtered_page):
     assert browser('document.querySelectorAll("#by-step > svg").length') == 1 and browser.complaints == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_held_out_accuracy_comes_first(browser, open_new, fill, tmp_path, width):
+    store = open_new("sqlite")
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    for step, successes in enumerate([[1, 0], [4, 3], [2, 2]]):
+        if step:
+            fill.step(run, step, ids, [4, 1])
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+    path = tmp_path / "report.html"
+    assert main(["report", "-o", str(path), "--store.url", store.url]) == 0
+    browser.open(path, width)
+    browser.until('document.querySelectorAll("#held-out > svg .dot").length == 3')
+    tiles = list(zip(_texts(browser, "#numbers dt"), _texts(browser, "#numbers dd"), strict=True))
+    assert tiles[:4] == [
+        ("held-out accuracy, step 0", "12.5%"), ("held-out accuracy, step 2", "50.0%"),
+        ("best held-out accuracy, step 1", "87.5%"), ("training success, epoch 1", "62.5%"),
+    ]  # fmt: skip
+    assert _texts(browser, "#held-out figcaption") == ["Held-out accuracy, 2 prompts \u00d7 4 samples"]
+    assert _texts(browser, "#held-out .readout") == ["step 2: held-out accuracy 50.0%"]
+    browser('document.querySelector("#axis input[value=rollouts]").click()')
+    browser.until('document.querySelector("#held-out .readout").textContent.startsWith("step 2, 16 rollouts: ")')
+    assert browser.complaints == [] and browser("document.documentElement.scrollWidth") <= width
+
+
 def test_a_run_without_recorded_usage_has_no_section_and_no_switch(browser, open_new, fill, tmp_path):
     store = open_new("sqlite")
     fill.step(fill.run(store), 1, fill.prompts(store, 2), [1, 4], usage=None)
@@ -280,7 +304,7 @@ def test_a_run_without_recorded_usage_has_no_section_and_no_switch(browser, open
     assert main(["report", "-o", str(path), "--store.url", store.url]) == 0
     browser.open(path)
     browser.until('document.querySelectorAll("#by-step > svg .curve").length == 2')
-    for hidden in ("usage", "usage-link", "axis"):
+    for hidden in ("usage", "usage-link", "axis", "held-out"):
         assert browser(f'document.getElementById("{hidden}").getClientRects().length') == 0
     assert browser('document.getElementById("subtitle").textContent').startswith("dbb version 1")
     browser('document.querySelector("#table tbody button").click()')

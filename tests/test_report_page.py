@@ -147,12 +147,34 @@ def test_where_the_rollouts_went(trained):
     assert {name: unpack(usage[name]).tolist() for name in ("step", "steps", "replayed", "skipped")} == {
         "step": [1, 2], "steps": [1, 1], "replayed": [6, 6], "skipped": [3, 3],
     }  # fmt: skip
-    parts = ("informative", "rescued", "no_advantage", "filtered")
+    parts = ("mixed", "rescued", "no_advantage", "filtered")
     assert [unpack(usage[name]).tolist() for name in parts] == [[4, 4], [8, 8], [0, 0], [0, 0]]
     assert unpack(data["generated_total"]).tolist() == [12, 24]
     prompts = data["prompts"]
     found = [unpack(prompts[name]).tolist() for name in ("generated", "trained", "replayed", "skipped")]
     assert found == [[8, 8, 8, 0], [8, 8, 8, 0], [6, 0, 6, 0], [2, 2, 2, 0]]  # the last: warm start alone
+
+
+def test_held_out_accuracy(trained, fill):
+    store, run, ids = trained
+    assert gather(store, run)["held_out"] is None
+    for step, successes in ((0, [0, 1, 0]), (2, [1, 2, 3])):
+        rows = [fill.evaluation(ids[:3], successes)]
+        store.record_evaluation("training", rows, model="", config={}, run=run, step=step)
+    found = gather(store, run)["held_out"]
+    assert (unpack(found["step"]).tolist(), found["prompts"], found["samples"]) == ([0, 2], 3, 4)
+    np.testing.assert_allclose(unpack(found["accuracy"]), [1 / 12, 6 / 12], rtol=1e-6)
+
+
+def test_a_long_held_out_curve_keeps_its_best_point(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    for step in range(500):
+        if step:
+            fill.step(run, step, ids, [1])
+        run.record_evaluation(step, "training", [fill.evaluation(ids, [step == 251])], model="", config={})
+    found = gather(store, run.record)["held_out"]
+    steps, accuracy = unpack(found["step"]), unpack(found["accuracy"])
+    assert len(steps) <= 201 and (steps[0], steps[-1], steps[accuracy.argmax()]) == (0, 499, 251)
 
 
 def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
@@ -162,7 +184,7 @@ def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     usage = fill.usage(ids, [4, 0, 2], informative=[0, 0, 4], rescued=[0, 0, 0], **trained)
     fill.step(run, 1, ids, [4, 0, 2], usage=usage)
     data = gather(store, run.record)
-    parts = ("informative", "rescued", "no_advantage", "filtered")
+    parts = ("mixed", "rescued", "no_advantage", "filtered")
     assert [unpack(data["usage"][name]).tolist() for name in parts] == [[4], [0], [4], [4]]
     assert data["usage"]["rollouts_per_group"] == 12 and data["method"] == "dapo"
     assert (data["steps"]["zero_variance_groups"], data["steps"]["rescued_groups"]) == (2, 0)
@@ -187,7 +209,7 @@ def test_a_run_whose_history_is_pruned_keeps_its_totals(trained):
     prune(store, run, before=3)
     data = gather(store, run)
     assert data["steps"]["groups"] == 0
-    assert unpack(data["usage"]["informative"]).tolist() == [4, 4] and data["usage"]["totals"]["generated"] == 24
+    assert unpack(data["usage"]["mixed"]).tolist() == [4, 4] and data["usage"]["totals"]["generated"] == 24
 
 
 def test_a_large_run_shows_some_prompts_and_totals_of_all(trained):

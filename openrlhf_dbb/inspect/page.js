@@ -1,18 +1,25 @@
 // ---- sections
 
 const fact = Object.fromEntries(data.facts);
+const heldOut = data.held_out && unpackAll(data.held_out);
 
 function drawHead() {
   byId("name").textContent = document.title;
   byId("subtitle").textContent = [...(data.method ? [data.method] : []), fact.estimator, fact.model, fact["data set"], fact.status].join(" \u00b7 ");
   const size = epochs.epoch.length;
-  const numbers = [["prompts", whole(data.all_prompts)], ["groups of rollouts", whole(steps.groups)]];
+  const numbers = [];
+  if (heldOut) {
+    const { step, accuracy } = heldOut, last = step.length - 1, best = accuracy.indexOf(Math.max(...accuracy));
+    const name = (i) => `${i === best && last ? "best " : ""}held-out accuracy, step ${whole(step[i])}`;
+    for (const i of new Set([0, last, best])) numbers.push([name(i), percent(accuracy[i])]);
+  }
   if (size) {
-    numbers.push([`success rate, epoch ${whole(epochs.epoch[0])}`, percent(epochs.success_rate[0])]);
-    if (size > 1) numbers.push([`success rate, epoch ${whole(epochs.epoch[size - 1])}`, percent(epochs.success_rate[size - 1])]);
+    const success = (e) => [`training success, epoch ${whole(epochs.epoch[e])}`, percent(epochs.success_rate[e])];
+    numbers.push(success(0), ...(size > 1 ? [success(size - 1)] : []));
     numbers.push(["zero-variance groups", percent(steps.zero_variance_groups / steps.groups)]);
     if (steps.zero_variance_groups) numbers.push(["of these rescued", percent(steps.rescued_groups / steps.zero_variance_groups)]);
   }
+  numbers.push(["prompts", whole(data.all_prompts)], ["groups of rollouts", whole(steps.groups)]);
   byId("numbers").append(...numbers.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
@@ -26,6 +33,11 @@ function drawCurves() {
   const { step, span } = steps;
   const curves = (of) => [{ name: "success rate", y: of.success_rate }, { name: "posterior mean", y: of.mean }];
   const zeroVariance = (of) => [{ name: "zero variance", y: of.zero_variance }, { name: "rescued", y: of.rescued }];
+  if (heldOut) {
+    byId("held-out").hidden = false;
+    lineChartOverSteps(byId("held-out"), { title: `Held-out accuracy, ${whole(heldOut.prompts)} prompts \u00d7 ${whole(heldOut.samples)} samples`,
+      ...reward, step: heldOut.step, lines: [{ name: "held-out accuracy", y: heldOut.accuracy }] });
+  }
   lineChartOverSteps(byId("by-step"), { title: "During training", step, span, ...reward, ...rates, lines: curves(steps) });
   lineChart(byId("by-epoch"), { title: "By epoch", ...overEpochs, ...reward, ...rates, lines: curves(epochs) });
   lineChartOverSteps(byId("zero-variance-by-step"), { title: "Share of the groups", step, span, ...share, lines: zeroVariance(steps) });

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.inspect import page, prompt_table, rollout_usage
+from openrlhf_dbb.inspect.overview import status
 from openrlhf_dbb.inspect.page import packed
 from openrlhf_dbb.inspect.show import RUN_HELP, chosen, configuration, facts
 from openrlhf_dbb.inspect.trajectories import (
@@ -39,6 +40,7 @@ from storage import (
     read_probes,
     read_usage,
 )
+from storage.held_out import held_out
 from storage.inspection import (
     StepUsage,
     current_means,
@@ -90,6 +92,7 @@ def gather(store: PosteriorStore, run: RunRecord, *, most_prompts: int = _MOST_P
     improved, regressed = _movers(found)
     return {
         "method": shown(run.method, width=None),
+        "held_out": _held_out(store, run, last_step),
         "facts": list(facts(store, run, totals).items()),
         "config": list(configuration(run)),
         "lineage": _lineage(store, run),
@@ -115,6 +118,21 @@ def gather(store: PosteriorStore, run: RunRecord, *, most_prompts: int = _MOST_P
         "improved": improved.tolist(),
         "regressed": regressed.tolist(),
         **prompt_table.section(store, found, means, np.concatenate([improved, regressed]), most_prompts, usage),
+    }
+
+
+def _held_out(store: PosteriorStore, run: RunRecord, last_step: int) -> dict[str, Any] | None:
+    """Held-out accuracy over the steps until ``last_step``, the first, the last and the best among the points."""
+    found = held_out(store, run)
+    if found is None or found.step[0] > last_step:
+        return None
+    chosen_rows = np.unique([*_evenly(len(found.step)), found.best])
+    chosen_rows = chosen_rows[found.step[chosen_rows] <= last_step]
+    return {
+        "step": packed(found.step[chosen_rows]),
+        "accuracy": packed(found.accuracy[chosen_rows]),
+        "prompts": found.prompts,
+        "samples": found.samples,
     }
 
 
@@ -176,10 +194,15 @@ def _thinned(
     """At most ``_MOST_POINTS`` of each series, its first and last among them."""
     thinned = {}
     for name, series in numbers.items():
-        chosen_rows = np.unique(np.linspace(0, len(series) - 1, _MOST_POINTS).round().astype(np.int64))
+        chosen_rows = _evenly(len(series))
         steps, values = zip(*(series[row] for row in chosen_rows), strict=True)
         thinned[name] = (np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
     return thinned
+
+
+def _evenly(size: int) -> NDArray[np.int64]:
+    """At most ``_MOST_POINTS`` of the rows 0 ... size - 1, with the first and the last."""
+    return np.unique(np.linspace(0, size - 1, _MOST_POINTS).round().astype(np.int64))
 
 
 def _movers(found: Trajectories) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -201,7 +224,7 @@ def _lineage(store: PosteriorStore, run: RunRecord) -> list[list[Any]]:
         place = "" if here else f", in {parent['database']}"
         rows.insert(0, ["ancestor", parent["name"], f"its step {parent['step']}, weight {parent['weight']:g}{place}"])
         parent = here.parent if here else None
-    rows.append(["this run", run.name, f"{run.status}, step {run.last_step}"])
+    rows.append(["this run", run.name, f"{status(run)}, step {run.last_step}"])
     rows += [
         ["descendant", other.name, f"from step {other.parent['step']}, weight {other.parent['weight']:g}"]
         for other in by_uuid.values()

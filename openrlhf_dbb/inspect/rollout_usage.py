@@ -46,7 +46,7 @@ def section(by_step: StepUsage, totals: Mapping[str, Any], edges: Whole) -> dict
         "span": int(edges[0]),
         "steps": total(np.ones_like(by_step.step)),
         # Every generated rollout is in one of these four.
-        "informative": total(by_step.informative - by_step.rescued),
+        "mixed": total(by_step.informative - by_step.rescued),
         "rescued": total(by_step.rescued),
         "no_advantage": total(by_step.trained - by_step.informative),
         "filtered": total(by_step.filtered),
