@@ -31,7 +31,7 @@ def test_show_where_the_rollouts_went(store, fill, capsys):
     out = capsys.readouterr().out
     assert "method:            dapo\n" in out
     assert (
-        "rollouts:          16 generated, 8 trained on, 8 filtered out, 8 replayed; prompts skipped 4 times; "
+        "rollouts:          16 generated, 8 trained on, 8 filtered out, 8 replayed, 4 prompt skips; "
         "3 more rollouts unused at the end\n"
     ) in out
     assert "cost:              8.0 rollouts, 80 tokens per informative group (2 of 4 groups)\n" in out

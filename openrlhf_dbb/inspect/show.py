@@ -153,7 +153,7 @@ def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
     unused = totals["unused_rollouts"]
     found = {
         "rollouts": f"{totals['generated']} generated, {totals['trained']} trained on, {totals['filtered']} filtered "
-        f"out, {totals['replayed']} replayed; prompts skipped {totals['skipped']} times"
+        f"out, {totals['replayed']} replayed, {totals['skipped']} prompt skips"
         + (f"; {unused} more rollouts unused at the end" if unused else "")
     }
     rollouts, tokens = rollouts_per_group(totals), tokens_per_group(totals)
