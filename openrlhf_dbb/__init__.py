@@ -23,6 +23,7 @@ inspect     a store, looked into and kept in order
 lab         estimators measured without training
 figures     matplotlib in the house style
 terminal    text from a store, made safe for a terminal
+options     options that several commands have
 csv_files   CSV as every command writes it
 ray_address which Ray cluster a command joins
 spelling    what was probably meant by an unknown name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,23 +33,17 @@ def style(name: str) -> dict[str, Any]:
     return dict(STYLE.get(name, _OTHER))
 
 
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """Add ``--out FOLDER``; by default ``lab/COMMAND`` below the working directory."""
-    default = Path("lab") / parser.prog.split()[-1]
-    parser.add_argument("--out", metavar="FOLDER", default=default, help=f"where files are written (default {default})")
-
-
-def folder(arguments: argparse.Namespace) -> Path:
-    """The folder of ``--out``, created if needed.
+def folder(path: Path) -> Path:
+    """The folder of ``--output``, created if needed; asked for before the work whose figures go there.
 
     Raises:
-        UsageError: it cannot be created.
+        UsageError: it cannot be created, or matplotlib is not installed.
     """
-    path = Path(arguments.out)
+    require_matplotlib()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--out {path}: {error.strerror}; name a folder that can be written") from error
+        raise UsageError(f"--output {path}: {error.strerror}; name a folder that can be written") from error
     return path
 
 
@@ -144,6 +137,6 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise UsageError("figures need matplotlib: pip install 'openrlhf-dbb[lab]'") from error
+        raise UsageError('figures need matplotlib: pip install "openrlhf-dbb[lab]"') from error
     matplotlib.use("Agg")
     return matplotlib

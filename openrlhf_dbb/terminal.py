@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 TEXT_WIDTH = 60
 """Longer texts, such as prompts, are cut to it in tables."""
 
-JSON_HELP = "print one JSON document; numbers are numbers, what is not known is null"
 WIDE_HELP = "all columns, and no text cut to fit the terminal"
 
 _LEAST = 12  # no text is cut to less to make a table fit
@@ -166,8 +165,23 @@ def print_title(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one JSON document in ASCII; NaN becomes null."""
-    print(json.dumps(_without_nan(value), indent=2, allow_nan=False))
+    """Print :func:`json_text`."""
+    print(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """The value as one JSON document in ASCII; NaN becomes null."""
+    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+
+
+def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows of a table as objects for :func:`print_json`.
+
+    Example:
+        >>> records(("name", "mse"), [("dbb", 0.5)])
+        [{'name': 'dbb', 'mse': 0.5}]
+    """
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def _without_nan(value: Any) -> Any:

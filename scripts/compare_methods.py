@@ -36,7 +36,7 @@ COLUMNS = (
 def train(name: str, method: str, estimator: str, seed: int, rollouts: int, folder: Path) -> None:
     """Train one run; its time, memory and accuracy go to ``NAME.json``."""
     command = [
-        sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--method", method,
+        sys.executable, "-m", "openrlhf_dbb", "train", "--preset", "tiny", "--method", method,
         "--estimator", estimator, "--train.seed", str(seed), "--train.max_rollouts", str(rollouts),
         "--run_name", name, "--store.url", f"sqlite:///{folder}/methods.db",
         "--eval.n_samples_per_prompt", "32", "--eval.steps", "1000000",

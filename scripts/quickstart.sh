@@ -14,7 +14,7 @@ PATH=$OPENRLHF_DBB_VENV/bin:$PATH
 # torch prints this in every process, about a package that OpenRLHF pins.
 export PYTHONWARNINGS="ignore:The pynvml package is deprecated:FutureWarning${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
 status=0
-python -m openrlhf_dbb.cli.train_grpo --preset tiny --estimator dbb "$@" || status=$?
+python -m openrlhf_dbb train --preset tiny --estimator dbb "$@" || status=$?
 echo "quickstart: $SECONDS s in all, exit status $status"
 if [ "$status" = 0 ]; then
     echo "next:  source $OPENRLHF_DBB_VENV/bin/activate, then"

@@ -34,12 +34,12 @@ for spec in grpo:point repo:point greso:point dapo:point grpo:dbb; do
         resume=()
         [[ -d runs/$name ]] && resume=(--resume "$name")
         # 17,280 prompts x 8 x 4: all methods generate the same number of rollouts
-        run python -m openrlhf_dbb.cli.train_grpo --preset "$preset" --method "$method" \
+        run python -m openrlhf_dbb train --preset "$preset" --method "$method" \
             --estimator "$estimator" --train.max_rollouts 552960 --run_name "$name" ${resume[@]+"${resume[@]}"}
     fi
-    run python -m openrlhf_dbb.cli.evaluate --model "runs/$name/model" --benchmarks "$benchmarks" \
+    run python -m openrlhf_dbb evaluate --model "runs/$name/model" --benchmarks "$benchmarks" \
         --n 8 --runs 4 --max_new_tokens "$length" --name "$name" --run "$name"
     evaluated+=("$name")
 done
-run python -m openrlhf_dbb.cli.evaluate compare "${evaluated[@]}" --of "$preset-grpo-dbb" --output "table1-$preset"
+run python -m openrlhf_dbb evaluate compare "${evaluated[@]}" --of "$preset-grpo-dbb" --output "table1-$preset"
 echo "compare table1-$preset with $repo/scripts/table1_expected.csv"

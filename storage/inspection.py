@@ -179,23 +179,22 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int = 10) -> Rows:
-    """Prompts of a run with this id, else with this text in their prompt (case-insensitive).
+    """Prompts of a run with this id, or with this text in their prompt (case-insensitive).
 
     Returns:
-        prompt_id, prompt, label of each, lowest id first.
+        prompt_id, prompt, label of each: first the one with this id, then those with the text, lowest id first.
 
     Raises:
         StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
-    matches = prompt.prompt.icontains(ref, autoescape=True)
-    if ref.isascii() and ref.isdigit() and int(ref) <= _LARGEST_ID:
-        matches = or_(prompt.prompt_id == int(ref), matches)
+    number = int(ref) if ref.isascii() and ref.isdigit() else 0
+    named = prompt.prompt_id == (number if number <= _LARGEST_ID else 0)
     query = (
         select(prompt.prompt_id, prompt.prompt, prompt.label)
         .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
-        .where(posterior.run_id == run.run_id, matches)
-        .order_by(prompt.prompt_id)
+        .where(posterior.run_id == run.run_id, or_(named, prompt.prompt.icontains(ref, autoescape=True)))
+        .order_by(named.desc(), prompt.prompt_id)
         .limit(limit)
     )
     with store.database.transaction() as connection:
@@ -205,7 +204,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
             f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "
             "give a prompt_id, or part of the prompt's text"
         )
-    return [row for row in found if str(row["prompt_id"]) == ref] or found
+    return found
 
 
 def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,13 +27,16 @@ _COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "checkpo
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What a prune deleted.
+    """What a prune deleted, or would delete.
 
     Attributes:
+        first_kept: the first step whose history is kept.
         steps: steps whose history was deleted.
         history_rows, probes, usage_rows, checkpoints: rows deleted.
-        bytes_freed: room for new rows in the file (SQLite); None if unknown (PostgreSQL).
+        bytes_freed: room for new rows in the file (SQLite); None if unknown (PostgreSQL, or nothing was deleted).
     """
+
+    first_kept: int
 
     steps: int
     history_rows: int
@@ -49,6 +53,7 @@ def prune(
     keep_last: int | None = None,
     before: int | None = None,
     drop_checkpoints: bool = False,
+    dry_run: bool = False,
 ) -> PruneResult:
     """Delete the history, probes and usage of a run's old steps; give exactly one of ``keep_last`` and ``before``.
 
@@ -71,6 +76,7 @@ def prune(
         keep_last: number of steps to keep, >= 0.
         before: the first step to keep, >= 1.
         drop_checkpoints: give up the checkpoints that need deleted history; their rows are deleted too.
+        dry_run: only count what would be deleted.
 
     Raises:
         StoreError: a checkpoint needs the history, an argument does not fit, or there is no such run.
@@ -82,6 +88,9 @@ def prune(
             raise StoreError(f"a prune's {name} is {value}; it must be at least {lowest}")
     database = store.database
     first_kept, parts = _plan(database, run, keep_last, before)
+    if dry_run:
+        counts = _counted(database, run, first_kept, parts, drop_checkpoints)
+        return _result(first_kept, counts, bytes_freed=None)
     free = _free_bytes(database)
 
     def delete(start: int, end: int, note: _Note, connection: Connection) -> _Note:
@@ -96,7 +105,12 @@ def prune(
     for start, end in parts:
         note = database.write_once(partial(delete, start, end, note), _is_noted)
     freed = None if free is None else (_free_bytes(database) or 0) - free
-    return PruneResult(**{name: note[1][name] for name in _COUNTED if name != "samples"}, bytes_freed=freed)
+    return _result(first_kept, note[1], bytes_freed=freed)
+
+
+def _result(first_kept: int, counts: Mapping[str, int], *, bytes_freed: int | None) -> PruneResult:
+    named = {name: counts[name] for name in _COUNTED if name != "samples"}
+    return PruneResult(first_kept=first_kept, **named, bytes_freed=bytes_freed)
 
 
 @retried
@@ -168,20 +182,41 @@ def _given_up(connection: Connection, run: Row[Any], first_kept: int, drop: bool
     )
 
 
+_OLD = "WHERE run_id = :run AND step < :end"
+_DELETED = {
+    "history_rows": f"FROM dbb_history {_OLD}",
+    "probes": f"FROM dbb_probe {_OLD}",
+    "usage_rows": f"FROM dbb_usage {_OLD}",
+    "checkpoints": "FROM dbb_checkpoint WHERE run_id = :run AND step < :given_up",
+}
+
+
 def _delete(connection: Connection, run_id: int, start: int, end: int, given_up: int) -> dict[str, int]:
     """Delete history, probes and usage before step ``end``, and checkpoints before ``given_up``; how many of each."""
+    counts = _count(connection, run_id, start, end, given_up)
+    for rows in _DELETED.values():
+        connection.execute(text(f"DELETE {rows}"), {"run": run_id, "end": end, "given_up": given_up})
+    return counts
+
+
+def _count(connection: Connection, run_id: int, start: int, end: int, given_up: int) -> dict[str, int]:
+    """How many of each :func:`_delete` deletes."""
+    counted = {name: f"SELECT count(*) {rows}" for name, rows in _DELETED.items()}
+    counted["steps"] = f"SELECT count(*) FROM dbb_step {_OLD} AND step >= :start"
+    counted["samples"] = f"SELECT coalesce(sum(samples), 0) FROM dbb_probe {_OLD}"
     key = {"run": run_id, "start": start, "end": end, "given_up": given_up}
-    old = "WHERE run_id = :run AND step < :end"
-    samples = connection.scalar(text(f"SELECT coalesce(sum(samples), 0) FROM dbb_probe {old}"), key)
-    checkpoints = "DELETE FROM dbb_checkpoint WHERE run_id = :run AND step < :given_up"
-    return {
-        "steps": connection.scalar(text(f"SELECT count(*) FROM dbb_step {old} AND step >= :start"), key) or 0,
-        "history_rows": connection.execute(text(f"DELETE FROM dbb_history {old}"), key).rowcount,
-        "probes": connection.execute(text(f"DELETE FROM dbb_probe {old}"), key).rowcount,
-        "samples": int(samples or 0),
-        "usage_rows": connection.execute(text(f"DELETE FROM dbb_usage {old}"), key).rowcount,
-        "checkpoints": connection.execute(text(checkpoints), key).rowcount,
-    }
+    return {name: int(connection.scalar(text(counted[name]), key) or 0) for name in _COUNTED}
+
+
+@retried
+def _counted(
+    database: Database, run: RunRecord, first_kept: int, parts: list[tuple[int, int]], drop_checkpoints: bool
+) -> dict[str, int]:
+    if not parts:
+        return dict.fromkeys(_COUNTED, 0)
+    with database.transaction() as connection:
+        given_up = _given_up(connection, _stored(connection, database, run), first_kept, drop_checkpoints)
+        return _count(connection, run.run_id, parts[0][0], first_kept, given_up)
 
 
 def _write_note(connection: Connection, run: Row[Any], event_id: int | None, detail: dict[str, int]) -> int:

@@ -43,7 +43,7 @@ class Evaluating:
     def __init__(self, folder, tiny):
         self.folder = folder
         self._command = [
-            sys.executable, "-m", "openrlhf_dbb.cli.evaluate", "--model", str(tiny.model), "--name", "mine",
+            sys.executable, "-m", "openrlhf_dbb", "evaluate", "--model", str(tiny.model), "--name", "mine",
             "--max_new_tokens", "10", "--temperature", "1", "--top_p", "1",
         ]  # fmt: skip
         self.place = folder / "evaluations" / "mine"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.evaluate import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import results
 
@@ -60,17 +60,17 @@ def here(tmp_path, monkeypatch):
 
 def command(*argv):
     """Run the command with these arguments."""
-    assert main(["compare", *argv]) == 0
+    assert main(["evaluate", "compare", *argv]) == 0
 
 
 def refusal(capsys, *argv):
     """The one line with which the command refuses these arguments."""
     capsys.readouterr()
-    assert main(["compare", *argv]) == 2
+    assert main(["evaluate", "compare", *argv]) == 2
     out, error = capsys.readouterr()
     assert out == ""
     (line,) = error.splitlines()
-    return line.removeprefix("evaluate: ")
+    return line.removeprefix("error: ")
 
 
 def differences(capsys, *argv):
@@ -386,6 +386,13 @@ def test_output(capsys):
     assert (folder / "differences.svg").read_text().startswith("<?xml")
     assert "| A\\|B | 3 | 66.67 \u00b1 0.00 | 33.33 \u00b1 23.57 |" in (folder / "comparison.md").read_text()
     measures = list(csv.DictReader((folder / "measures.csv").open()))
+    command("first", "second", "--format", "json")
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"differences", "measures", "notes"}
+    assert [row["difference"] for row in found["differences"]] == [
+        float(row["difference"]) for row in csv.DictReader(io.StringIO(out))
+    ]
+    assert [row["mean"] for row in found["measures"]] == [float(row["mean"]) for row in measures]
     (row,) = (row for row in measures if [*row.values()][:3] == ["sums", "first", "pass@2"])
     assert (float(row["mean"]), row["runs"]) == (pytest.approx(0.5), "2")
     command("first", "second", "--output", "again")

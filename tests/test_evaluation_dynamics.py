@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli import evaluate
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.evaluation import dynamics, training_curves
 from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 
@@ -183,7 +183,7 @@ def test_lines_are_groups_and_single_runs(trained):
 
 
 def command(trained, *argv):
-    return evaluate.main(["plot", "--store.url", trained.store.url, *argv])
+    return main(["evaluate", "plot", "--store.url", trained.store.url, *argv])
 
 
 def test_the_command_writes_both_figures_and_says_what_is_missing(trained, tmp_path, monkeypatch, capsys):
@@ -237,4 +237,4 @@ def test_what_cannot_be_drawn_is_one_clear_line(trained, capsys, argv, message):
     trained("run")
     assert command(trained, *argv) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(f"evaluate: {message}") and printed.count("\n") == 1
+    assert printed.startswith(f"error: {message}") and printed.count("\n") == 1

@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from openrlhf_dbb import tiny as tiny_preset
-from openrlhf_dbb.cli.evaluate import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import evaluated_model, writing
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -281,7 +281,7 @@ def test_what_cannot_be_done_is_one_line_before_anything_starts(tmp_path, monkey
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     (tmp_path / "sums.jsonl").write_text('{"input": "1+1=", "label": "2"}\n')
     arguments = ["--model", "./nowhere", "--benchmarks", "sums=sums.jsonl"]
-    assert main([*arguments, *flags]) == 2
+    assert main(["evaluate", *arguments, *flags]) == 2
     written = capsys.readouterr().err
     assert message in written
     assert written.count("\n") == 1

@@ -1,11 +1,12 @@
 """lab calibration: forecasts that are right pass, wrong ones do not; values by hand; the command on a real store."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, forecast, specs
 from openrlhf_dbb.lab.calibration_command import PIT_BINS, calibrate
@@ -105,7 +106,7 @@ def written(open_new, fill):
 
 
 def test_command(written, tmp_path, capsys):
-    assert main(["calibration", "--run", "still", "--store.url", written.url, "--out", str(tmp_path)]) == 0
+    assert main(["lab", "calibration", "still", "--store.url", written.url, "-o", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "run still: 80 visits forecast, of prompts seen before" in out
     labels = [row["estimator"] for row in csv.DictReader((tmp_path / "calibration.csv").read_text().splitlines())]
@@ -115,14 +116,25 @@ def test_command(written, tmp_path, capsys):
 
 
 def test_command_without_a_predictive_draws_no_pit(written, tmp_path):
-    argv = ["calibration", "--run", "still", "--store.url", written.url, "--out", str(tmp_path)]
+    argv = ["lab", "calibration", "still", "--store.url", written.url, "-o", str(tmp_path)]
     assert main([*argv, "--estimators", "point", "ema:discount=0.3"]) == 0
     assert not (tmp_path / "calibration_pit.png").exists()
     rows = list(csv.DictReader((tmp_path / "calibration.csv").read_text().splitlines()))
     assert [(row["estimator"], row["log score"]) for row in rows] == [("point", ""), ("ema 0.3", "")]
 
 
+def test_the_latest_run_as_json(written, tmp_path, capsys):
+    argv = ["lab", "calibration", "--store.url", written.url, "-o", str(tmp_path), "--json"]
+    assert main([*argv, "--estimators", "dbb", "point"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["visits"]) == ("still", 80)
+    dbb, point = found["calibration"]
+    (row, _) = csv.DictReader((tmp_path / "calibration.csv").read_text().splitlines())
+    assert (dbb["estimator"], dbb["log score"]) == ("dbb 0.5", float(row["log score"]))
+    assert (point["estimator"], point["log score"]) == ("point", None)
+
+
 def test_error_is_one_line(written, tmp_path, capsys):
-    assert main(["calibration", "--run", "other", "--store.url", written.url, "--out", str(tmp_path)]) == 2
+    assert main(["lab", "calibration", "other", "--store.url", written.url, "-o", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "there is no run 'other'" in error and error.count("\n") == 1

@@ -3,13 +3,14 @@
 import argparse
 import csv
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
 from estimators.closed_form import moments
-from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.lab import probed, recorded, specs
 from openrlhf_dbb.lab.mse_command import by_visit
 from openrlhf_dbb.lab.probabilities import Probabilities
@@ -127,7 +128,7 @@ def test_errors_of_the_runs_own_estimates(run):
 
 
 def test_run_with_probes(run, tmp_path, capsys):
-    assert main(["mse", "--run", "probed", "--store.url", run.url, "--out", str(tmp_path)]) == 0
+    assert main(["lab", "mse", "probed", "--store.url", run.url, "-o", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "probed, N = 4: mean over 2 prompts" in out
     assert "+30% by 0.0108 / 0.0083; printed is +21.71%" in out
@@ -145,15 +146,29 @@ def test_run_with_probes(run, tmp_path, capsys):
         assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
 
 
+def test_the_latest_run_as_json(run, tmp_path, capsys):
+    flags = ["--estimators", "point", "--store.url", run.url, "-o", str(tmp_path)]
+    assert main(["lab", "mse", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["rollouts"], found["prompts"]) == ("probed", 4, 2)
+    errors = {row["estimate"]: row["mse"] for row in found["own_errors"]}
+    assert errors == pytest.approx({name: mse for name, (mse, _) in probed.realised_errors(read(run)).items()})
+
+
 def test_given_probabilities(tmp_path, capsys):
     table = tmp_path / "p.csv"
     table.write_text("0.2,0.4\n0.4,\n")
-    assert main(["mse", "--csv", str(table), "--rollouts", "8", "--estimators", "point", "--out", str(tmp_path)]) == 0
+    flags = ["--csv", str(table), "--rollouts", "8", "--estimators", "point"]
+    assert main(["lab", "mse", *flags, "-o", str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     # p (1 - p) / 8: (0.16 + 0.24) / 16, then 0.24 / 8, and (0.16 + 0.24 + 0.24) / 24 over all.
     assert ["point", "1", "0", "0.025", "0.025"] in lines
     assert ["point", "2", "0", "0.03", "0.03"] in lines
     assert ["point", "all", "0", "0.02667", "0.02667"] in lines
+    assert main(["lab", "mse", *flags, "-o", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rollouts"], found["prompts"], "own_errors" in found) == (8, 2, False)
+    assert [row["mse"] for row in found["moments"]] == pytest.approx([0.025, 0.03, 0.64 / 24])
     written = [(row["prompt"], row["visit"], row["p"], row["mse"]) for row in _rows(tmp_path / "moments.csv")]
     assert [row[:3] for row in written] == [("1", "1", "0.2"), ("1", "2", "0.4"), ("2", "1", "0.4")]
     assert [float(row[3]) for row in written] == pytest.approx([0.02, 0.03, 0.03])
@@ -162,16 +177,16 @@ def test_given_probabilities(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--p", "0.2,1.5"], "lab: --p, row 1: '1.5' is not a probability in [0, 1]"),
-        (["--p", "0.2,nan"], "lab: --p, row 1: 'nan' is not a probability in [0, 1]"),
-        (["--p", "0.5", "--rollouts", "0"], "lab: --rollouts must be at least 1, got 0"),
-        (["--p", "0.5", "--estimators", "auto"], "lab: no closed form is known for "),
-        (["--csv", "missing.csv"], "lab: --csv missing.csv: [Errno 2] No such file"),
-        (["--run", "other"], "lab: there is no run 'other' in "),
+        (["--p", "0.2,1.5"], "error: --p, row 1: '1.5' is not a probability in [0, 1]"),
+        (["--p", "0.2,nan"], "error: --p, row 1: 'nan' is not a probability in [0, 1]"),
+        (["--p", "0.5", "--rollouts", "0"], "error: --rollouts must be at least 1, got 0"),
+        (["--p", "0.5", "--estimators", "auto"], "error: no closed form is known for "),
+        (["--csv", "missing.csv"], "error: --csv missing.csv: [Errno 2] No such file"),
+        (["other"], "error: there is no run 'other' in "),
     ],
 )
 def test_refused(flags, message, run, tmp_path, capsys):
-    assert main(["mse", *flags, "--store.url", run.url, "--out", str(tmp_path)]) == 2
+    assert main(["lab", "mse", *flags, "--store.url", run.url, "-o", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
@@ -180,8 +195,8 @@ def test_refused(flags, message, run, tmp_path, capsys):
 def test_run_without_probes_is_refused(open_new, fill, tmp_path, capsys):
     store = open_new("sqlite")
     fill.step(fill.run(store, "plain"), 1, fill.prompts(store, 1), [2])
-    assert main(["mse", "--run", "plain", "--store.url", store.url, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("lab: run 'plain' has no probes of 2 or more rollouts; ")
+    assert main(["lab", "mse", "plain", "--store.url", store.url, "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: run 'plain' has no probes of 2 or more rollouts; ")
 
 
 def test_scores_other_than_0_and_1_are_refused(open_new, fill, tmp_path, capsys):
@@ -189,5 +204,5 @@ def test_scores_other_than_0_and_1_are_refused(open_new, fill, tmp_path, capsys)
     run, ids = fill.run(store, "scores"), fill.prompts(store, 1)
     probes = ProbeRows(np.array(ids), np.array([4]), np.array([2.0]), np.array([1.5]))
     _record(run, fill.rows(run, ids, [2]), 1, probes)
-    assert main(["mse", "--run", "scores", "--store.url", store.url, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("lab: run 'scores' has rewards other than 0 and 1")
+    assert main(["lab", "mse", "scores", "--store.url", store.url, "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: run 'scores' has rewards other than 0 and 1")

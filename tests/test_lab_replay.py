@@ -1,6 +1,7 @@
 """lab replay: criteria worked out by hand, unbiased in simulation; the recommendation; the command on a real store."""
 
 import csv
+import json
 import types
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from estimators import Estimate
 from estimators.dbb import DiscountedBetaBernoulli
-from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, recorded, regimes, specs
 from openrlhf_dbb.lab.bootstrap import bootstrap
@@ -223,7 +224,7 @@ def written(open_new, fill):
 
 def test_command(written, tmp_path, capsys):
     store, successes_T_P = written
-    assert main(["replay", "--run", "walk", "--store.url", store.url, "--out", str(tmp_path)]) == 0
+    assert main(["lab", "replay", "walk", "--store.url", store.url, "-o", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "run walk: 192 visits of 64 prompts, 8 rollouts a visit" in out
     assert "probes: 48 visits, 100 samples each" in out
@@ -236,6 +237,18 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
 
 
+def test_the_latest_run_as_json(written, tmp_path, capsys):
+    argv = ["lab", "replay", "--store.url", written[0].url, "-o", str(tmp_path), "--json", "--criterion", "mse"]
+    assert main([*argv, "--estimators", "point", "dbb", "--discounts", "0.2", "0.4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"run", "candidates", "recommendation", "files"}
+    assert found["run"] == "walk" and found["recommendation"][-1].startswith("use next: --estimator dbb ")
+    rows = list(csv.DictReader((tmp_path / "replay.csv").read_text().splitlines()))
+    assert [row["estimator"] for row in found["candidates"]] == ["point", "dbb 0.2", "dbb 0.4"]
+    assert [row["mse log"] for row in found["candidates"]] == [float(row["mse log"]) for row in rows]
+    assert str(tmp_path / "replay.csv") in found["files"]
+
+
 def test_replay_of_the_run_itself_gives_what_it_stored(written):
     store, _ = written
     run = recorded.read(types.SimpleNamespace(run="walk", store_url=store.url))
@@ -246,7 +259,7 @@ def test_replay_of_the_run_itself_gives_what_it_stored(written):
 
 @pytest.mark.parametrize("criterion", ["mse", "likelihood"])
 def test_command_by_other_criteria(written, tmp_path, capsys, criterion):
-    argv = ["replay", "--run", "walk", "--store.url", written[0].url, "--out", str(tmp_path), "--criterion", criterion]
+    argv = ["lab", "replay", "walk", "--store.url", written[0].url, "-o", str(tmp_path), "--criterion", criterion]
     assert main([*argv, "--estimators", "dbb", "--discounts", "0.2", "0.4", "--priors", "1,1", "0.5,0.5"]) == 0
     labels = ["dbb 0.2", "dbb 0.2 prior_alpha=0.5 prior_beta=0.5", "dbb 0.4", "dbb 0.4 prior_alpha=0.5 prior_beta=0.5"]
     rows = list(csv.DictReader((tmp_path / "replay.csv").read_text().splitlines()))
@@ -265,13 +278,13 @@ def test_warm_start_is_said():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--run", "nobody"], "there is no run 'nobody'"),
-        (["--run", "empty"], "run 'empty' has recorded no rollouts yet"),
-        (["--run", "partial"], "step 1, prompt 1: 1.5 successes of 4 rollouts; only rewards 0 and 1"),
-        (["--run", "walk", "--estimators", "dbbb"], "unknown estimator 'dbbb'"),
-        (["--run", "walk", "--priors", "0,1"], "--priors: dbb.prior_alpha = 0.0 is not"),
-        (["--run", "walk", "--discounts", "2", "--estimators", "dbb"], "--discounts 2.0: no estimator allows these"),
-        (["--run", "walk", "--estimators", "laplace", "--criterion", "likelihood"], "--criterion likelihood: "),
+        (["nobody"], "there is no run 'nobody'"),
+        (["empty"], "run 'empty' has recorded no rollouts yet"),
+        (["partial"], "step 1, prompt 1: 1.5 successes of 4 rollouts; only rewards 0 and 1"),
+        (["walk", "--estimators", "dbbb"], "unknown estimator 'dbbb'"),
+        (["walk", "--priors", "0,1"], "--priors: dbb.prior_alpha = 0.0 is not"),
+        (["walk", "--discounts", "2", "--estimators", "dbb"], "--discounts 2.0: no estimator allows these"),
+        (["walk", "--estimators", "laplace", "--criterion", "likelihood"], "--criterion likelihood: "),
     ],
 )
 def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
@@ -281,6 +294,6 @@ def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
     one, no_state = np.ones(1), np.empty((1, 0))
     rows = StepRows(np.array([1]), np.array([4]), 1.5 * one, one, one, no_state, no_state, np.array([-1]))
     partial.record_step(1, rows)
-    assert main(["replay", "--store.url", store.url, "--out", str(tmp_path), *argv]) == 2
+    assert main(["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -1,12 +1,13 @@
 """lab simulate: the simulation itself, its table, and the command."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
 
 from estimators.closed_form import moments
-from openrlhf_dbb.cli.lab import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.simulate_command import ratios
 from openrlhf_dbb.lab.simulation import Result, Setting, draw, estimated_means, simulate
@@ -113,12 +114,13 @@ def _rows(path):
 
 
 def test_command(tmp_path, capsys, third_party):
-    argv = ["simulate", "--regimes", "paper-walk", "jumps", "--rollouts", "4", "--prompts", "50", "--batch", "20"]
-    argv += ["--seeds", "2", "--discounts", "0.2", "0.5", "--estimators", "point", "dbb:discount=0.2", third_party]
+    argv = ["lab", "simulate", "--regimes", "paper-walk", "jumps", "--rollouts", "4", "--prompts", "50"]
+    argv += ["--batch", "20", "--seeds", "2", "--discounts", "0.2", "0.5"]
+    argv += ["--estimators", "point", "dbb:discount=0.2", third_party]
     once, again = tmp_path / "once", tmp_path / "again"
     printed = []
     for folder in (once, again):
-        assert main([*argv, "--out", str(folder)]) == 0
+        assert main([*argv, "-o", str(folder)]) == 0
         printed.append(capsys.readouterr().out.replace(str(folder), ""))
     assert printed[0] == printed[1]
     names = sorted(path.name for path in once.iterdir())
@@ -134,10 +136,10 @@ def test_command(tmp_path, capsys, third_party):
         assert [regime, "4", *(f"{float(row['ratio']):.3f}" for row in rows)] in lines
 
 
-def test_errors_of_the_tables(tmp_path):
-    argv = ["simulate", "--regimes", "jumps", "--rollouts", "4", "--prompts", "50", "--seeds", "2"]
+def test_errors_of_the_tables(tmp_path, capsys):
+    argv = ["lab", "simulate", "--regimes", "jumps", "--rollouts", "4", "--prompts", "50", "--seeds", "2"]
     argv += ["--discounts", "0.2", "--estimators", "dbb:discount=0.2"]
-    assert main([*argv, "--out", str(tmp_path)]) == 0
+    assert main([*argv, "-o", str(tmp_path)]) == 0
     draws = [draw("jumps", 4, 50, 4, seed) for seed in (0, 1)]
     first, second = (np.mean((estimated_means(specs.parse("dbb:discount=0.2"), d, 50) - d.p_P_T) ** 2) for d in draws)
     (row,) = _rows(tmp_path / "table.csv")
@@ -146,21 +148,25 @@ def test_errors_of_the_tables(tmp_path):
         assert float(written["mse"]) == pytest.approx((first + second) / 2)
         assert float(written["mse_error"]) == pytest.approx(abs(first - second) / 2)  # sd / sqrt(2) of two
     assert (float(row["ratio"]), float(row["ratio_error"])) == (1, 0)
+    capsys.readouterr()
+    assert main([*argv, "-o", str(tmp_path), "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["regime"], result["rollouts"], result["mse"]) == ("jumps", 4, float(row["mse"]))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--regimes", "calm"], "lab: --regimes: unknown regime 'calm'; known: stationary-U, "),
-        (["--estimators", "magic"], "lab: estimator 'magic': unknown estimator 'magic'; known: auto, "),
-        (["--discounts", "0"], "lab: --discounts 0 is not in (0, 1]"),
-        (["--rollouts", "8", "0"], "lab: --rollouts must be at least 1, got 0"),
-        (["--batch", "0"], "lab: --batch must be at least 1, got 0"),
-        (["--seed", "-1"], "lab: --seed must be at least 0, got -1"),
+        (["--regimes", "calm"], "error: --regimes: unknown regime 'calm'; known: stationary-U, "),
+        (["--estimators", "magic"], "error: estimator 'magic': unknown estimator 'magic'; known: auto, "),
+        (["--discounts", "0"], "error: --discounts 0 is not in (0, 1]"),
+        (["--rollouts", "8", "0"], "error: --rollouts must be at least 1, got 0"),
+        (["--batch", "0"], "error: --batch must be at least 1, got 0"),
+        (["--seed", "-1"], "error: --seed must be at least 0, got -1"),
     ],
 )
 def test_refused(flags, message, tmp_path, capsys):
-    assert main(["simulate", *flags, "--out", str(tmp_path / "out")]) == 2
+    assert main(["lab", "simulate", *flags, "-o", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1

@@ -13,13 +13,13 @@ HEAVY = ("torch", "ray", "openrlhf", "openrlhf_dbb", "vllm", "transformers", "de
 STACK = ("torch", "ray", "openrlhf", "vllm")
 
 LAYERS = (
-    ("cli",),
+    ("cli", "__main__"),
     ("driver",),
     ("actors",),
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab", "inspect"),
-        *("figures", "terminal", "csv_files", "weight_buckets"),
+        *("figures", "terminal", "options", "csv_files", "weight_buckets"),
     ),
     ("core",),
     ("errors", "ray_address", "spelling"),
@@ -152,16 +152,27 @@ def _loaded(code):
             STACK,
         ),
         ("openrlhf_dbb", {"openrlhf_dbb"}, (*STACK, "numpy")),
-        # scipy comes with the report's credible intervals
-        ("openrlhf_dbb.cli.posteriors", {"openrlhf_dbb", "storage"}, (*STACK, "scipy")),
-        # comparing evaluations needs no training stack
-        ("openrlhf_dbb.cli.evaluate", {"openrlhf_dbb"}, (*STACK, "pyarrow", "scipy")),
-        # matplotlib comes with the first figure
-        ("openrlhf_dbb.cli.lab", {"openrlhf_dbb", "storage"}, (*STACK, "matplotlib")),
+        # what --help waits for
+        ("openrlhf_dbb.cli.main", {"openrlhf_dbb"}, (*STACK, "numpy", "storage", "sqlalchemy")),
     ],
 )
 def test_a_fresh_process_loads_only_what_the_package_needs(imports, own, absent):
     loaded = _loaded(f"import {imports}")
+    assert own <= loaded
+    assert loaded.isdisjoint(absent)
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "absent"),
+    [
+        ("runs", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib")),
+        ("report", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib")),
+        ("evaluate", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib", "pyarrow")),
+        ("lab", {"openrlhf_dbb", "storage", "estimators"}, (*STACK, "matplotlib")),
+    ],
+)
+def test_a_command_loads_only_its_own_modules(command, own, absent):
+    loaded = _loaded(f"from openrlhf_dbb.cli.main import build; build([{command!r}])")
     assert own <= loaded
     assert loaded.isdisjoint(absent)
 

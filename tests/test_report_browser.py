@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.cli.main import main
 from storage import ProbeRows
 
 LONGEST_S = 60

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta as beta_distribution
 
-from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.inspect.report import gather
 from openrlhf_dbb.inspect.trajectories import (
     FORGOTTEN,

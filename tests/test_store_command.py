@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.terminal import shown
 from storage import ProbeRows, open_store
 
@@ -94,7 +94,7 @@ def test_show(filled, capsys):
 def test_show_a_negative_number_of_prompts(filled, capsys):
     store, _ = filled
     assert main(["show", "--prompts", "-1", "--store.url", store.url]) == 2
-    assert capsys.readouterr().err.startswith("openrlhf-dbb: --prompts: -1 is below 0; give how many")
+    assert capsys.readouterr().err.startswith("error: --prompts: -1 is below 0; give how many")
 
 
 def test_show_the_configuration(filled, capsys):
@@ -152,7 +152,7 @@ def test_history(filled, capsys, by):
 
 def test_history_of_another_run_and_of_a_warm_start_only(filled, capsys):
     store, (a, _, _) = filled
-    assert main(["history", str(a), "--run", "old", "--store.url", store.url]) == 0
+    assert main(["history", str(a), "old", "--store.url", store.url]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
     assert main(["history", str(a), "--store.url", store.url]) == 0
     assert "not visited in this run" in capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_a_long_history_is_walked_in_order_with_gaps(store, fill, capsys):
 def test_several_prompts_are_named(filled, capsys):
     store, (a, _, c) = filled
     assert main(["history", "prompt", "--store.url", store.url]) == 2
-    message = f"openrlhf-dbb: 'prompt' is in several prompts: {a} (prompt 0), {c} (prompt 2); give the id of one\n"
+    message = f"error: 'prompt' is in several prompts: {a} (prompt 0), {c} (prompt 2); give the id of one\n"
     assert capsys.readouterr().err == message
 
 
@@ -179,18 +179,18 @@ def test_no_such_prompt(filled, capsys, ref):
     store, _ = filled
     assert main(["history", "--store.url", store.url, "--", ref]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"openrlhf-dbb: run 'new' has no posterior of a prompt with id or text {ref!r}")
+    assert error.startswith(f"error: run 'new' has no posterior of a prompt with id or text {ref!r}")
     assert error.count("\n") == 1
 
 
 def test_refusals_are_one_line_and_exit_2(store, tmp_path, capsys):
     assert main(["show", "--store.url", store.url]) == 2
-    assert capsys.readouterr().err == f"openrlhf-dbb: there are no runs in {store.location}; start one first\n"
+    assert capsys.readouterr().err == f"error: there are no runs in {store.location}; start one first\n"
     assert main(["runs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out == f"no runs in {store.location}\n"
     missing = tmp_path / "missing.db"
     assert main(["runs", "--store.url", f"sqlite:///{missing}"]) == 2
-    assert capsys.readouterr().err.startswith(f"openrlhf-dbb: there is no store at {missing};")
+    assert capsys.readouterr().err.startswith(f"error: there is no store at {missing};")
     assert not missing.exists()
 
 
@@ -211,7 +211,7 @@ def test_the_module_runs_as_a_command(open_new, fill):
     store = open_new("sqlite")
     fill.run(store, "it")
     done = subprocess.run(
-        [sys.executable, "-m", "openrlhf_dbb.cli.posteriors", "runs", "--store.url", store.url],
+        [sys.executable, "-m", "openrlhf_dbb", "runs", "--store.url", store.url],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert " it " in done.stdout
@@ -260,7 +260,9 @@ def test_export_parquet(exported, tmp_path, capsys):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
     store, rows = exported
     assert main(["export", "--format", "parquet", "--store.url", store.url]) == 2
-    assert capsys.readouterr().err == "openrlhf-dbb: Parquet is written to a file; name one with -o FILE\n"
+    assert capsys.readouterr().err == (
+        "error: Parquet is written to a file, not to standard output; name one with -o FILE\n"
+    )
     path = tmp_path / "history.parquet"
     assert main(["export", "--format", "parquet", "-o", str(path), "--store.url", store.url]) == 0
     assert parquet.read_table(path).to_pylist() == [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -272,7 +274,7 @@ def test_parquet_without_pyarrow_is_one_clear_line(exported, tmp_path, capsys, m
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert main(["export", "--format", "parquet", "-o", str(tmp_path / "x"), "--store.url", store.url]) == 2
     assert capsys.readouterr().err == (
-        "openrlhf-dbb: Parquet needs pyarrow: pip install pyarrow, or choose --format csv or jsonl\n"
+        "error: Parquet needs pyarrow: pip install pyarrow, or choose --format csv or jsonl\n"
     )
 
 
@@ -286,7 +288,7 @@ def test_a_reader_that_has_had_enough_is_no_error(open_new, fill):
     store = open_new("sqlite")
     run = fill.run(store)
     fill.step(run, 1, store.register_prompts(["x" * 100_000, "y" * 100_000], ["", ""]), [1, 2])
-    command = f"{sys.executable} -m openrlhf_dbb.cli.posteriors export --store.url {store.url} | head -c 10"
+    command = f"{sys.executable} -m openrlhf_dbb export --store.url {store.url} | head -c 10"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "step,promp", "")
 
@@ -294,14 +296,17 @@ def test_a_reader_that_has_had_enough_is_no_error(open_new, fill):
 # prune, migrate, check
 
 
+ONE_STEP = "1 history rows, 1 usage rows, 0 probe rows and 0 checkpoints of 1 steps"
+
+
 def test_prune(exported, capsys):
     store, _ = exported
     assert main(["prune", "run", "--keep-last", "1", "--store.url", store.url]) == 2
     assert "run 'run' has no checkpoint, so it resumes from its start" in capsys.readouterr().err
     store.claim_run(1).finish()
-    assert main(["prune", "run", "--before", "2", "--store.url", store.url]) == 0
+    assert main(["prune", "run", "--before", "2", "--yes", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("run run: deleted 1 history rows, 0 probe rows and 0 checkpoints of 1 steps")
+    assert out.startswith(f"run run: deleted {ONE_STEP}")
     assert [row.step for row in store.query("SELECT step FROM posterior_history")] == [2]
     assert main(["check", "--store.url", store.url]) == 0
 
@@ -314,7 +319,7 @@ def test_migrate(new_url, next_schema, capsys):
     next_schema()
     assert main(["runs", "--store.url", url]) == 2
     assert f"then run: openrlhf-dbb migrate --store.url {url}\n" in capsys.readouterr().err
-    assert main(["migrate", "--store.url", url]) == 0
+    assert main(["migrate", "--yes", "--store.url", url]) == 0
     assert capsys.readouterr().out == "upgraded from schema version 1 to 2\n"
     assert main(["runs", "--store.url", url]) == 0
 

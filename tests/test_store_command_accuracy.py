@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from scipy import stats
 from sqlalchemy import text
 
-from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.inspect.overview import age
 
 HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
@@ -129,7 +129,7 @@ def test_compare_needs_two_runs(store, fill, capsys, names, arguments, message):
     for name in names:
         fill.run(store, name)
     assert main(["compare", *arguments, "--store.url", store.url]) == 2
-    assert capsys.readouterr().err == f"openrlhf-dbb: {store.location} {message}\n"
+    assert capsys.readouterr().err == f"error: {store.location} {message}\n"
 
 
 def _owner(store, host, pid, heartbeat):
@@ -242,7 +242,7 @@ def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
     of_new, of_a, of_b = json.loads(printed(capsys, two, "costs", "--json")[0])
     assert of_new["run"] == "new" and of_new["rollouts"] is None
     assert (of_a["run"], of_a["rollouts"], of_a["rollouts_per_group"], of_b["run"]) == ("a", 48, 4.0, "b")
-    history = json.loads(printed(capsys, two, "history", "prompt 1", "--run", "a", "--json")[0])
+    history = json.loads(printed(capsys, two, "history", "prompt 1", "a", "--json")[0])
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]
     compared = json.loads(printed(capsys, two, "compare", "a", "b", "--json")[0])

@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from openrlhf_dbb.cli.posteriors import main
+from openrlhf_dbb.cli.main import main
 from storage import UsageRows
 
 
@@ -80,7 +80,7 @@ def test_compare_runs_that_share_nothing(store, fill, capsys):
         fill.step(fill.run(store, name), 1, [prompt], [1])
     assert main(["compare", "a", "b", "--store.url", store.url]) == 2
     assert capsys.readouterr().err == (
-        "openrlhf-dbb: runs 'a' and 'b' have no prompt in common; compare runs on the same data set\n"
+        "error: runs 'a' and 'b' have no prompt in common; compare runs on the same data set\n"
     )
 
 

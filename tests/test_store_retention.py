@@ -1,5 +1,7 @@
 """Pruned history: what goes, what stays, what can still be rolled back to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sqlalchemy import event, text
@@ -7,7 +9,7 @@ from sqlalchemy import event, text
 from storage import ProbeRows, StoreError, open_store
 from storage.inspection import progress, prompt_history
 from storage.invariants import check
-from storage.retention import prune
+from storage.retention import PruneResult, prune
 
 
 @pytest.fixture
@@ -43,6 +45,22 @@ def test_old_history_is_deleted_and_posteriors_steps_and_totals_stay(store, trai
     assert totals["probes"] == 6 and totals["samples"] == 48
     assert [visit["step"] for visit in prompt_history(store, run.record, int(a))] == [5, 6]
     assert check(store) == []
+
+
+def test_a_dry_run_counts_what_the_prune_then_deletes(store, trained, dump):
+    run, _ = trained
+    run.record_checkpoint(2, "two")
+    run.record_checkpoint(4, "four")
+    before = dump(store)
+    planned = prune(store, run.record, keep_last=2, drop_checkpoints=True, dry_run=True)
+    assert dump(store) == before
+    # as above; checkpoint "two" needs the history of step 3
+    assert planned == PruneResult(5, 4, 9, 4, 9, 1, bytes_freed=None)
+    done = prune(store, run.record, before=planned.first_kept, drop_checkpoints=True)
+    assert replace(done, bytes_freed=None) == planned
+    assert prune(store, run.record, keep_last=2, dry_run=True) == PruneResult(5, 0, 0, 0, 0, 0, bytes_freed=None)
+    with pytest.raises(StoreError, match="has checkpoint 'four' of step 4, which needs the history from step 5 on"):
+        prune(store, run.record, keep_last=1, dry_run=True)
 
 
 def test_it_is_noted_once(store, trained):

@@ -33,4 +33,4 @@ print(sum(node["Alive"] for node in ray.nodes()))' 2>/dev/null) || joined=0
 done
 [ "$joined" -ge "${#hosts[@]}" ] || { echo "only $joined of ${#hosts[@]} hosts have joined Ray" >&2; exit 1; }
 
-RAY_ADDRESS=$head:$port python -m openrlhf_dbb.cli.train_grpo --estimator dbb "$@"
+RAY_ADDRESS=$head:$port python -m openrlhf_dbb train --estimator dbb "$@"

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import warnings
+from typing import NoReturn
 
 _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
@@ -81,8 +82,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def command(argv: list[str] | None = None) -> NoReturn:
+    """Train, and end this process with the exit code of :func:`main`."""
+    code = main(argv)
     if code:
         from openrlhf_dbb.driver import cluster
 
@@ -93,3 +95,7 @@ if __name__ == "__main__":
             cluster.kill()
             os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    command()

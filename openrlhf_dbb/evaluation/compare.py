@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import alignment, forest, results
-from openrlhf_dbb.evaluation.comparison_tables import differences_csv, markdown, measures_csv, text
+from openrlhf_dbb.evaluation.comparison_tables import as_json, differences_csv, markdown, measures_csv, text
 from openrlhf_dbb.evaluation.differences import Comparison, compare_models
 from openrlhf_dbb.evaluation.latex_table import latex
 from openrlhf_dbb.evaluation.results import Evaluation
@@ -21,12 +21,15 @@ FORMATS: dict[str, Callable[[Comparison], str]] = {
     "markdown": markdown,
     "latex": latex,
     "csv": differences_csv,
+    "json": as_json,
 }
 
 
-def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.evaluate``."""
-    parser = add("compare", compare)
+def add_command(commands: Any) -> None:
+    """Add ``compare`` to the sub-parsers of the evaluate command."""
+    text = "are differences between evaluations real: paired tests over prompts, intervals"
+    parser = commands.add_parser("compare", help=text, description=text)
+    parser.set_defaults(command=compare)
     parser.add_argument(
         "evaluations", nargs="+", metavar="EVALUATION", help=f"two or more: folders, or names under {results.FOLDER}/"
     )
@@ -35,9 +38,7 @@ def add_commands(add: Any) -> None:
     reference.add_argument("--of", metavar="NAME", help="compare this one with all others, as in the paper's Table 1")
     parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--format", choices=FORMATS, default="text", help="what is printed (default: text)")
-    parser.add_argument(
-        "--output", metavar="DIR", help="folder for Markdown, LaTeX, CSV and the forest plot (default: not written)"
-    )
+    options.add_folder(parser, "folder for Markdown, LaTeX, CSV and the forest plot", default=None)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -46,9 +47,7 @@ def compare(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: an evaluation or a flag does not fit, or the evaluations have different prompts.
     """
-    folder = (
-        None if arguments.output is None else _prepared(Path(arguments.output))
-    )  # so that it fails before the work is done
+    folder = None if arguments.output is None else figures.folder(arguments.output)
     evaluations = _read(arguments.evaluations)
     models = [evaluation.name for evaluation in evaluations]
     pairs = _pairs(models, arguments.against, arguments.of)
@@ -81,15 +80,6 @@ def _pairs(models: Sequence[str], against: str | None, of: str | None) -> list[t
         raise UsageError(f"{flag} {name} is not one of the evaluations: {', '.join(models)}")
     others = [model for model in models if model != reference]
     return [(other, reference) if of is None else (reference, other) for other in others]
-
-
-def _prepared(folder: Path) -> Path:
-    figures.require_matplotlib()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output {folder}: {error.strerror}; name a folder that can be written") from error
-    return folder
 
 
 def _write(comparison: Comparison, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A comparison of models as text, Markdown and CSV."""
+"""A comparison of models as text, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openrlhf_dbb.evaluation import statistics as st
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.formats import mean_and_std, p_value, percent, points, runs_in_words
 from openrlhf_dbb.evaluation.metrics import OverRuns, Summary
-from openrlhf_dbb.terminal import shown, table
+from openrlhf_dbb.terminal import json_text, records, shown, table
 
 SMALL = 50
 """With fewer prompts the signed-rank and the sign test are printed beside the t-test, which needs nearly normal means.
@@ -46,12 +46,17 @@ def differences_csv(comparison: Comparison) -> str:
 
 def measures_csv(comparison: Comparison) -> str:
     """A row per benchmark, model and measure: mean and standard deviation over runs; shares are fractions of 1."""
-    rows = [
-        (benchmark, model, name, measure.mean, measure.std, len(measure.by_run))
-        for (model, benchmark), summary in comparison.summaries.items()
-        for name, measure in _measures(summary).items()
-    ]
-    return _csv(("benchmark", "model", "measure", "mean", "std", "runs"), rows)
+    return _csv(_MEASURE_COLUMNS, _measure_rows(comparison))
+
+
+def as_json(comparison: Comparison) -> str:
+    """The rows of both CSV files, and the notes, as one JSON object."""
+    document = {
+        "differences": [_csv_row(difference, comparison) for difference in comparison.differences],
+        "measures": records(_MEASURE_COLUMNS, _measure_rows(comparison)),
+        "notes": comparison.notes,
+    }
+    return json_text(document) + "\n"
 
 
 def measure_name(comparison: Comparison) -> str:
@@ -144,6 +149,17 @@ def _measures(summary: Summary) -> dict[str, OverRuns]:
     named |= {f"pass@{k}": measure for k, measure in summary.pass_at.items()}
     named |= {f"majority@{summary.samples}": summary.majority, "tokens": summary.length}
     return named | {"truncated": summary.truncated, "missing": summary.missing}
+
+
+_MEASURE_COLUMNS = ("benchmark", "model", "measure", "mean", "std", "runs")
+
+
+def _measure_rows(comparison: Comparison) -> list[tuple[Any, ...]]:
+    return [
+        (benchmark, model, name, measure.mean, measure.std, len(measure.by_run))
+        for (model, benchmark), summary in comparison.summaries.items()
+        for name, measure in _measures(summary).items()
+    ]
 
 
 def _csv_row(found: Difference, comparison: Comparison) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import storage
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import results, training_curves
 from openrlhf_dbb.evaluation.training_curves import TrainingCurve
@@ -40,9 +40,11 @@ class Panel:
     notes: list[str]
 
 
-def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.evaluate``."""
-    parser = add("plot", plot)
+def add_command(commands: Any) -> None:
+    """Add ``plot`` to the sub-parsers of the evaluate command."""
+    text = "figures of training: validation accuracy, reward, response length, entropy"
+    parser = commands.add_parser("plot", help=text, description=text)
+    parser.set_defaults(command=plot)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="one line each: name, number or start of the uuid")
     parser.add_argument(
         "--group",
@@ -58,15 +60,8 @@ def add_commands(add: Any) -> None:
         type=Path,
         help="folder above the runs' TensorBoard folders (default: the one in each run's configuration)",
     )
-    parser.add_argument(
-        "--output", metavar="DIR", type=Path, default=OUTPUT, help=f"for the figures (default: {OUTPUT})"
-    )
-    parser.add_argument(
-        "--store.url",
-        dest="store_url",
-        metavar="URL",
-        help=f"the store (default: ${storage.URL_VARIABLE}, else {storage.DEFAULT_URL})",
-    )
+    options.add_folder(parser, "for the figures", default=OUTPUT)
+    options.add_store(parser)
 
 
 def plot(arguments: argparse.Namespace) -> None:
@@ -76,21 +71,17 @@ def plot(arguments: argparse.Namespace) -> None:
         UsageError: no run is named, a --group cannot be read, or a folder does not exist or cannot be written.
         storage.StoreError: there is no such store, or no such run in it.
     """
-    figures.require_matplotlib()
+    folder = figures.folder(arguments.output)
     if arguments.events is not None and not arguments.events.is_dir():
         raise UsageError(f"--events {arguments.events}: no such folder; name one that contains event files")
     with storage.open_store(arguments.store_url, create=False) as store:
         lines = find_lines(store, arguments.runs, arguments.group)
         dynamics, mean_and_best = panels(store, lines, arguments.over, arguments.events)
-    try:
-        arguments.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--output {arguments.output}: {error.strerror}; name a folder that can be written") from error
     names = {
         name: name if len(runs) == 1 else f"{name} (mean and range of {len(runs)} runs)" for name, runs in lines.items()
     }
     for name, drawn in (("training_dynamics", dynamics), ("mean_and_best", mean_and_best)):
-        for path in draw(drawn, names, X_LABELS[arguments.over], arguments.output, name):
+        for path in draw(drawn, names, X_LABELS[arguments.over], folder, name):
             print(f"wrote {path}")
     for panel in dynamics:
         for note in panel.notes:

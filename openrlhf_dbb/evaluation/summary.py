@@ -85,7 +85,7 @@ def summary(folder: Path) -> str:
             f"{runs_in_words([runs])}",
             table(header, rows),
             f"  files        {folder}",
-            f"  compare      python -m openrlhf_dbb.cli.evaluate compare {folder} OTHER",
+            f"  compare      openrlhf-dbb evaluate compare {folder} OTHER",
         ]
     )
 

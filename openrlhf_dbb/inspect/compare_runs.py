@@ -11,14 +11,15 @@ from openrlhf_dbb.inspect.costs import COLUMNS, cost_rows, print_costs
 from openrlhf_dbb.inspect.held_out import HeldOutDifference, held_out_difference
 from openrlhf_dbb.inspect.overview import overview, status
 from openrlhf_dbb.inspect.shared_training import print_training, shared_training
+from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import (
-    JSON_HELP,
     WIDE_HELP,
     print_facts,
     print_json,
     print_line,
     print_table,
     print_title,
+    records,
     shown,
 )
 from storage import PosteriorStore, RunRecord, StoreError
@@ -29,14 +30,14 @@ _ONE_PAIR = "One run of each: this tells about these two models, not about the m
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("compare", compare, "held-out accuracy, posterior means, costs and learning curves of two runs")
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("compare", compare)
     for name, default in (("first", "the run before it"), ("second", "the newest")):
         parser.add_argument(
             name, nargs="?", metavar="RUN", help=f"name, number or start of the uuid (default: {default})"
         )
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_json(parser)
 
 
 def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -49,7 +50,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         )
     if arguments.json:
         held_out = None if accuracy is None else asdict(accuracy) | {"verdict": accuracy.verdict}
-        costs = [dict(zip(COLUMNS, row, strict=True)) for row in spent]
+        costs = records(COLUMNS, spent)
         print_json({"runs": numbers, "held_out": held_out, "costs": costs, "training": training})
         return
     print_facts([(which, _described(run)) for which, run in zip(_WHICH, runs, strict=True)])

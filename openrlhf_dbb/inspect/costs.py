@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dbb.csv_files import write_rows
-from openrlhf_dbb.terminal import JSON_HELP, WIDE_HELP, print_json, print_table, shown
+from openrlhf_dbb.options import add_json
+from openrlhf_dbb.terminal import WIDE_HELP, print_json, print_table, records, shown
 from storage import PosteriorStore, RunRecord
 from storage.inspection import usage_by_step
 
@@ -27,22 +28,22 @@ _NARROW = (
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("costs", costs, "where the rollouts of each run went, and what an informative group cost, by method")
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("costs", costs)
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="name, number or start of the uuid of each (default: all runs)"
     )
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=("text", "csv"), default="text", help="default: text")
-    form.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_json(form)
 
 
 def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
     rows = cost_rows(store, sorted(runs, key=lambda run: (run.method, run.name)))
     if arguments.json:
-        print_json([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+        print_json(records(COLUMNS, rows))
     elif arguments.format == "csv":
         write_rows(sys.stdout, COLUMNS, rows)
     elif rows:

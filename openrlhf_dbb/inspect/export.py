@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.show import RUN_HELP, chosen
+from openrlhf_dbb.options import add_run, chosen
 from storage import PosteriorStore, RunRecord, read_usage
 from storage.log import HISTORY_COLUMNS, history_with_texts
 from storage.usage import COUNTS
@@ -24,9 +24,9 @@ Parts = Iterable[Rows]
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("export", export, "a run's history or rollout usage, as a table for other programs")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("export", export)
+    add_run(parser)
     parser.add_argument(
         "--what",
         choices=tuple(_TABLES),
@@ -34,18 +34,20 @@ def add_commands(add: Any) -> None:
         help="visits with posterior, prompt and label (default), or where the rollouts of each step and prompt went",
     )
     parser.add_argument("--format", choices=("csv", "jsonl", "parquet"), default="csv", help="default: csv")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: standard output")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("-"), help="default: -, standard output"
+    )
 
 
 def export(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
-    path: Path | None = arguments.output
+    path: Path = arguments.output
     columns, read = _TABLES[arguments.what]
     if arguments.format == "parquet":
         _check_pyarrow()
-    if path is None:
+    if str(path) == "-":
         if arguments.format == "parquet":
-            raise UsageError("Parquet is written to a file; name one with -o FILE")
+            raise UsageError("Parquet is written to a file, not to standard output; name one with -o FILE")
         if sys.stdout.isatty() and "prompt" in columns:
             raise UsageError("prompts may hold control characters; name a file with -o FILE, or write to a pipe")
         with closing(read(store, run)) as parts:

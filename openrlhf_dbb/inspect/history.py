@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
-from openrlhf_dbb.inspect.show import RUN_HELP, chosen
-from openrlhf_dbb.terminal import JSON_HELP, Styled, print_facts, print_json, print_table, shown
+from openrlhf_dbb.options import add_json, add_run, chosen
+from openrlhf_dbb.terminal import Styled, print_facts, print_json, print_table, shown
 from storage import PosteriorStore, StoreError
 from storage.inspection import find_prompts, prompt_history
 
@@ -16,21 +17,23 @@ _LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("history", show_history, "every visit of one prompt")
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("history", show_history)
     parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
-    parser.add_argument("--run", metavar="RUN", help=RUN_HELP)
+    add_run(parser)
     parser.add_argument("--wide", action="store_true", help="prompt and label in full")
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_json(parser)
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     found = find_prompts(store, run, arguments.prompt)
-    if len(found) > 1:
+    prompt, others = found[0], len(found) - 1
+    if others and str(prompt["prompt_id"]) == arguments.prompt:
+        print(f"{arguments.prompt} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
+    elif others:
         matches = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in found)
         raise StoreError(f"{arguments.prompt!r} is in several prompts: {matches}; give the id of one")
-    (prompt,) = found
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
         print_json({"run": run.name, **prompt, "visits": visits})

@@ -17,7 +17,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.inspect import page, prompt_table, rollout_usage
 from openrlhf_dbb.inspect.overview import status
 from openrlhf_dbb.inspect.page import packed
-from openrlhf_dbb.inspect.show import RUN_HELP, chosen, configuration, facts
+from openrlhf_dbb.inspect.show import configuration, facts
 from openrlhf_dbb.inspect.trajectories import (
     BINS,
     FORGOTTEN_BY,
@@ -29,6 +29,7 @@ from openrlhf_dbb.inspect.trajectories import (
     same_groups,
     trajectories,
 )
+from openrlhf_dbb.options import add_run, chosen
 from openrlhf_dbb.terminal import shown
 from storage import (
     PosteriorLog,
@@ -58,15 +59,25 @@ _Log = TypeVar("_Log", PosteriorLog, UsageLog, StepUsage)
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("report", report, "one HTML page about a run that opens offline")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"))
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("report", report)
+    add_run(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="- is standard output (default: report.html)",
+    )
 
 
 def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     html = page.render(run.name, gather(store, run))
+    if str(arguments.output) == "-":
+        print(html, end="")
+        return
     try:
         arguments.output.write_text(html, encoding="utf-8")
     except OSError as error:

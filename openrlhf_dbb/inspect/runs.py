@@ -7,7 +7,8 @@ from typing import Any
 
 from openrlhf_dbb.inspect.costs import FATES
 from openrlhf_dbb.inspect.overview import age, from_start_to_last, method, overview, status
-from openrlhf_dbb.terminal import JSON_HELP, WIDE_HELP, print_json, print_table, shown
+from openrlhf_dbb.options import add_json
+from openrlhf_dbb.terminal import WIDE_HELP, print_json, print_table, shown
 from storage import PosteriorStore, RunRecord
 
 _HEADER = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
@@ -15,10 +16,10 @@ _MORE = ("trained", "filtered", "skipped", "replayed", "rollouts per group", "to
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("runs", list_runs, "list all runs, newest first, with their held-out accuracy")
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("runs", list_runs)
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    add_json(parser)
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:

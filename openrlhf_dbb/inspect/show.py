@@ -11,8 +11,8 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.inspect.costs import rollouts_per_group, tokens_per_group
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, state, status
+from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
-    JSON_HELP,
     TEXT_WIDTH,
     Styled,
     print_facts,
@@ -22,33 +22,17 @@ from openrlhf_dbb.terminal import (
     shown,
     without_passwords,
 )
-from storage import PosteriorStore, RunRecord, StoreError
+from storage import PosteriorStore, RunRecord
 from storage.inspection import extremes, progress, shared_state
-
-RUN_HELP = "name, number or start of the uuid (default: the latest run)"
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.posteriors``."""
-    parser = add("show", show_run, "held-out accuracy, progress, cost, lineage and extreme prompts of a run")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+    """Declare the command; ``add`` is that of ``cli.main``."""
+    parser = add("show", show_run)
+    add_run(parser)
     parser.add_argument("--config", action="store_true", help="print the run's configuration instead, all flags")
     parser.add_argument("--prompts", type=int, default=5, metavar="K", help="hardest and easiest prompts (default: 5)")
-    parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; with the configuration")
-
-
-def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
-    """The run ``ref`` refers to, or the latest if None.
-
-    Raises:
-        StoreError: there is no such run.
-    """
-    if ref is not None:
-        return store.find_run(ref)
-    run = store.latest_run()
-    if run is None:
-        raise StoreError(f"there are no runs in {store.location}; start one first")
-    return run
+    add_json(parser)
 
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:

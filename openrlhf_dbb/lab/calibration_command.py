@@ -16,7 +16,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from estimators.base import Floats
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
@@ -24,7 +24,7 @@ from openrlhf_dbb.lab import criteria, error_curves, forecast, recorded, specs
 from openrlhf_dbb.lab.forecast import Reliability
 from openrlhf_dbb.lab.recorded import RecordedRun
 from openrlhf_dbb.lab.visits import Integers, Visits, rerun
-from openrlhf_dbb.terminal import table
+from openrlhf_dbb.terminal import print_json, records, table
 
 LEVELS = (0.5, 0.8, 0.95)
 PIT_BINS = 20
@@ -98,15 +98,17 @@ def add_command(commands: Any) -> None:
     """Add ``calibration`` to the sub-parsers of the laboratory's command."""
     text = "were an estimator's forecasts of a run's next visits right"
     parser = commands.add_parser("calibration", help=text, description=text)
-    recorded.add_run(parser)
+    options.add_run(parser)
+    options.add_store(parser)
     parser.add_argument(
         "--estimators",
         nargs="+",
         metavar="NAME",
         help="as dbb:discount=0.4 (default: the run's own, dbb at the discount that forecasts best, auto)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the randomized PIT (default 0)")
-    figures.add_out(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the randomized PIT (default: 0)")
+    options.add_folder(parser, "for the files", default=Path("lab/calibration"))
+    options.add_json(parser)
     parser.set_defaults(command=calibration)
 
 
@@ -117,19 +119,34 @@ def calibration(arguments: argparse.Namespace) -> None:
         UsageError, storage.StoreError: the run or a flag cannot be used.
     """
     run = recorded.read(arguments)
+    folder = figures.folder(arguments.output)
     named = [specs.parse(text) for text in arguments.estimators or ()]
     chosen = {specs.label(estimator): estimator for estimator in named or _usual(run)}
     results = [calibrate(estimator, run.visits, seed=arguments.seed) for estimator in chosen.values()]
     count = int((run.visits.earlier > 0).sum())
+    if not arguments.json:
+        _print(run, results, count, chosen_here=not named)
+    paths = _write(folder, results, count)
+    if arguments.json:
+        found = {
+            "run": run.record.name,
+            "visits": count,
+            "calibration": records(*_scores(results)),
+            "files": list(map(str, paths)),
+        }
+        print_json(found)
+    else:
+        print(*paths, sep="\n")
+
+
+def _print(run: RecordedRun, results: Sequence[Calibration], count: int, *, chosen_here: bool) -> None:
     print(f"run {run.record.name}: {count} visits forecast, of prompts seen before")
     if run.record.parent is not None:
         print(f"warm-started from {run.record.parent['name']}: replayed from the estimators' own priors instead")
-    if not named:
+    if chosen_here:
         print("dbb is shown at the discount with the best log score")
     print(f"\n{_table(results)}\n")
     print(f"{_LEGEND}\n")
-    for path in _write(figures.folder(arguments), results, count):
-        print(path)
 
 
 def _usual(run: RecordedRun) -> list[RewardEstimator]:
@@ -166,7 +183,8 @@ def _row(result: Calibration) -> list[Any]:
     return [result.label, result.log_score, *intervals, error, off]
 
 
-def _write(folder: Path, results: Sequence[Calibration], count: int) -> list[Path]:
+def _scores(results: Sequence[Calibration]) -> tuple[list[str], list[list[Any]]]:
+    """Header and rows of ``calibration.csv``."""
     header = ["estimator", "log score"]
     for level in LEVELS:
         header += [f"inside {level:.0%}", f"expected inside {level:.0%}"]
@@ -176,7 +194,11 @@ def _write(folder: Path, results: Sequence[Calibration], count: int) -> list[Pat
         inside = [None] * (2 * len(LEVELS)) if result.coverage is None else np.ravel(result.coverage).tolist()
         bins = result.reliability
         rows.append([result.label, result.log_score, *inside, bins.calibration_error, bins.by_chance])
-    paths = [write_csv(folder / "calibration.csv", header, rows)]
+    return header, rows
+
+
+def _write(folder: Path, results: Sequence[Calibration], count: int) -> list[Path]:
+    paths = [write_csv(folder / "calibration.csv", *_scores(results))]
     reliable = [
         (result.label, *values)
         for result in results

@@ -12,7 +12,7 @@ import numpy as np
 
 from estimators import RewardEstimator
 from estimators.base import Floats
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
@@ -20,7 +20,7 @@ from openrlhf_dbb.lab import error_curves, paper, probed, recorded, specs
 from openrlhf_dbb.lab.error_curves import DISCOUNTS, ErrorCurve
 from openrlhf_dbb.lab.probabilities import Probabilities
 from openrlhf_dbb.lab.recorded import RecordedRun
-from openrlhf_dbb.terminal import table
+from openrlhf_dbb.terminal import print_json, records, table
 
 _ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 _GROUP_SIZES = (2, 4, 8, 16, 32)
@@ -30,15 +30,16 @@ def add_command(commands: Any) -> None:
     """Add ``mse`` to the laboratory's commands."""
     text = "closed-form bias, variance and mean squared error for known success probabilities"
     parser = commands.add_parser("mse", help=text, description=text)
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("run", nargs="?", metavar="RUN", help=f"a stored run with probes: {options.RUN_HELP}")
     source.add_argument("--p", nargs="+", metavar="P1,P2,...", help="a prompt's success probabilities, visit by visit")
     source.add_argument("--csv", metavar="FILE", help="the same, a row for each prompt, without a header")
-    source.add_argument("--run", metavar="RUN", help="a stored run with probes: name, number or start of the uuid")
-    recorded.add_store(parser)
+    options.add_store(parser)
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
     text = f"as dbb:discount=0.4 (default: {' '.join(_ESTIMATORS)})"
     parser.add_argument("--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=text)
-    figures.add_out(parser)
+    options.add_folder(parser, "for the files", default=Path("lab/mse"))
+    options.add_json(parser)
     parser.set_defaults(command=_command)
 
 
@@ -46,20 +47,21 @@ def _command(arguments: argparse.Namespace) -> None:
     estimators = [specs.parse(text) for text in arguments.estimators]
     if arguments.rollouts is not None and arguments.rollouts < 1:
         raise UsageError(f"--rollouts must be at least 1, got {arguments.rollouts}")
-    if arguments.run is not None:
-        run = recorded.read(arguments)
+    run = None if arguments.p or arguments.csv else recorded.read(arguments)
+    if run is not None:
         probabilities = probed.probabilities(run)
         rollouts = arguments.rollouts or run.visits.usual_rollouts
         title = f"{run.record.name}, N = {rollouts}"
     else:
         probabilities, rollouts = Probabilities.exactly(_sequences(arguments)), arguments.rollouts or 8
         title = f"given probabilities, N = {rollouts}"
+    folder = figures.folder(arguments.output)
     header, rows = by_visit(probabilities, estimators, rollouts)
-    folder = figures.folder(arguments)
-    print(f"{title}: mean over {len(probabilities.p_Q_T)} prompts\n")
-    print(table(header, rows), end="\n\n")
-    if arguments.run is not None:
-        _print_probed(run, probabilities, rollouts)
+    if not arguments.json:
+        print(f"{title}: mean over {len(probabilities.p_Q_T)} prompts\n")
+        print(table(header, rows), end="\n\n")
+        if run is not None:
+            _print_probed(run, probabilities, rollouts)
     files = [
         _write_moments(folder, probabilities, estimators, rollouts),
         _write_curves(folder, probabilities, estimators, rollouts),
@@ -67,7 +69,13 @@ def _command(arguments: argparse.Namespace) -> None:
     files += error_curves.discount_figure(folder, "discounts", title, _curves(probabilities, estimators, rollouts))
     files += _draw_rollouts(folder, probabilities, rollouts)
     files += _draw_prior(folder, title, probabilities, rollouts)
-    print("\n".join(str(path) for path in files))
+    if arguments.json:
+        found = {"rollouts": rollouts, "prompts": len(probabilities.p_Q_T), "moments": records(header, rows)}
+        if run is not None:
+            found |= {"run": run.record.name, "own_errors": records(_ERRORS, _errors(run))}
+        print_json(found | {"files": list(map(str, files))})
+    else:
+        print(*files, sep="\n")
 
 
 def _sequences(arguments: argparse.Namespace) -> Floats:
@@ -122,8 +130,14 @@ def _print_probed(run: RecordedRun, probabilities: Probabilities, rollouts: int)
     print("differences of p~ between visits include the probes' noise; it is removed in the second column.\n")
     print(table(*paper.beside(probabilities, rollouts)), end="\n\n")
     print("Errors of the run's own estimates, noise of the probes removed\n")
-    rows = [(name, *values) for name, values in probed.realised_errors(run).items()]
-    print(table(("estimate", "mse", "standard error"), rows), end="\n\n")
+    print(table(_ERRORS, _errors(run)), end="\n\n")
+
+
+_ERRORS = ("estimate", "mse", "standard error")
+
+
+def _errors(run: RecordedRun) -> list[tuple[Any, ...]]:
+    return [(name, *values) for name, values in probed.realised_errors(run).items()]
 
 
 def _write_moments(

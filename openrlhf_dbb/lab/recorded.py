@@ -17,7 +17,8 @@ from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.visits import Integers, Visits, visits
-from storage import DEFAULT_URL, URL_VARIABLE, RunRecord, open_store
+from openrlhf_dbb.options import chosen
+from storage import RunRecord, open_store
 from storage.log import ProbeLog, StepLog, read_log, read_probes
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
@@ -50,27 +51,15 @@ class RecordedRun:
     probes: ProbedVisits | None
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add ``--run`` and ``--store.url``."""
-    parser.add_argument("--run", metavar="RUN", required=True, help="name, number or start of the uuid of a stored run")
-    add_store(parser)
-
-
-def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add ``--store.url``."""
-    url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
-    parser.add_argument("--store.url", dest="store_url", metavar="URL", help=url)
-
-
 def read(arguments: argparse.Namespace) -> RecordedRun:
-    """All that the laboratory needs of the run named by ``--run``.
+    """All that the laboratory needs of the run ``RUN``, or of the latest.
 
     Raises:
         UsageError: it has recorded no rollouts, or rewards other than 0 and 1.
         storage.StoreError: there is no such store or run.
     """
     with open_store(arguments.store_url, create=False) as store:
-        record = store.find_run(arguments.run)
+        record = chosen(store, arguments.run)
         log, probe_log = read_log(store, record), read_probes(store, record)
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")

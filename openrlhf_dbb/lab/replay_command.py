@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from estimators import RewardEstimator
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.lab import criteria, error_curves, recorded, specs
 from openrlhf_dbb.lab.bootstrap import DRAWS
@@ -18,7 +18,7 @@ from openrlhf_dbb.lab.outcomes import CRITERIA, Outcome, Ranking, evaluate, judg
 from openrlhf_dbb.lab.recorded import RecordedRun
 from openrlhf_dbb.lab.replay_figures import draw_advantages, draw_criterion
 from openrlhf_dbb.lab.visits import Visits
-from openrlhf_dbb.terminal import table
+from openrlhf_dbb.terminal import print_json, records, table
 
 _FEW_PROMPTS = 30
 
@@ -27,7 +27,8 @@ def add_command(commands: Any) -> None:
     """Add ``replay`` to the sub-parsers of the laboratory's command."""
     text = "what other estimators would have given on the recorded successes of a run, and which one to use"
     parser = commands.add_parser("replay", help=text, description=text)
-    recorded.add_run(parser)
+    options.add_run(parser)
+    options.add_store(parser)
     parser.add_argument(
         "--estimators",
         nargs="+",
@@ -40,15 +41,16 @@ def add_command(commands: Any) -> None:
         type=float,
         metavar="X",
         default=error_curves.DISCOUNTS,
-        help="discounts (and smoothings) to try (default 0.02 to 1)",
+        help="discounts (and smoothings) to try (default: 0.02 to 1)",
     )
     parser.add_argument(
-        "--priors", nargs="+", type=recorded.prior, metavar="A,B", default=(), help="Beta priors to try (default 1,1)"
+        "--priors", nargs="+", type=recorded.prior, metavar="A,B", default=(), help="Beta priors to try (default: 1,1)"
     )
     text = "what decides (default: probes if any, else mse); likelihood favours longer memory, as forecasts need it"
     parser.add_argument("--criterion", choices=CRITERIA, help=text)
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default 0)")
-    figures.add_out(parser)
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    options.add_folder(parser, "for the files", default=Path("lab/replay"))
+    options.add_json(parser)
     parser.set_defaults(command=replay)
 
 
@@ -59,6 +61,7 @@ def replay(arguments: argparse.Namespace) -> None:
         UsageError, storage.StoreError: the run or a flag cannot be used.
     """
     run = recorded.read(arguments)
+    folder = figures.folder(arguments.output)
     named = arguments.estimators or recorded.ESTIMATORS
     candidates = recorded.sweep(named, arguments.discounts, arguments.priors)
     own = recorded.own_estimator(run.record)
@@ -67,12 +70,17 @@ def replay(arguments: argparse.Namespace) -> None:
     outcomes = [evaluate(candidate, run.visits, run.probes) for candidate in candidates]
     criterion = arguments.criterion or ("probes" if run.probes is not None else "mse")
     ranking = judge(outcomes, run.visits, criterion, seed=arguments.seed)
-    print("\n".join(introduction(run, own)))
-    print(f"\n{_table(ranking, outcomes, own)}\n")
-    print("\n".join(recommendation(ranking, run.visits)))
-    print()
-    for path in _write(figures.folder(arguments), ranking, outcomes, run.visits):
-        print(path)
+    advice = recommendation(ranking, run.visits)
+    if not arguments.json:
+        print("\n".join(introduction(run, own)))
+        print(f"\n{_table(ranking, outcomes, own)}\n")
+        print("\n".join(advice), end="\n\n")
+    paths = _write(folder, ranking, outcomes, run.visits)
+    if arguments.json:
+        found = {"run": run.record.name, "candidates": records(*csv_rows(ranking, outcomes))}
+        print_json(found | {"recommendation": advice, "files": list(map(str, paths))})
+    else:
+        print(*paths, sep="\n")
 
 
 def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import numpy as np
 
 from estimators import RewardEstimator
 from estimators.base import Floats
-from openrlhf_dbb import figures
+from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
 from openrlhf_dbb.lab import error_curves, regimes, specs
 from openrlhf_dbb.lab.error_curves import ErrorCurve
 from openrlhf_dbb.lab.simulation import Result, Setting, simulate
-from openrlhf_dbb.terminal import table
+from openrlhf_dbb.terminal import print_json, records, table
 
 _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
@@ -41,9 +42,9 @@ def add_command(commands: Any) -> None:
         "--estimators", nargs="+", metavar="SPEC", default=_ESTIMATORS, help=f"default: {' '.join(_ESTIMATORS)}"
     )
     parser.add_argument(
-        "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default 4 8 16)"
+        "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default: 4 8 16)"
     )
-    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default 0.02, 0.05, 0.1, 0.15 ... 1)"
+    text = "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
     parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=error_curves.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
@@ -53,23 +54,26 @@ def add_command(commands: Any) -> None:
         ("seed", "seed of the first"),
     ):
         default = getattr(Setting, name)
-        parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default {default})")
-    figures.add_out(parser)
+        parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default: {default})")
+    options.add_folder(parser, "for the files", default=Path("lab/simulate"))
+    options.add_json(parser)
     parser.set_defaults(command=_command)
 
 
 def _command(arguments: argparse.Namespace) -> None:
     setting, names, sizes, discounts = _checked(arguments)
     estimators = [specs.parse(text) for text in arguments.estimators]
-    folder = figures.folder(arguments)
+    folder = figures.folder(arguments.output)
     results = []
     for name, size in _progress([(name, size) for name in names for size in sizes]):
         results.append(simulate(estimators, discounts, name, size, setting))
-    header, rows = ratios([specs.label(e) for e in estimators], results)
-    print("MSE in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
-    print(table(header, rows), end="\n\n")
+    if not arguments.json:
+        header, rows = ratios([specs.label(e) for e in estimators], results)
+        print("MSE in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
+        print(table(header, rows), end="\n\n")
 
-    files = [_write_table(folder, estimators, results), _write_curves(folder, results)]
+    measured = _measured(estimators, results)
+    files = [write_csv(folder / "table.csv", _MEASURED, measured), _write_curves(folder, results)]
     for size in sizes:
         files += _draw_regimes(folder, estimators, [result for result in results if result.rollouts == size])
     close_up = [result for result in results if (result.regime, result.rollouts) == _CLOSE_UP] or results
@@ -77,7 +81,10 @@ def _command(arguments: argparse.Namespace) -> None:
     over_rollouts = [name for name in _OVER_ROLLOUTS if name in names] or names[:4]
     files += _draw_rollouts(folder, over_rollouts, discounts, setting)
     files += _draw_prior(folder, close_up[0], discounts, setting)
-    print("\n".join(str(path) for path in files))
+    if arguments.json:
+        print_json({"results": records(_MEASURED, measured), "files": list(map(str, files))})
+    else:
+        print(*files, sep="\n")
 
 
 def _checked(arguments: argparse.Namespace) -> tuple[Setting, list[str], list[int], list[float]]:
@@ -107,7 +114,7 @@ def _progress(cells: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
         from tqdm import tqdm
     except ImportError:
         for done, (name, size) in enumerate(cells):
-            print(f"[{done + 1}/{len(cells)}] {name}, N = {size}", flush=True)
+            print(f"[{done + 1}/{len(cells)}] {name}, N = {size}", file=sys.stderr, flush=True)
             yield name, size
     else:
         yield from tqdm(cells, desc="simulating", unit="cell", leave=False, disable=None)
@@ -122,14 +129,15 @@ def ratios(labels: Sequence[str], results: Sequence[Result]) -> tuple[list[str],
     return ["regime", "N", *labels], [[*row[:2], *(f"{value:.3f}" for value in row[2:])] for row in rows]
 
 
-def _write_table(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> Path:
-    rows = (
+_MEASURED = ("regime", "rollouts", "estimator", "mse", "mse_error", "ratio", "ratio_error")
+
+
+def _measured(estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> list[tuple[Any, ...]]:
+    return [
         (result.regime, result.rollouts, specs.label(e), *_mean_and_error(mse_K), *_mean_and_error(ratio_K))
         for result in results
         for e, mse_K, ratio_K in zip(estimators, result.mse_E_K, result.ratio_E_K, strict=True)
-    )
-    header = ("regime", "rollouts", "estimator", "mse", "mse_error", "ratio", "ratio_error")
-    return write_csv(folder / "table.csv", header, rows)
+    ]
 
 
 def _write_curves(folder: Path, results: Sequence[Result]) -> Path:
@@ -181,7 +189,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     labelled = [(e.name, specs.label(e)) for e in fixed] + [("dbb", "dbb, best discount")]
     sizes = np.array(_GROUP_SIZES, dtype=np.float64)
     figure, panels = small_multiples(len(names), columns=2, panel_height=2.6)
-    records = []
+    drawn_rows = []
     for panel, regime in zip(panels, names, strict=True):
         results = [simulate(fixed, discounts, regime, size, setting) for size in _GROUP_SIZES]
         mse_N_E_K = np.array([[*result.mse_E_K, result.best_K] for result in results])
@@ -190,7 +198,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
         error_curves.draw_rollouts(panel, [ErrorCurve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
         panel.set_title(regime)
         panel.set_ylim(0, 1.4)
-        records += [
+        drawn_rows += [
             (regime, size, label, *_mean_and_error(mse_K))
             for size, mse_E_K in zip(_GROUP_SIZES, mse_N_E_K, strict=True)
             for (_, label), mse_K in zip(labelled, mse_E_K, strict=True)
@@ -199,7 +207,7 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     header = ("regime", "rollouts", "estimator", "mse", "mse_error")
-    return [write_csv(folder / "rollouts.csv", header, records), *figures.save(figure, folder, "rollouts")]
+    return [write_csv(folder / "rollouts.csv", header, drawn_rows), *figures.save(figure, folder, "rollouts")]
 
 
 def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], setting: Setting) -> list[Path]:

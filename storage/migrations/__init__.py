@@ -24,7 +24,7 @@ from storage.retry import retried
 from storage.url import choose_url, parse_url
 
 
-def migrate(url: str | None = None, *, take_over: bool = False) -> tuple[int, int]:
+def migrate(url: str | None = None, *, take_over: bool = False, dry_run: bool = False) -> tuple[int, int]:
     """Bring a database to this library's schema in one transaction: all of it or nothing.
 
     Any number of processes may do so at once; a database that is up to date is left as it is.
@@ -32,9 +32,10 @@ def migrate(url: str | None = None, *, take_over: bool = False) -> tuple[int, in
     Args:
         url: as for ``open_store``.
         take_over: migrate even if an unfinished run is owned by a process on another host, which cannot be checked.
+        dry_run: change nothing.
 
     Returns:
-        The version before, and now.
+        The version before, and now (or as it would be).
 
     Raises:
         StoreError: no store there, a schema that is newer or from before the first release, a run that is being
@@ -45,17 +46,17 @@ def migrate(url: str | None = None, *, take_over: bool = False) -> tuple[int, in
         check_sqlite_path(address.path, create=False)
     database = Database(address)
     try:
-        return _migrate(database, take_over)
+        return _migrate(database, take_over, dry_run)
     finally:
         database.close()
 
 
 @retried
-def _migrate(database: Database, take_over: bool) -> tuple[int, int]:
+def _migrate(database: Database, take_over: bool, dry_run: bool) -> tuple[int, int]:
     with database.transaction() as connection:
         found = _found(connection, database)
-    if found == schema.SCHEMA_VERSION:
-        return found, found
+    if dry_run or found == schema.SCHEMA_VERSION:
+        return found, schema.SCHEMA_VERSION
     with database.transaction(write=True) as connection:
         schema.lock(connection, database)
         # Check again, now that nobody else can change it.

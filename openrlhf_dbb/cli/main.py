@@ -1,0 +1,131 @@
+"""The command ``openrlhf-dbb``: its commands; the module of one is imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, NoReturn
+
+import openrlhf_dbb
+from openrlhf_dbb.cli.parser import Parser
+from openrlhf_dbb.errors import UsageError
+
+PROGRAM = "openrlhf-dbb"
+REFUSED, INTERRUPTED = 2, 130
+
+
+class Command(NamedTuple):
+    """A command: the module whose ``add_commands`` declares it (None: reads its own arguments), and its help."""
+
+    module: str | None
+    help: str
+
+
+COMMANDS = {
+    "train": Command(None, "train a model with GRPO and stored posteriors"),
+    "evaluate": Command("openrlhf_dbb.cli.evaluate", "measure models on benchmarks, compare them, plot trainings"),
+    "lab": Command("openrlhf_dbb.cli.lab", "choose an estimator and a discount without training"),
+    "runs": Command("openrlhf_dbb.inspect.runs", "list all runs, newest first, with their held-out accuracy"),
+    "show": Command("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
+    "history": Command("openrlhf_dbb.inspect.history", "every visit of one prompt"),
+    "compare": Command("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy, posterior means, costs"),
+    "costs": Command("openrlhf_dbb.inspect.costs", "where the rollouts of each run went, and for what"),
+    "report": Command("openrlhf_dbb.inspect.report", "one HTML page about a run that opens offline"),
+    "export": Command("openrlhf_dbb.inspect.export", "a run's history or rollout usage, for other programs"),
+    "prune": Command("openrlhf_dbb.inspect.maintenance", "delete old history of a run; posteriors and totals stay"),
+    "migrate": Command("openrlhf_dbb.inspect.maintenance", "upgrade an older database to this release"),
+    "check": Command("openrlhf_dbb.inspect.maintenance", "is the database consistent? exit code 1 if not"),
+    "completion": Command("openrlhf_dbb.cli.completion", "print the shell's completion script"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0; 1 if ``check`` found something or a training failed; 2, with one line on stderr, if the request cannot be
+        carried out; 130 if interrupted.
+    """
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        from openrlhf_dbb.terminal import shown
+        from storage.errors import StoreError  # here: the help does not wait for SQLAlchemy
+
+        if not isinstance(error, (UsageError, StoreError)):
+            raise
+        print(f"error: {shown(error, width=None)}", file=sys.stderr)
+        return REFUSED
+
+
+def _run(argv: list[str]) -> int:
+    first = _first(argv)
+    if argv[first : first + 1] == ["train"]:
+        _train(argv[:first] + argv[first + 1 :])
+    parser = build([name for name in COMMANDS if name in argv])
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    try:
+        code = _call(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as head, has closed the pipe; the interpreter must not fail when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code or 0
+
+
+def _call(arguments: argparse.Namespace) -> int | None:
+    if not arguments.opens_store:
+        return arguments.command(arguments)
+    from storage import open_store
+
+    with open_store(arguments.store_url, create=False) as store:
+        return arguments.command(store, arguments)
+
+
+def _first(argv: list[str]) -> int:
+    """Where the command is: behind ``--store.url URL`` or ``--store.url=URL``, if that was given first."""
+    return 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
+
+
+def _train(argv: list[str]) -> NoReturn:
+    from openrlhf_dbb.cli import stack, train_grpo
+
+    stack.require(f"{PROGRAM} train")
+    train_grpo.command(argv)
+
+
+def build(names: Collection[str]) -> Parser:
+    """The parser, with all commands, and with the arguments of those named."""
+    parser = Parser(
+        prog=PROGRAM,
+        description="GRPO with stored reward posteriors: train, look into a store of posteriors, evaluate models.",
+        epilog=f"{PROGRAM} COMMAND --help explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {openrlhf_dbb.__version__}")
+    parser.add_argument("--store.url", dest="store_url", metavar="URL", help="the store; also after the command")
+    parser.set_defaults(command=None, opens_store=False)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
+
+    def add(name: str, command: Callable[..., int | None], *, opens_store: bool = True) -> argparse.ArgumentParser:
+        """Declare what a command does; its parser, for its arguments."""
+        parsers[name].set_defaults(command=command, opens_store=opens_store)
+        if opens_store:
+            from openrlhf_dbb.options import add_store
+
+            add_store(parsers[name])
+        return parsers[name]
+
+    for module in dict.fromkeys(COMMANDS[name].module for name in names):
+        if module is not None:
+            importlib.import_module(module).add_commands(add)
+    return parser

@@ -1,0 +1,23 @@
+"""Whether the training stack is installed, which the light install leaves out."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from openrlhf_dbb.errors import UsageError
+
+_MODULES = ("torch", "ray", "vllm", "openrlhf")
+
+
+def require(command: str) -> None:
+    """Check that a command's modules are installed; imports none of them.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    for name in _MODULES:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f'{command} needs the training stack: pip install "openrlhf-dbb[cuda]" or, without a GPU, '
+                f'"openrlhf-dbb[cpu]" (here: no module named {name})'
+            )
