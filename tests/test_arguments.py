@@ -340,11 +340,11 @@ def test_a_preset_file_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--estimater", "dbb"], r"unknown argument --estimater, did you mean --estimator\?"),
-        (["--lr", "1"], r"unknown argument --lr, did you mean --actor.(adam|muon).lr\?"),
+        (["--estimater", "dbb"], r"unknown flag --estimater, did you mean --estimator\?"),
+        (["--lr", "1"], r"unknown flag --lr, did you mean --actor.(adam|muon).lr\?"),
         (["--rollout.n_sample_per_promt=4"], r"did you mean --rollout.n_samples_per_prompt\?"),
-        (["--zzzz"], r"unknown argument --zzzz \(openrlhf-dbb train --help-all lists all\)"),
-        (["stray"], r"unknown argument stray \("),
+        (["--zzzz"], r"unknown flag --zzzz \(openrlhf-dbb train --help-all lists all\)"),
+        (["stray"], r"unknown flag stray \("),
         (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
         (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),

@@ -76,14 +76,14 @@ def test_help_of_every_command(capsys, command):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("rnus", "unknown command 'rnus'; did you mean runs? (openrlhf-dbb --help)"),
-        ("lab reply", "unknown command 'reply'; did you mean replay? (openrlhf-dbb lab --help)"),
+        ("rnus", "unknown command 'rnus', did you mean runs? (openrlhf-dbb --help)"),
+        ("lab reply", "unknown command 'reply', did you mean replay? (openrlhf-dbb lab --help)"),
         ("zzz", "unknown command 'zzz' (openrlhf-dbb --help)"),
-        ("runs --stor.url x", "unknown flag --stor.url; did you mean --store.url? (openrlhf-dbb runs --help)"),
-        ("--store-url x runs", "unknown flag --store-url; did you mean --store.url? (openrlhf-dbb --help)"),
+        ("runs --stor.url x", "unknown flag --stor.url, did you mean --store.url? (openrlhf-dbb runs --help)"),
+        ("--store-url x runs", "unknown flag --store-url, did you mean --store.url? (openrlhf-dbb --help)"),
         # before the flag that is missing for it
-        ("prune old --keep_last 1", "unknown flag --keep_last; did you mean --keep-last? (openrlhf-dbb prune --help)"),
-        ("evaluate --modl x", "unknown flag --modl; did you mean --model? (openrlhf-dbb evaluate --help)"),
+        ("prune old --keep_last 1", "unknown flag --keep_last, did you mean --keep-last? (openrlhf-dbb prune --help)"),
+        ("evaluate --modl x", "unknown flag --modl, did you mean --model? (openrlhf-dbb evaluate --help)"),
         ("history", "the following arguments are required: PROMPT (openrlhf-dbb history --help)"),
         ("show old new", "unrecognized arguments: new (openrlhf-dbb show --help)"),
         (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.spelling import did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,13 +37,9 @@ class Parser(argparse.ArgumentParser):
                 return  # the rest is not this parser's flags
             flag = argument.partition("=")[0]
             if flag.startswith("--") and " " not in argument and flag not in known:
-                self.error(f"unknown flag {flag}{_meant(flag, known)}")
+                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            self.error(f"unknown command {value!r}{_meant(value, action.choices)}")
+            self.error(f"unknown command {value!r}{did_you_mean(value, action.choices or ())}")
         super()._check_value(action, value)
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    return "".join(f"; did you mean {other}?" for other in difflib.get_close_matches(word, known, n=1))

@@ -127,7 +127,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flag = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
-            raise UsageError(f"unknown argument {flag}{did_you_mean(flag, known)} ({self.prog} --help-all lists all)")
+            raise UsageError(f"unknown flag {flag}{did_you_mean(flag, known)} ({self.prog} --help-all lists all)")
         return found
 
     def format_help(self, *, everything: bool = False) -> str:
