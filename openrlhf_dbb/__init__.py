@@ -11,6 +11,7 @@ core        numpy alone: posteriors, rollout strategies, replay, what became of 
 What they share:
 
 prompts     the training prompts: what is dropped, which is which
+rows        rows of the training data that cannot be used
 rewards     verifiers that run as OpenRLHF reward functions
 methods     published training methods, as flag values
 presets     flag values for a model
@@ -22,6 +23,7 @@ evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order
 lab         estimators measured without training
 figures     matplotlib in the house style
+user_cache  the user's folder for what can be made again
 terminal    text from a store, made safe for a terminal
 options     options that several commands have
 csv_files   CSV as every command writes it

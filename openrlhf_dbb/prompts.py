@@ -6,14 +6,17 @@ Axes: P prompts kept, R rows of the data set.
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import rows as data_rows
 from openrlhf_dbb import upstream
 from openrlhf_dbb.core.rollouts import dataset_digest
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.rewards import labels as math_labels
+from openrlhf_dbb.rewards import math_answer_file
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,12 @@ class Prompts:
         labels: P answers, as strings.
         rows: P row numbers in the loaded data set.
         total: rows in the data set.
+        bad: which rows were dropped because they cannot be used, in words; "" for none.
         duplicates: rows whose prompt text an earlier row has (dropped or not, see ``kept_duplicates``).
         kept_duplicates: those among them that are trained on.
+        relabelled: which of those that are dropped have another label, in words; "" for none.
         too_long: prompts dropped for their length; ``max_tokens`` is the limit.
-        empty: empty prompts dropped.
+        empty: prompts dropped that have no token.
         cut: prompts dropped so that the rest fills whole rollout batches.
     """
 
@@ -36,8 +41,10 @@ class Prompts:
     labels: list[str]
     rows: list[int]
     total: int
+    bad: str
     duplicates: int
     kept_duplicates: int
+    relabelled: str
     too_long: int
     max_tokens: int | None
     empty: int
@@ -51,8 +58,10 @@ class Prompts:
     def report(self) -> str:
         """One line: how many are used and what happened to the others."""
         parts = [f"{len(self.texts)} of {self.total} prompts"]
+        if self.bad:
+            parts.append(self.bad)
         if self.duplicates - self.kept_duplicates:
-            parts.append(f"{self.duplicates - self.kept_duplicates} duplicates dropped")
+            parts.append(f"{self.duplicates - self.kept_duplicates} duplicates dropped{self.relabelled}")
         if self.kept_duplicates:
             parts.append(
                 f"{self.kept_duplicates} duplicates kept: equal prompts with equal labels share one posterior "
@@ -61,7 +70,7 @@ class Prompts:
         if self.too_long:
             parts.append(f"{self.too_long} of more than {self.max_tokens} tokens dropped")
         if self.empty:
-            parts.append(f"{self.empty} empty dropped")
+            parts.append(f"{self.empty} without a token dropped")
         if self.cut:
             parts.append(f"{self.cut} dropped to fill whole batches")
         return "; ".join(parts)
@@ -70,14 +79,25 @@ class Prompts:
 def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
     """The training data set through OpenRLHF's own loader, at most ``--data.max_samples`` rows.
 
-    A label key with dots reaches into nested columns (``reward_model.ground_truth``).
+    A label key with dots reaches into nested columns (``reward_model.ground_truth``). JSON files are read by
+    :func:`openrlhf_dbb.rows.read_json`. Rows that cannot be used are still there, see
+    :func:`openrlhf_dbb.rows.checked`.
 
     Raises:
         UsageError: no label key, a column is missing, or there are no rows.
     """
     if args.data.label_key is None:
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
-    rows = upstream.load("openrlhf.datasets.utils", "blending_datasets")(
+    load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
+    load_dataset = load.__globals__["load_dataset"]
+
+    def read(kind: str, **options: Any) -> Any:
+        if kind == "json":
+            return data_rows.read_json(Path(options["data_files"]), args)
+        return load_dataset(kind, **options)
+
+    load.__globals__["load_dataset"] = read
+    rows = load(
         args.data.prompt_dataset,
         args.data.prompt_probs,
         strategy,
@@ -87,7 +107,30 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
     )
     if len(rows) == 0:
         raise UsageError(f"data set {args.data.prompt_dataset!r} has no rows")
-    return with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args)
+    return data_rows.checked(with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args), args)
+
+
+def find_bad_rows(rows: Any, args: SimpleNamespace) -> data_rows.BadRows:
+    """The rows, from :func:`load_rows`, that cannot be used.
+
+    For the reward ``math_answer``, Math-Verify reads every label.
+
+    Raises:
+        UsageError: there are some, and ``--data.skip_bad_rows`` does not say to drop them; or no verifier starts.
+    """
+    bad = data_rows.find(rows, args)
+    if args.reward.remote_url == [str(math_answer_file())]:
+        labels = {row: label for row, label in enumerate(rows[args.data.label_key]) if row not in bad.rows}
+        unreadable = math_labels.unreadable(labels.values())
+        for row, label in labels.items():
+            if label in unreadable:
+                bad.add(row, f"with a label that Math-Verify cannot read; {data_rows.FIRST}{unreadable[label]}")
+    if bad.rows and not args.data.skip_bad_rows:
+        raise UsageError(
+            f"--data.prompt_dataset {args.data.prompt_dataset}: {bad.error()}; fix them, or give --data.skip_bad_rows "
+            "to drop them"
+        )
+    return bad
 
 
 def train_on(rows: list[int], args: SimpleNamespace) -> None:
@@ -120,7 +163,7 @@ def with_columns(rows: Any, args: SimpleNamespace) -> Any:
             # Not Dataset.flatten(): it loses the columns of a concatenated data set, which OpenRLHF makes.
             rows = rows.add_column(key, [functools.reduce(dict.__getitem__, fields, row) for row in rows[column]])
         if key not in rows.column_names:
-            raise UsageError(f"--{flag} {key!r} is not a column of the data set; it has {', '.join(rows.column_names)}")
+            raise data_rows.no_column(flag, key, rows.column_names)
     return rows
 
 
@@ -132,8 +175,8 @@ def _holds(feature: Any, fields: list[str]) -> bool:
     return True
 
 
-def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
-    """Decide which rows of the data set, from :func:`load_rows`, are trained on.
+def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
+    """Decide which rows of the data set, from :func:`load_rows`, are trained on; none of the bad ones.
 
     Raises:
         UsageError: no prompt left, or fewer than one rollout batch.
@@ -142,13 +185,19 @@ def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) ->
     from tqdm import tqdm
 
     upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
-    first_seen, rows, duplicates = set(), [], 0
-    for row, text in enumerate(loaded[args.data.input_key]):
-        key = text if isinstance(text, str) else json.dumps(text, sort_keys=True)
-        duplicates += key in first_seen
-        if key not in first_seen or not args.data.drop_duplicates:
+    first_label: dict[str, str] = {}
+    rows, duplicates, relabelled = [], 0, []
+    labels = loaded[args.data.label_key]
+    for row, (prompt, label) in enumerate(zip(loaded[args.data.input_key], labels, strict=True)):
+        if row in bad.rows:
+            continue
+        key = data_rows.prompt_key(prompt)
+        duplicates += key in first_label
+        if key not in first_label or not args.data.drop_duplicates:
             rows.append(row)
-        first_seen.add(key)
+        elif first_label[key].strip() != label.strip():
+            relabelled.append(row)
+        first_label.setdefault(key, label)
     kept_duplicates = 0 if args.data.drop_duplicates else duplicates
     seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
     limit = _max_tokens(args)
@@ -162,8 +211,10 @@ def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) ->
         labels=[str(seen.labels[i]) for i in kept],
         rows=[rows[i] for i in kept],
         total=len(loaded),
+        bad=bad.report() if bad.rows else "",
         duplicates=duplicates,
         kept_duplicates=kept_duplicates,
+        relabelled=f", {len(relabelled)} of them with another label ({bad.names(relabelled)})" if relabelled else "",
         too_long=len(lengths) - len(fits) - empty,
         max_tokens=limit,
         empty=empty,

@@ -18,8 +18,8 @@ LAYERS = (
     ("actors",),
     # tools and subjects of their own, which know nothing of a training that runs
     (
-        *("", "prompts", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab", "inspect"),
-        *("figures", "terminal", "options", "csv_files", "weight_buckets"),
+        *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
+        *("inspect", "figures", "terminal", "options", "csv_files", "user_cache", "weight_buckets"),
     ),
     ("core",),
     ("errors", "ray_address", "spelling"),

@@ -111,6 +111,7 @@ def _check_openrlhf_alone(settings: Settings) -> None:
         (f"--replay.samples {args.replay.samples}", args.replay.samples),
         (f"--actor.loss_agg_mode {CONSTANT_LENGTH}", args.actor.loss_agg_mode == CONSTANT_LENGTH),
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
+        ("--data.skip_bad_rows", args.data.skip_bad_rows),
     ):
         if used:
             raise UsageError(

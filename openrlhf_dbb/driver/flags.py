@@ -54,6 +54,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.max_prompt_len", {"type": int}, "drop prompts with more tokens than this"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
+    ("--data.skip_bad_rows", _SWITCH, "drop rows that cannot be used, such as those without a label"),
     ("--data.cut_to_batches", _SWITCH, "drop the last prompts if they do not fill a rollout batch"),
     (
         "--rollout.min_new_tokens",

@@ -17,7 +17,8 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.prompts import Prompts, choose, load_rows
+from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_rows
+from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
@@ -68,15 +69,17 @@ def prepare(
         tiny.prepare(tiny.default_folder())
     for_loaders = settings.openrlhf_args()
     strategy = DriverStrategy(for_loaders, on_cpu=settings.on_cpu)
-    rows = _load_rows(for_loaders, strategy)  # before torch is imported, which takes longer
-    _check_device(settings)
-    with upstream.imports_for_driver():
-        tokenizer = _load_tokenizer(args)
-        if _wants_chat_template(settings, tokenizer):
-            settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
-            for_loaders.data.apply_chat_template = True
-        with upstream.quiet():
-            prompts = choose(rows, for_loaders, strategy, tokenizer)
+    with reward_file.imported(_own_reward(args)):
+        rows = _load_rows(for_loaders, strategy)  # before torch is imported, which takes longer
+        bad = find_bad_rows(rows, for_loaders)
+        _check_device(settings)
+        with upstream.imports_for_driver():
+            tokenizer = _load_tokenizer(args)
+            if _wants_chat_template(settings, tokenizer):
+                settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
+                for_loaders.data.apply_chat_template = True
+            with upstream.quiet():
+                prompts = choose(rows, bad, for_loaders, strategy, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
         before_the_run(settings)
@@ -153,19 +156,19 @@ def _check_device(settings: Settings) -> None:
 
 
 def _check_reward(args: SimpleNamespace) -> None:
-    for url in args.reward.remote_url or []:
-        if not url.endswith(".py"):
-            continue
-        path = Path(url)
-        if not path.is_file():
+    urls = args.reward.remote_url or []
+    for url in urls:
+        if url.endswith(".py") and not Path(url).is_file():
             raise UsageError(f"--reward.remote_url {url}: no such file")
-        source = path.read_text(encoding="utf-8")
-        try:
-            compile(source, url, "exec")
-        except SyntaxError as error:
-            raise UsageError(f"--reward.remote_url {url}: line {error.lineno}: {error.msg}") from error
-        if "reward_func" not in source:
-            raise UsageError(f"--reward.remote_url {url} defines no reward_func(queries, prompts, labels)")
+        if url.endswith(".py") and len(urls) > 1:
+            raise UsageError(f"--reward.remote_url {','.join(urls)}: a reward file is asked alone; name one")
+
+
+def _own_reward(args: SimpleNamespace) -> str | None:
+    """The reward file, if it is none of this package's."""
+    url = (args.reward.remote_url or [""])[0]
+    ours = Path(reward_file.__file__).parent
+    return url if url.endswith(".py") and Path(url).resolve().parent != ours.resolve() else None
 
 
 def _check_files(args: SimpleNamespace) -> None:

@@ -80,21 +80,7 @@ class VerifierPool:
             ValueError: Math-Verify cannot read the label.
             VerifierStartError: a process could not start; the message holds what it wrote.
         """
-        worker = self._idle.get()
-        reusable = None
-        try:
-            if worker is not None and not worker.is_alive():
-                worker.kill()  # it ended while idle, not because of this answer
-                worker = None
-            if worker is None:
-                worker = _Worker(self.worker_script, self.time_limit_s)
-            reply = worker.ask({"answer": answer, "label": label}, self.time_limit_s)
-            reusable = worker if "ended" not in reply else None
-        finally:
-            # Also after an interrupt: a late reply must not meet the next question.
-            if reusable is None and worker is not None:
-                worker.kill()
-            self._idle.put(reusable)
+        reply = self._ask({"answer": answer, "label": label})
         if "bad_label" in reply:
             raise ValueError(
                 f"Math-Verify cannot read the label {label!r} ({reply['bad_label']}); "
@@ -109,6 +95,34 @@ class VerifierPool:
             label,
         )
         return None
+
+    def why_unreadable(self, label: str) -> str | None:
+        """Why Math-Verify cannot read a label, boxed as for :meth:`verify`, in the time limit; None if it can.
+
+        Raises:
+            VerifierStartError: a process could not start; the message holds what it wrote.
+        """
+        reply = self._ask({"label": label})
+        return reply.get("bad_label") or reply.get("ended")
+
+    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
+        """A worker's reply, or ``{"ended": reason}``."""
+        worker = self._idle.get()
+        reusable = None
+        try:
+            if worker is not None and not worker.is_alive():
+                worker.kill()  # it ended while idle, not because of this answer
+                worker = None
+            if worker is None:
+                worker = _Worker(self.worker_script, self.time_limit_s)
+            reply = worker.ask(request, self.time_limit_s)
+            reusable = worker if "ended" not in reply else None
+        finally:
+            # Also after an interrupt: a late reply must not meet the next question.
+            if reusable is None and worker is not None:
+                worker.kill()
+            self._idle.put(reusable)
+        return reply
 
     def close(self) -> None:
         """Wait for running verifications and end all processes; the pool starts new ones if used again."""

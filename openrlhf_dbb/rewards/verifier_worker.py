@@ -2,7 +2,8 @@
 
 Request: ``{"label": text, "answer": text}``. Reply: ``{"correct": true}`` or ``false``;
 ``{"unverified": reason}`` if Math-Verify failed on the answer; ``{"bad_label": reason}`` if it cannot read
-the label. The first line is ``{"ready": true}``. Run by path, so it imports nothing of its own package.
+the label. A request without an answer asks for the label alone: the reply is ``{}`` if it can be read.
+The first line is ``{"ready": true}``. Run by path, so it imports nothing of its own package.
 
 Usage: python verifier_worker.py SECONDS   (the time a request may take before the process ends itself)
 """
@@ -34,7 +35,7 @@ def _parse_label(text: str) -> list[Any]:
     return _parse(text)
 
 
-def reply_to(label: str, answer: str) -> dict[str, Any]:
+def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
     """The reply to one request, as described at the top of this file."""
     from math_verify import verify
 
@@ -47,6 +48,8 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
     # Strings alone: an answer was found but not understood.
     if all(isinstance(part, str) for part in gold):
         return {"bad_label": f"understood as {gold}"}
+    if answer is None:
+        return {}
     try:
         return {"correct": bool(verify(gold, _parse(answer), timeout_seconds=None, raise_on_error=True))}
     except MemoryError:
@@ -73,7 +76,7 @@ def main() -> None:
         request = json.loads(line)
         # The signal is not handled, so that it ends even a computation in C; for when the parent is gone.
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        reply = reply_to(request["label"], request["answer"])
+        reply = reply_to(**request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openrlhf_dbb import user_cache
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 # Raise this when the files that prepare() makes change in any way: older ones are then replaced.
-VERSION = 1
+VERSION = 2
 EOS, PAD = "<eos>", "<pad>"
 
 WARMUP_ROWS = 12_000
@@ -66,9 +66,8 @@ class TinyAssets:
 
 
 def default_folder() -> Path:
-    """The user's cache folder for these files, by the XDG rules."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "openrlhf_dbb" / "tiny"
+    """Where the tiny preset's files are."""
+    return user_cache.folder() / "tiny"
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
@@ -113,14 +112,15 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, in the order of CHARACTERS, then <eos> and <pad>; any other character raises."""
+    """One token per character, in the order of CHARACTERS, then <eos> and <pad>, which is any other character too."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate((*CHARACTERS, EOS, PAD))}))
+    vocabulary = {token: i for i, token in enumerate((*CHARACTERS, EOS, PAD))}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=PAD))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(
