@@ -111,12 +111,12 @@ SAMPLING = {
 PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
 
 
-def groups(executor, generate, samples, *, tokenizer=None, **changes):
+def groups(executor, generate, samples, *, tokenizer=None, max_length=32, **changes):
     """What an actor with this engine answers to both prompts."""
     actor = StrictRolloutActor.__new__(StrictRolloutActor)  # no vLLM
     actor.executor, actor.generate = executor, generate
     sampling, tokenizer = SAMPLING | changes, tokenizer or Letters()
-    call = actor.generate_groups(PROMPTS, sampling, samples, hf_tokenizer=tokenizer, max_length=32)
+    call = actor.generate_groups(PROMPTS, sampling, samples, hf_tokenizer=tokenizer, max_length=max_length)
     return asyncio.run(call)
 
 
@@ -131,6 +131,21 @@ def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
         [prompt[:2]] * 3 for prompt in PROMPTS
     ]
     assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
+
+
+class Digits(Letters):
+    """Knows digits alone: all else becomes "?"."""
+
+    def __call__(self, text, **_):
+        return super().__call__("".join(c if c.isdigit() else "?" for c in text))
+
+
+@pytest.mark.parametrize(("limit", "seen"), [(32, "6*7=0"), (5, "?0")])
+def test_a_reward_sees_the_prompt_that_was_given_unless_it_was_truncated(tmp_path, limit, seen):
+    path = tmp_path / "reward.py"
+    path.write_text(f"def reward_func(queries, prompts, labels):\n    return {{'rewards': queries[0] == {seen!r}}}\n")
+    answers = groups(StrictExecutor([str(path)]), Group().generate, 1, tokenizer=Digits(), max_length=limit)
+    assert answers[0][0]["reward"] == 1.0
 
 
 @pytest.mark.parametrize(("given", "limits"), [(4, [4, 4]), (None, [32 - 4, 32 - 8])])

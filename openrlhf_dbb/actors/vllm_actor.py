@@ -147,6 +147,17 @@ class _TokenizedOnce:
             self._last = asked, self._tokenizer(**asked)
         return self._last[1]
 
+    def decode(self, ids: list[int], **options: Any) -> str:
+        """The text of a prompt and a response, with the prompt as it is where decoding would change it."""
+        text: str = self._tokenizer.decode(ids, **options)
+        if self._last is None or text.startswith(self._last[0]["text"]):
+            return text
+        asked, tokenized = self._last
+        prompt = tokenized["input_ids"][0].tolist()
+        if ids[: len(prompt)] != prompt:  # it was truncated
+            return text
+        return str(asked["text"] + self._tokenizer.decode(ids[len(prompt) :], **options))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
