@@ -236,7 +236,7 @@ def _records(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None, st
 
 def _record(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        text = line.decode("utf-8-sig")
+        text = line.decode("utf-8-sig").rstrip()
         row = json.loads(text)
         if "\\u" in text:
             json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text

@@ -15,7 +15,7 @@ class Words:
     """A tokenizer of one token per word, with a chat template."""
 
     def __call__(self, texts, **_):
-        return {"input_ids": [text.split() for text in texts]}
+        return {"input_ids": [text.replace("\u200b", "").split() for text in texts]}
 
     def apply_chat_template(self, chat, tokenize, add_generation_prompt):
         return " ".join(message["content"] for message in chat) + " Answer:"
@@ -27,16 +27,19 @@ def choose(path, rows, **options):
     data = {
         "prompt_dataset": str(file), "prompt_probs": None, "prompt_split": "train", "max_samples": 10**8,
         "input_key": "input", "label_key": "label", "input_template": None, "apply_chat_template": False,
-        "max_len": 32, "max_prompt_len": None, "drop_duplicates": False, "cut_to_batches": False, "image_key": "images",
+        "max_len": 32, "max_prompt_len": None, "drop_duplicates": False, "skip_bad_rows": False,
+        "cut_to_batches": False, "image_key": "images",
     }  # fmt: skip
     args = SimpleNamespace(
         data=SimpleNamespace(**(data | options)),
+        reward=SimpleNamespace(remote_url=["reward.py"]),
         rollout=SimpleNamespace(batch_size=2, max_new_tokens=8),
         train=SimpleNamespace(seed=1),
         use_ms=False,
     )
     strategy = SimpleNamespace(args=args, print=lambda *_: None, is_rank_0=lambda: False)
-    return prompts.choose(prompts.load_rows(args, strategy), args, strategy, Words())
+    loaded = prompts.load_rows(args, strategy)
+    return prompts.choose(loaded, prompts.find_bad_rows(loaded, args), args, strategy, Words())
 
 
 def row(text, label="1"):
@@ -44,20 +47,34 @@ def row(text, label="1"):
 
 
 def test_duplicates_are_reported_and_dropped_only_when_told(tmp_path):
-    rows = [row("a"), row("b"), row("a"), row("a", "2"), row("c")]
+    rows = [row("a"), row("b"), row("a"), row("a"), row("c")]
     kept = choose(tmp_path, rows)
     assert kept.texts == ["a", "b", "a", "a", "c"]
     assert "2 duplicates kept" in kept.report()
     dropped = choose(tmp_path, rows, drop_duplicates=True)
     assert (dropped.texts, dropped.rows) == (["a", "b", "c"], [0, 1, 4])
     assert dropped.report() == "3 of 5 prompts; 2 duplicates dropped"
+    rows[3] = row("a", "2")
+    dropped = choose(tmp_path, rows, drop_duplicates=True)
+    assert (dropped.rows, dropped.labels) == ([0, 1, 4], ["1", "1", "1"])
+    assert dropped.report() == "3 of 5 prompts; 2 duplicates dropped, 1 of them with another label (line 4)"
 
 
-def test_long_and_empty_prompts_are_dropped(tmp_path):
+def test_bad_rows_are_dropped_when_told_and_the_rest_keeps_its_places(tmp_path):
+    rows = [row("a"), row("b", None), row("a"), row("c", "3"), row("c", "4"), row("d", 5)]
+    kept = choose(tmp_path, rows, skip_bad_rows=True, drop_duplicates=True)
+    assert (kept.texts, kept.labels, kept.rows) == (["a", "d"], ["1", "5"], [0, 5])
+    assert kept.report() == (
+        "2 of 6 prompts; 3 bad rows dropped (1 without a label: line 2; 2 with the same prompt and different labels: "
+        "lines 4, 5); 1 duplicates dropped"
+    )
+
+
+def test_long_prompts_and_those_without_a_token_are_dropped(tmp_path):
     long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24, else OpenRLHF cuts it from the left
-    kept = choose(tmp_path, [row("a"), row(long), row(""), row("b")])
+    kept = choose(tmp_path, [row("a"), row(long), row("\u200b"), row("b")])
     assert kept.texts == ["a", "b"]
-    assert kept.report() == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 empty dropped"
+    assert kept.report() == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
     assert choose(tmp_path, [row("a"), row("b c"), row("d")], max_prompt_len=1).texts == ["a", "d"]
 
 
