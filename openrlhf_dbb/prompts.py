@@ -120,16 +120,14 @@ def find_bad_rows(rows: Any, args: SimpleNamespace) -> data_rows.BadRows:
     """
     bad = data_rows.find(rows, args)
     if args.reward.remote_url == [str(math_answer_file())]:
-        labels = {row: label for row, label in enumerate(rows[args.data.label_key]) if row not in bad.rows}
+        labels = {row: label for row, label in enumerate(rows[args.data.label_key][:]) if row not in bad.rows}
         unreadable = math_labels.unreadable(labels.values())
         for row, label in labels.items():
             if label in unreadable:
                 bad.add(row, f"with a label that Math-Verify cannot read; {data_rows.FIRST}{unreadable[label]}")
     if bad.rows and not args.data.skip_bad_rows:
-        raise UsageError(
-            f"--data.prompt_dataset {args.data.prompt_dataset}: {bad.error()}; fix them, or give --data.skip_bad_rows "
-            "to drop them"
-        )
+        others = ", or give --data.skip_bad_rows to drop them" if len(bad.rows) < len(rows) else ""
+        raise UsageError(f"--data.prompt_dataset {args.data.prompt_dataset}: {bad.error()}; fix them{others}")
     return bad
 
 
@@ -161,7 +159,7 @@ def with_columns(rows: Any, args: SimpleNamespace) -> Any:
         column, *fields = key.split(".")
         if key not in rows.column_names and fields and _holds(rows.features.get(column), fields):
             # Not Dataset.flatten(): it loses the columns of a concatenated data set, which OpenRLHF makes.
-            rows = rows.add_column(key, [functools.reduce(dict.__getitem__, fields, row) for row in rows[column]])
+            rows = rows.add_column(key, [functools.reduce(dict.__getitem__, fields, row) for row in rows[column][:]])
         if key not in rows.column_names:
             raise data_rows.no_column(flag, key, rows.column_names)
     return rows
@@ -187,8 +185,8 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
     first_label: dict[str, str] = {}
     rows, duplicates, relabelled = [], 0, []
-    labels = loaded[args.data.label_key]
-    for row, (prompt, label) in enumerate(zip(loaded[args.data.input_key], labels, strict=True)):
+    texts, labels = loaded[args.data.input_key][:], loaded[args.data.label_key][:]
+    for row, (prompt, label) in enumerate(zip(texts, labels, strict=True)):
         if row in bad.rows:
             continue
         key = data_rows.prompt_key(prompt)

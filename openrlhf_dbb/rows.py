@@ -20,6 +20,7 @@ from openrlhf_dbb.errors import UsageError
 # "KIND" or "KIND; EXPLANATION".
 LINE, FAULT = "__line__", "__fault__"
 FIRST = "the first: "  # begins an explanation that holds for one row alone
+_NUL = "with a NUL character; PostgreSQL does not store it"
 _SHOWN = 5  # numbers of a kind
 
 
@@ -75,13 +76,14 @@ def find(rows: Any, args: SimpleNamespace) -> BadRows:
 
     Rows with the same prompt and different labels are among them, unless only the first of these is used.
     """
-    by_line = "," not in args.data.prompt_dataset and LINE in rows.column_names and None not in rows[LINE]
-    bad = BadRows(list(rows[LINE]) if by_line else range(1, len(rows) + 1), "line" if by_line else "row")
-    for row, fault in enumerate(rows[FAULT]):
+    one_file = "," not in args.data.prompt_dataset and LINE in rows.column_names
+    lines = rows[LINE][:] if one_file else [None]
+    bad = BadRows(range(1, len(rows) + 1), "row") if None in lines else BadRows(lines, "line")
+    for row, fault in enumerate(rows[FAULT][:]):  # [:] as a column is slow to iterate over
         if fault is not None:
             bad.add(row, fault)
     if args.data.skip_bad_rows or not args.data.drop_duplicates:
-        _add_contradictions(bad, rows[args.data.input_key], rows[args.data.label_key])
+        _add_contradictions(bad, rows[args.data.input_key][:], rows[args.data.label_key][:])
     return bad
 
 
@@ -111,11 +113,11 @@ def checked(rows: Any, args: SimpleNamespace) -> Any:
     from datasets import Value
 
     prompt_column, label_column = args.data.input_key, args.data.label_key
-    known = rows[FAULT] if FAULT in rows.column_names else [None] * len(rows)
-    labels = list(rows[label_column])
+    known = rows[FAULT][:] if FAULT in rows.column_names else [None] * len(rows)
+    prompts, labels = rows[prompt_column][:], rows[label_column][:]
     faults = [
         fault or prompt_fault(prompt, args.data.apply_chat_template) or label_fault(label)
-        for fault, prompt, label in zip(known, rows[prompt_column], labels, strict=True)
+        for fault, prompt, label in zip(known, prompts, labels, strict=True)
     ]
     added = {FAULT: faults}
     if rows.features[label_column] != Value("string"):
@@ -132,7 +134,7 @@ def prompt_fault(prompt: Any, chat: bool) -> str | None:
     if prompt is None:
         return "without a prompt"
     if isinstance(prompt, str):
-        return None if prompt.strip() else "with an empty prompt"
+        return _NUL if "\0" in prompt else None if prompt.strip() else "with an empty prompt"
     if not isinstance(prompt, list):
         return "with a prompt that is neither text nor messages"
     if not prompt:
@@ -155,7 +157,7 @@ def label_fault(label: Any) -> str | None:
     if label is None or (isinstance(label, float) and math.isnan(label)):
         return "without a label"
     if isinstance(label, str):
-        return None if label.strip() else "without a label"
+        return _NUL if "\0" in label else None if label.strip() else "without a label"
     if isinstance(label, bool):
         return "whose label is true or false; write it as text"
     if isinstance(label, list):
@@ -227,7 +229,7 @@ def _records(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None, st
                 raise UsageError(f"--data.prompt_dataset {path} is one JSON list, which is broken: {error}") from error
             for row in rows:
                 is_row = isinstance(row, dict)
-                yield None, row if is_row else None, None if is_row else "that is no JSON object"
+                yield None, row if is_row else None, None if is_row else "of JSON that is no object"
             return
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -244,7 +246,7 @@ def _record(line: bytes) -> tuple[dict[str, Any] | None, str | None]:
         return None, f"of broken JSON; {FIRST}{error.msg} at column {error.colno}"
     except (ValueError, RecursionError) as error:
         return None, f"of broken JSON; {FIRST}{error}"
-    return (row, None) if isinstance(row, dict) else (None, "that is no JSON object")
+    return (row, None) if isinstance(row, dict) else (None, "of JSON that is no object")
 
 
 def _column(flag: str, key: str, records: Sequence[dict[str, Any] | None]) -> list[Any]:

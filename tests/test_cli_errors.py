@@ -98,6 +98,7 @@ def no_engine_starts(monkeypatch):
         (["--rollout.strategy", "grso"], "--rollout.strategy: unknown rollout strategy 'grso'; known: dynamic, greso"),
         (["--train.max_rollouts", "15"], "--train.max_rollouts 15 is less than one step: --rollout.batch_size 4 x 4"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1: the old checkpoint is deleted before the new one is whole"),
+        (["--estimator", "none", "--data.skip_bad_rows"], "--data.skip_bad_rows is not OpenRLHF's, which --estimator"),
         (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
         (["--store.url", "sqlite:////proc/x.db"], "/proc/x.db"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
@@ -124,6 +125,48 @@ def test_an_empty_data_set_is_named(command, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     code, said = command("--data.prompt_dataset", tmp_path / "empty.jsonl")
     assert code == 2 and said == f"error: --data.prompt_dataset {tmp_path}/empty.jsonl is empty"
+
+
+def runs_in(folder):
+    with storage.open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
+        return [run.name for run in store.runs()]
+
+
+def test_rows_that_cannot_be_used_are_named_by_line_and_dropped_when_told(command, data, monkeypatch, tmp_path, capfd):
+    lines = data.read_text().splitlines()
+    lines[1], lines[3], lines[6] = '{"input": "1+1="}', "{", '{"input": "6+1=", "label": "seven $"}'
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    given = ["--run_name", "mine", "--data.prompt_dataset", tmp_path / "mine.jsonl"]
+    assert command(*given) == (
+        2,
+        f"error: --data.prompt_dataset {tmp_path}/mine.jsonl: 3 of 8 rows cannot be used: 1 without a label (line 2), "
+        "1 of broken JSON (line 4; Expecting property name enclosed in double quotes at column 2), 1 with a label "
+        "that Math-Verify cannot read (line 7; 'seven $', understood as []); fix them, or give --data.skip_bad_rows to "
+        "drop them",
+    )
+    assert runs_in(tmp_path) == []
+    start_until_launch(command, monkeypatch, *given, "--data.skip_bad_rows")
+    assert (
+        "data       5 of 8 prompts; 3 bad rows dropped (1 without a label: line 2; 1 of broken JSON: line 4; 1 with a "
+        "label that Math-Verify cannot read: line 7)"
+    ) in capfd.readouterr().out.splitlines()
+    assert runs_in(tmp_path) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("import os\n\nimport foo\n", "line 3: ModuleNotFoundError: No module named 'foo'"),
+        ("def reward_func(query): ...\n", "its reward_func is not called as reward_func(queries, prompts, labels): "),
+    ],
+)
+def test_a_reward_file_that_cannot_be_used_is_named(command, tmp_path, source, problem):
+    (tmp_path / "my_reward.py").write_text(source)
+    code, said = command("--reward.remote_url", "my_reward.py")
+    assert code == 2 and said.startswith(f"error: --reward.remote_url my_reward.py: {problem}")
+    assert runs_in(tmp_path) == []
+    code, said = command("--reward.remote_url", "my_reward.py,http://127.0.0.1:1")
+    assert code == 2 and said.endswith("my_reward.py,http://127.0.0.1:1: a reward file is asked alone; name one")
 
 
 def test_a_missing_label_key_is_asked_for(command):

@@ -71,13 +71,11 @@ def test_a_folder_that_cannot_be_written_is_no_error(asked, cache, caplog):
 
 
 def test_several_processes_write_the_file_at_once(cache):
-    code = (
-        r"import sys; from openrlhf_dbb.rewards import labels; print(labels.unreadable([rf'\sqrt{{{sys.argv[1]}}}']))"
-    )
+    code = "import sys; from openrlhf_dbb.rewards import labels; print(labels.unreadable(sys.argv[1:]))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(i)], env=environment, stdout=subprocess.PIPE, text=True)
-        for i in (2, 3)
+        subprocess.Popen([sys.executable, "-c", code, label], env=environment, stdout=subprocess.PIPE, text=True)
+        for label in (r"\sqrt{2}", r"\sqrt{3}")
     ]
     assert [process.communicate(timeout=200)[0] for process in processes] == ["{}\n", "{}\n"]
     kept = set(json.loads(cache.read_text())["labels"])

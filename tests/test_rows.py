@@ -77,12 +77,15 @@ PROMPTS = [
     (row({"role": "user", "content": "a"}), "with a prompt that is neither text nor messages"),
     (row(messages("a")), "with a list as prompt (line 2; give --data.apply_chat_template if these are messages)"),
 ]
+NUL = "with a NUL character (line 2; PostgreSQL does not store it)"
 LINES = [
+    (row("a\0"), NUL),
+    (row("a", "1\0"), NUL),
     ('{"input": "a", label: 1}', "of broken JSON (line 2; Expecting property name enclosed in double quotes at column"),
     ('{"input": "a"', "of broken JSON (line 2; Expecting ',' delimiter at column"),
     (r'{"input": "\ud800", "label": "1"}', "of broken JSON (line 2; 'utf-8' codec can't encode character '\\ud800'"),
     ("[" * 10**5, "of broken JSON (line 2; "),
-    ('"a"', "that is no JSON object"),
+    ('"a"', "of JSON that is no object"),
 ]
 
 
@@ -127,6 +130,11 @@ def test_all_kinds_are_in_one_line_and_in_one_report(load, tmp_path):
     )
 
 
+def test_where_every_row_is_bad_there_is_nothing_to_skip(load):
+    with pytest.raises(UsageError, match=r"2 of 2 rows cannot be used: 2 without a label \(lines 1, 2\); fix them$"):
+        load(row("a", None), row("b", None))
+
+
 def test_labels_become_text(load):
     labels = [5, 5.0, -3.0, 0.5, "5.0", 10**30, "2024-01-31"]
     rows, _ = load(*(row(f"prompt {i}", label) for i, label in enumerate(labels)))
@@ -162,7 +170,7 @@ def test_only_the_samples_asked_for_are_checked(load):
 
 def test_a_json_file_may_be_one_list(load, tmp_path, arguments):
     (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
-    with pytest.raises(UsageError, match=r"1 without a label \(row 2\), 1 that is no JSON object \(row 3\)"):
+    with pytest.raises(UsageError, match=r"1 without a label \(row 2\), 1 of JSON that is no object \(row 3\)"):
         check(arguments("data.json"))
     (tmp_path / "data.json").write_text('[{"input": "a"},\n {"input": b}]')
     with pytest.raises(UsageError, match=r"data.json is one JSON list, which is broken: Expecting value: line 2 col"):

@@ -51,6 +51,7 @@ def imported(file: str | None) -> Iterator[None]:
 
 def problem_of(file: str) -> str | None:
     """Import a file as OpenRLHF does; what is wrong with it, in one line."""
+    file = os.path.abspath(file)  # as tracebacks name it
     try:
         spec = importlib.util.spec_from_file_location("reward_func", file)
         assert spec is not None and spec.loader is not None
