@@ -177,7 +177,7 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     """Decide which rows of the data set, from :func:`load_rows`, are trained on; none of the bad ones.
 
     Raises:
-        UsageError: no prompt left, or fewer than one rollout batch.
+        UsageError: no prompt left, or fewer than one rollout batch; or messages without a chat template.
     """
     from openrlhf.datasets import PromptDataset, prompts_dataset
     from tqdm import tqdm
@@ -189,6 +189,11 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     for row, (prompt, label) in enumerate(zip(texts, labels, strict=True)):
         if row in bad.rows:
             continue
+        if isinstance(prompt, list) and not args.data.apply_chat_template:
+            raise UsageError(
+                f"--data.prompt_dataset {args.data.prompt_dataset}: the prompts are messages ({bad.name(row)}); give "
+                "--data.apply_chat_template, and a model that has a template"
+            )
         key = data_rows.prompt_key(prompt)
         duplicates += key in first_label
         if key not in first_label or not args.data.drop_duplicates:

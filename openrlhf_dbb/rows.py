@@ -77,7 +77,7 @@ def find(rows: Any, args: SimpleNamespace) -> BadRows:
     Rows with the same prompt and different labels are among them, unless only the first of these is used.
     """
     one_file = "," not in args.data.prompt_dataset and LINE in rows.column_names
-    lines = rows[LINE][:] if one_file else [None]
+    lines: list[Any] = rows[LINE][:] if one_file else [None]
     bad = BadRows(range(1, len(rows) + 1), "row") if None in lines else BadRows(lines, "line")
     for row, fault in enumerate(rows[FAULT][:]):  # [:] as a column is slow to iterate over
         if fault is not None:
@@ -116,7 +116,7 @@ def checked(rows: Any, args: SimpleNamespace) -> Any:
     known = rows[FAULT][:] if FAULT in rows.column_names else [None] * len(rows)
     prompts, labels = rows[prompt_column][:], rows[label_column][:]
     faults = [
-        fault or prompt_fault(prompt, args.data.apply_chat_template) or label_fault(label)
+        fault or prompt_fault(prompt) or label_fault(label)
         for fault, prompt, label in zip(known, prompts, labels, strict=True)
     ]
     added = {FAULT: faults}
@@ -129,8 +129,8 @@ def checked(rows: Any, args: SimpleNamespace) -> Any:
     return rows
 
 
-def prompt_fault(prompt: Any, chat: bool) -> str | None:
-    """What is wrong with a prompt; ``chat``: a chat template is applied."""
+def prompt_fault(prompt: Any) -> str | None:
+    """What is wrong with a prompt, which is text or a list of messages for a chat template."""
     if prompt is None:
         return "without a prompt"
     if isinstance(prompt, str):
@@ -139,8 +139,6 @@ def prompt_fault(prompt: Any, chat: bool) -> str | None:
         return "with a prompt that is neither text nor messages"
     if not prompt:
         return "with an empty prompt"
-    if not chat:
-        return "with a list as prompt; give --data.apply_chat_template if these are messages"
     return None if all(map(_is_message, prompt)) else "with a prompt that is not a list of {role, content} messages"
 
 
@@ -193,7 +191,7 @@ def read_json(path: Path, args: SimpleNamespace) -> Any:
     prompts = _column("data.input_key", data.input_key, records)
     labels = _column("data.label_key", data.label_key, records)
     for row, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
-        faults[row] = faults[row] or prompt_fault(prompt, data.apply_chat_template) or label_fault(label)
+        faults[row] = faults[row] or prompt_fault(prompt) or label_fault(label)
     prompts = [None if fault else prompt for prompt, fault in zip(prompts, faults, strict=True)]
     if any(isinstance(prompt, list) for prompt in prompts):  # what OpenRLHF makes of text, where all are messages
         prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]

@@ -102,6 +102,13 @@ def test_the_schema_of_dapo_math_17k(tmp_path):
     assert (kept.total, kept.duplicates, kept.cut) == (5, 2, 1)
 
 
+def test_messages_need_a_chat_template(tmp_path):
+    rows = [row([{"role": "user", "content": "a"}]), row([{"role": "user", "content": "b"}])]
+    assert choose(tmp_path, rows, apply_chat_template=True).texts == ["a Answer:", "b Answer:"]
+    with pytest.raises(UsageError, match=r"the prompts are messages \(line 1\); give --data.apply_chat_template"):
+        choose(tmp_path, rows)
+
+
 def test_the_digest_depends_on_text_label_and_order(tmp_path):
     digests = {
         choose(tmp_path, rows).digest

@@ -20,7 +20,7 @@ def arguments(tmp_path):
         data = {
             "prompt_dataset": ",".join(str(tmp_path / file) for file in files), "prompt_probs": None,
             "prompt_split": "train", "max_samples": 10**8, "input_key": "input", "label_key": "label",
-            "input_template": None, "apply_chat_template": False, "drop_duplicates": False, "skip_bad_rows": False,
+            "drop_duplicates": False, "skip_bad_rows": False,
             "image_key": "images",
         }  # fmt: skip
         return SimpleNamespace(
@@ -75,7 +75,6 @@ PROMPTS = [
     (row([]), "with an empty prompt"),
     (row(5), "with a prompt that is neither text nor messages"),
     (row({"role": "user", "content": "a"}), "with a prompt that is neither text nor messages"),
-    (row(messages("a")), "with a list as prompt (line 2; give --data.apply_chat_template if these are messages)"),
 ]
 NUL = "with a NUL character (line 2; PostgreSQL does not store it)"
 LINES = [
@@ -105,11 +104,11 @@ def test_a_bad_row_is_refused_with_its_line_and_dropped_when_told(load, bad, kin
 @pytest.mark.parametrize(
     "prompt", [["a"], [{"role": "user"}], [{"content": "a"}], [{"role": "user", "content": 5}], [messages("a")]]
 )
-def test_a_chat_template_needs_messages(load, prompt):
+def test_a_list_has_to_be_one_of_messages(load, prompt):
     with pytest.raises(
         UsageError, match=r"1 with a prompt that is not a list of \{role, content\} messages \(line 1\)"
     ):
-        load(row(prompt), GOOD, apply_chat_template=True)
+        load(row(prompt), GOOD)
 
 
 def test_all_kinds_are_in_one_line_and_in_one_report(load, tmp_path):
@@ -177,8 +176,8 @@ def test_a_json_file_may_be_one_list(load, tmp_path, arguments):
         check(arguments("data.json"))
 
 
-def test_text_and_messages_may_be_mixed_where_a_template_is_applied(load):
-    rows, bad = load(GOOD, row(messages("a")), apply_chat_template=True)
+def test_text_and_messages_may_be_mixed(load):
+    rows, bad = load(GOOD, row(messages("a")))
     assert rows["input"][:] == [messages("good"), messages("a")]
     assert bad.rows == set()
 
@@ -186,7 +185,7 @@ def test_text_and_messages_may_be_mixed_where_a_template_is_applied(load):
 def test_a_value_that_fits_no_column_is_named(load, tmp_path):
     lines = [row(messages("a")), row(messages("b")), row(messages([{"type": "text", "text": "c"}]))]
     with pytest.raises(UsageError, match=r"data.jsonl: line 3: 'input' has another type than in the rows before"):
-        load(*lines, apply_chat_template=True)
+        load(*lines)
 
 
 def test_other_columns_may_hold_anything(load):
@@ -211,7 +210,7 @@ def test_one_prompt_with_different_labels_is_refused_or_all_its_rows_are_dropped
 
 def test_messages_are_one_prompt_as_well(load):
     with pytest.raises(UsageError, match=r"2 with the same prompt and different labels \(lines 1, 2; line 1 has '1'"):
-        load(row(messages("a")), row(messages("a"), "2"), apply_chat_template=True)
+        load(row(messages("a")), row(messages("a"), "2"))
 
 
 def test_where_only_the_first_of_equal_prompts_is_kept_its_label_counts(load):
