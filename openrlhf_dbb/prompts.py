@@ -207,7 +207,8 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
     fits = [i for i, length in enumerate(lengths) if length > 0 and (limit is None or length <= limit)]
     empty = sum(length == 0 for length in lengths)
-    cut = len(fits) % args.rollout.batch_size if args.data.cut_to_batches else 0
+    batch = args.rollout.batch_size
+    cut = len(fits) % batch if args.data.cut_to_batches and len(fits) >= batch else 0
     kept = fits[: len(fits) - cut]
     prompts = Prompts(
         texts=[seen.prompts[i] for i in kept],

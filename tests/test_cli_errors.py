@@ -147,8 +147,8 @@ def test_rows_that_cannot_be_used_are_named_by_line_and_dropped_when_told(comman
     assert runs_in(tmp_path) == []
     start_until_launch(command, monkeypatch, *given, "--data.skip_bad_rows")
     assert (
-        "data       5 of 8 prompts; 3 bad rows dropped (1 without a label: line 2; 1 of broken JSON: line 4; 1 with a "
-        "label that Math-Verify cannot read: line 7)"
+        "data       4 of 8 prompts; 3 bad rows dropped (1 without a label: line 2; 1 of broken JSON: line 4; 1 with a "
+        "label that Math-Verify cannot read: line 7); 1 dropped to fill whole batches"
     ) in capfd.readouterr().out.splitlines()
     assert runs_in(tmp_path) == ["mine"]
 
