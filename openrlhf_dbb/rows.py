@@ -192,9 +192,9 @@ def read_json(path: Path, args: SimpleNamespace) -> Any:
     labels = _column("data.label_key", data.label_key, records)
     for row, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
         faults[row] = faults[row] or prompt_fault(prompt) or label_fault(label)
+    rarer = _rarer_kind(prompts, faults)
+    faults = [fault or rarer.get(type(prompt)) for prompt, fault in zip(prompts, faults, strict=True)]
     prompts = [None if fault else prompt for prompt, fault in zip(prompts, faults, strict=True)]
-    if any(isinstance(prompt, list) for prompt in prompts):  # what OpenRLHF makes of text, where all are messages
-        prompts = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts]
     columns = {
         data.input_key: prompts,
         data.label_key: [None if fault else label_text(each) for each, fault in zip(labels, faults, strict=True)],
@@ -213,6 +213,15 @@ def read_json(path: Path, args: SimpleNamespace) -> Any:
                 "give all rows the same"
             )
     return Dataset.from_dict(columns)
+
+
+def _rarer_kind(prompts: Sequence[Any], faults: Sequence[str | None]) -> dict[type, str]:
+    """The fault of text among messages, or of messages among text: one column cannot hold both."""
+    kinds = [type(prompt) for prompt, fault in zip(prompts, faults, strict=True) if not fault]
+    texts, lists = kinds.count(str), kinds.count(list)
+    if texts < lists:
+        return {str: "with text as prompt, where most have messages"}
+    return {list: "with messages as prompt, where most have text"} if texts else {}
 
 
 def _records(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None, str | None]]:

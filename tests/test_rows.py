@@ -176,10 +176,18 @@ def test_a_json_file_may_be_one_list(load, tmp_path, arguments):
         check(arguments("data.json"))
 
 
-def test_text_and_messages_may_be_mixed(load):
-    rows, bad = load(GOOD, row(messages("a")))
-    assert rows["input"][:] == [messages("good"), messages("a")]
-    assert bad.rows == set()
+@pytest.mark.parametrize(
+    ("prompts", "kind"),
+    [
+        (["a", messages("b"), "c"], "with messages as prompt, where most have text"),
+        ([messages("a"), "b", messages("c")], "with text as prompt, where most have messages"),
+    ],
+)
+def test_text_and_messages_are_not_mixed(load, prompts, kind):
+    with pytest.raises(UsageError, match=rf"1 of 3 rows cannot be used: 1 {kind} \(line 2\)"):
+        load(*map(row, prompts))
+    rows, bad = load(*map(row, prompts), skip_bad_rows=True)
+    assert (rows["input"][::2], bad.rows) == (prompts[::2], {1})
 
 
 def test_a_value_that_fits_no_column_is_named(load, tmp_path):
