@@ -5,6 +5,7 @@ Axes: P prompts kept, R rows of the data set.
 
 from __future__ import annotations
 
+import copy
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,18 +132,36 @@ def find_bad_rows(rows: Any, args: SimpleNamespace) -> data_rows.BadRows:
     return bad
 
 
+def load_held_out(args: SimpleNamespace, strategy: Any) -> Any:
+    """``--eval.dataset``, read like the training data.
+
+    Raises:
+        UsageError: it cannot be read, or some of its rows cannot be used.
+    """
+    as_training = copy.deepcopy(args)
+    data = as_training.data
+    data.prompt_dataset, data.prompt_split, data.prompt_probs = args.eval.dataset, args.eval.split, None
+    data.skip_bad_rows, data.drop_duplicates = False, True
+    try:
+        rows = load_rows(as_training, strategy)
+        find_bad_rows(rows, as_training)
+    except UsageError as error:
+        told = str(error).replace("--data.prompt_dataset", "--eval.dataset").partition(", or give --data.skip_bad_rows")
+        raise UsageError(told[0]) from error
+    return rows
+
+
 def train_on(rows: list[int], args: SimpleNamespace) -> None:
-    """Let OpenRLHF's ``prepare_datasets`` load the chosen rows, and nested label columns.
+    """Let OpenRLHF's ``prepare_datasets`` load the chosen rows, and the held-out ones as they were checked.
 
     It looks up ``blending_datasets`` in its module, and gives a maximum only for the training data set.
     """
     import openrlhf.trainer.ppo_trainer as ppo_trainer
-    from openrlhf.datasets.utils import blending_datasets as load
 
-    def chosen(datasets: str, *positional: Any, **options: Any) -> Any:
+    def chosen(datasets: str, probabilities: str | None, strategy: Any, *_: Any, **options: Any) -> Any:
         if "max_count" in options:
-            return load_rows(args, positional[1]).select(rows)
-        return with_columns(load(datasets, *positional, **options), args)
+            return load_rows(args, strategy).select(rows)
+        return load_held_out(args, strategy)
 
     upstream.replace(ppo_trainer, "blending_datasets", chosen)
 
@@ -227,7 +246,7 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     if len(fits) < args.rollout.batch_size:
         raise UsageError(
             f"data set {args.data.prompt_dataset!r} leaves {len(fits)} prompts of {len(loaded)}, fewer than one "
-            f"--rollout.batch_size ({args.rollout.batch_size}); {prompts.report()}"
+            f"--rollout.batch_size ({args.rollout.batch_size}), which can be lower; {prompts.report()}"
         )
     return prompts
 

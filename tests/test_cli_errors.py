@@ -78,7 +78,7 @@ def no_engine_starts(monkeypatch):
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl: no such file"),
         (["--data.label_key", "answer"], "--data.label_key 'answer' is not a column of the data set; it has input"),
         (["--data.input_key", "question"], "--data.input_key 'question' is not a column of the data set"),
-        (["--rollout.batch_size", "16"], "leaves 8 prompts of 8, fewer than one --rollout.batch_size (16)"),
+        (["--rollout.batch_size", "16"], "leaves 8 prompts of 8, fewer than one --rollout.batch_size (16), which can"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
         (["--resume"], "--resume: no unfinished run in"),
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
@@ -169,6 +169,19 @@ def test_a_reward_file_that_cannot_be_used_is_named(command, tmp_path, source, p
     assert code == 2 and said.endswith("my_reward.py,http://127.0.0.1:1: a reward file is asked alone; name one")
 
 
+def test_held_out_data_are_checked_like_the_training_data(command, tmp_path):
+    held_out = tmp_path / "held_out.jsonl"
+    code, said = command("--eval.dataset", held_out)
+    assert (code, said) == (2, f"error: --eval.dataset {held_out}: no such file")
+    held_out.write_text('{"input": "1+1=", "label": "2"}\n{"input": "1+2="}\n{"input": "1+3=", "label": [4]}\n')
+    code, said = command("--eval.dataset", held_out, "--data.skip_bad_rows")
+    assert (code, said) == (
+        2,
+        f"error: --eval.dataset {held_out}: 2 of 3 rows cannot be used: 1 without a label (line 2), "
+        "1 whose label is a list (line 3; name one answer); fix them",
+    )
+
+
 def test_a_missing_label_key_is_asked_for(command):
     code, said = command(label=())
     assert code == 2 and said.startswith("error: --data.label_key is missing: name the column")
@@ -228,7 +241,10 @@ def test_a_strategy_that_gives_up_ends_the_command_in_one_line(command, monkeypa
 
 
 LABELS = "error: --data.label_key 'answer' is not a column of the data set; it has input, label"
-FEW = "error: data set '{data}' leaves 8 prompts of 8, fewer than one --rollout.batch_size (16); 8 of 8 prompts"
+FEW = (
+    "error: data set '{data}' leaves 8 prompts of 8, fewer than one --rollout.batch_size (16), which can be lower; "
+    "8 of 8 prompts"
+)
 
 
 @pytest.mark.parametrize(

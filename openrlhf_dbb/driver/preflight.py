@@ -17,7 +17,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_rows
+from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_held_out, load_rows
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -70,8 +70,11 @@ def prepare(
     for_loaders = settings.openrlhf_args()
     strategy = DriverStrategy(for_loaders, on_cpu=settings.on_cpu)
     with reward_file.imported(_own_reward(args)):
-        rows = _load_rows(for_loaders, strategy)  # before torch is imported, which takes longer
+        # before torch is imported, which takes longer
+        rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_rows, for_loaders, strategy)
         bad = find_bad_rows(rows, for_loaders)
+        if args.eval.dataset:
+            _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
         _check_device(settings)
         with upstream.imports_for_driver():
             tokenizer = _load_tokenizer(args)
@@ -176,13 +179,14 @@ def _check_files(args: SimpleNamespace) -> None:
     model = args.actor.model_name_or_path
     if model.startswith((".", "/", "~")) and not _is_tiny(model) and not (Path(model) / "config.json").is_file():
         raise UsageError(f"--actor.model_name_or_path {model}: no model there (config.json is missing)")
-    for part in args.data.prompt_dataset.split(","):
-        path = Path(part.split("@")[0].strip())
-        if path.suffix in checks.FILES and not _is_tiny(str(path)):
-            if not path.is_file():
-                raise UsageError(f"--data.prompt_dataset {path}: no such file")
-            if path.stat().st_size == 0:
-                raise UsageError(f"--data.prompt_dataset {path} is empty")
+    for flag, named in (("data.prompt_dataset", args.data.prompt_dataset), ("eval.dataset", args.eval.dataset)):
+        for part in (named or "").split(","):
+            path = Path(part.split("@")[0].strip())
+            if path.suffix in checks.FILES and not _is_tiny(str(path)):
+                if not path.is_file():
+                    raise UsageError(f"--{flag} {path}: no such file")
+                if path.stat().st_size == 0:
+                    raise UsageError(f"--{flag} {path} is empty")
 
 
 def _is_tiny(path: str) -> bool:
@@ -204,14 +208,15 @@ def _load_tokenizer(args: SimpleNamespace) -> Any:
         raise UsageError(f"--actor.model_name_or_path {name} cannot be loaded: {reason}") from error
 
 
-def _load_rows(args: SimpleNamespace, strategy: DriverStrategy) -> Any:
+def _loaded(flag: str, name: str, load: Callable[..., Any], *given: Any) -> Any:
+    """What ``load`` gives; a data set that cannot be had is named."""
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
     disable_progress_bars()
     try:
         with upstream.quiet():
-            return load_rows(args, strategy)
+            return load(*given)
     except (DatasetsError, FileNotFoundError, ConnectionError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--data.prompt_dataset {args.data.prompt_dataset} cannot be loaded: {reason}") from error
+        raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
