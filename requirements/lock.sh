@@ -44,4 +44,4 @@ compile cuda.lock setup.py --extra cuda --extra postgres "$@"
 
 # Constrained by both, so that it changes the versions of neither.
 never flash-attn
-compile test.lock setup.py --extra test --extra lint -c requirements/cpu.lock -c requirements/cuda.lock "$@"
+compile test.lock setup.py --extra test --extra lint --extra docs -c requirements/cpu.lock -c requirements/cuda.lock "$@"
