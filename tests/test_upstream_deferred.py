@@ -1,10 +1,12 @@
 """Imports that leave out what a module only names, on small packages made here; then the driver's own imports."""
 
 import importlib
+import itertools
 import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -128,6 +130,30 @@ def test_a_package_that_was_imported_before_is_not_touched(folder):
         light = importlib.import_module("deferred_light")
     assert light.deferred_heavy is heavy is sys.modules["deferred_heavy"]
     assert type(light.Engine) is type  # the class itself
+
+
+def test_another_thread_may_import_meanwhile(folder):
+    ended = threading.Event()
+
+    def keep_importing():
+        for number in itertools.cycle(range(1000)):
+            if ended.is_set():
+                return
+            sys.modules[f"deferred_other_{number}"] = sys
+            sys.modules.pop(f"deferred_other_{(number + 500) % 1000}", None)
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=keep_importing)
+    thread.start()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            with deferring("deferred_heavy"):
+                pass
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+        thread.join()
 
 
 def test_other_packages_of_a_similar_name_are_imported(folder):

@@ -38,7 +38,8 @@ def deferring(*modules: str) -> Iterator[None]:
 
 def _forget(within: str = "") -> None:
     """Take stand-ins out of ``sys.modules``, so that the next import is a real one."""
-    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+    # A copy: Ray starts, and imports, in a thread of its own.
+    for name in [name for name, module in sys.modules.copy().items() if isinstance(module, _Module)]:
         if name.startswith(within):
             del sys.modules[name]
 
