@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what is missing, then lints, type-checks and tests. Arguments go to pytest, which then runs once.
+# Sets up what is missing, then lints, type-checks, builds the documentation and tests. Arguments go to pytest, which then runs once.
 #
 #   bash scripts/test.sh                            everything
 #   bash scripts/test.sh -m "not e2e" -n logical    without trainings, on all cores: about 6 minutes on two
@@ -15,6 +15,7 @@ cd "$repo"
 ruff check .
 ruff format --check .
 mypy
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet  # the variable: no announcement of the theme's successor
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
