@@ -197,6 +197,8 @@ def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models
     with_gpus(monkeypatch, 4)
     values = parse(*OWN_MODEL).flags
     assert {flag: values[flag] for flag in GPUS} == GPUS
+    values = parse(*OWN_MODEL, "--vllm.tensor_parallel_size", "2").flags
+    assert [values[flag] for flag in GPUS] == [4, 2, True, True, True]
     values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
     assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
     values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags
@@ -348,6 +350,7 @@ def test_a_preset_file_that_is_not_there_is_named():
         (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
         (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
+        (["--vllm.tensor_parallel_size", "x"], r"--vllm.tensor_parallel_size: invalid int value: 'x'"),
         (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
         (["--actor.optim", "adm"], r"--actor.optim: invalid choice: 'adm' \(choose from "),
         (["--rollout.batch_size"], r"--rollout.batch_size: expected one argument"),

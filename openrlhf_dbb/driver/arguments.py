@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from importlib.resources import files
 from operator import attrgetter
@@ -19,7 +19,14 @@ from typing import Any
 
 from openrlhf_dbb import cpu, methods, presets, tiny, upstream
 from openrlhf_dbb.cpu.detection import cuda_devices
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_class, strategy_class
+from openrlhf_dbb.driver.flags import (
+    NO_ESTIMATOR,
+    PROGRAM,
+    Parser,
+    build_parser,
+    estimator_class,
+    strategy_class,
+)
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.spelling import did_you_mean
@@ -63,7 +70,8 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         layers.append(("preset " + name, preset.gpus))
     if estimator != NO_ESTIMATOR:
         layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
-    origin = _apply(parser, layers, devices)
+    everything = {"vllm.num_engines": devices // max(early.tensor_parallel, 1)}
+    origin = _apply(parser, layers, lambda flag: max(everything.get(flag, devices), 1))
     given = _given(parser, argv)
     flags = vars(parser.parse_args(argv)) | {"preset": name}
     origin |= dict.fromkeys(given, "command line")
@@ -76,11 +84,12 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
 
 
 def _early_arguments(argv: list[str]) -> argparse.Namespace:
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     early.add_argument("--estimator", default=None)
     early.add_argument("--preset", default=None)
     early.add_argument("--method", default=None)
     early.add_argument("--rollout.strategy", dest="strategy", default=None)
+    early.add_argument("--vllm.tensor_parallel_size", dest="tensor_parallel", type=int, default=1)
     early.add_argument(f"--{MODEL_FLAG}", dest="model", default=None)
     known = early.parse_known_args(argv)[0]
     if known.estimator not in (None, NO_ESTIMATOR):
@@ -110,14 +119,21 @@ def _places_models(argv: list[str]) -> bool:
     return any(re.match(r"--(no-)?([\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_)", word) for word in argv)
 
 
-def _apply(parser: argparse.ArgumentParser, layers: list[tuple[str, dict[str, Any]]], devices: int) -> dict[str, str]:
+def _apply(
+    parser: argparse.ArgumentParser, layers: list[tuple[str, dict[str, Any]]], everything: Callable[[str], int]
+) -> dict[str, str]:
+    """Make the layers' values the parser's defaults, later ones over earlier ones; where each comes from.
+
+    Args:
+        everything: what "all" means for a flag.
+    """
     actions = {action.dest: action for action in parser._actions if action.default is not argparse.SUPPRESS}
     origin: dict[str, str] = {}
     for source, values in layers:
         for flag, value in values.items():
             if flag not in actions:
                 raise UsageError(f"{source} sets --{flag}, which there is not{did_you_mean(flag, actions)}")
-            values = values | {flag: max(devices, 1) if value == "all" else _checked(actions[flag], value, source)}
+            values = values | {flag: everything(flag) if value == "all" else _checked(actions[flag], value, source)}
         parser.set_defaults(**values)
         origin |= dict.fromkeys(values, source)
     return origin

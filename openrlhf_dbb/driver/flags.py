@@ -19,6 +19,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.spelling import did_you_mean
 
 NO_ESTIMATOR = "none"
+PROGRAM = "openrlhf-dbb train"
 
 NORMALIZATIONS = ("split", "mixed")
 
@@ -169,7 +170,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     parser.__class__ = Parser
     parser = typing.cast(Parser, parser)
     parser.theirs = list(parser._actions)
-    parser.prog = "openrlhf-dbb train"
+    parser.prog = PROGRAM
     parser.usage = (
         "openrlhf-dbb train [--preset NAME] [--estimator NAME] [--method NAME] [flags]\n       "
         "openrlhf-dbb train --actor.model_name_or_path MODEL --data.prompt_dataset DATA --data.label_key COLUMN "
