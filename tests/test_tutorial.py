@@ -1,4 +1,4 @@
-"""The tutorial: its checker on rows made by hand, and all of its commands, run as they stand on the page."""
+"""The tutorial: its verifier on rows made by hand, and all of its commands, run as they stand on the page."""
 
 import importlib.util
 import os
@@ -37,16 +37,16 @@ def reward():
         ("74+8=74+8=28<eos>", "82", 0.0),  # the question is taken off once
     ],
 )
-def test_the_checker(reward, query, label, expected):
+def test_the_verifier(reward, query, label, expected):
     assert reward.reward_func([query], ["74+8="], [label], other=1) == {"rewards": [expected]}
 
 
-def test_the_checker_stops_at_a_label_that_is_no_number(reward):
+def test_the_verifier_stops_at_a_label_that_is_no_number(reward):
     with pytest.raises(ValueError, match="the label 'eighty' is not a whole number"):
         reward.reward_func(["74+8=28<eos>"], ["74+8="], ["eighty"])
 
 
-def test_the_page_shows_the_checker_and_the_data_as_they_are():
+def test_the_page_shows_the_verifier_and_the_data_as_they_are():
     [shown] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     source = (FILES / "reward.py").read_text()
     assert all(line.replace('"<eos>"', "END") in source for line in shown.splitlines())
@@ -74,12 +74,12 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch):
     assert "{'rewards': [1.0, 0.0, 0.0]}" in done.stdout
     assert "dry run: all checks passed" in done.stdout
     assert re.search(r"^(no difference shown|the second is (higher|lower))$", done.stdout, re.MULTILINE)
-    assert (tmp_path / "memory.html").read_text().startswith("<!DOCTYPE html>")
+    assert (tmp_path / "dbb.html").read_text().startswith("<!DOCTYPE html>")
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         runs = store.query("SELECT name, estimator, status, last_step FROM runs ORDER BY run_id")
         evaluated = store.query(
             "SELECT run_id, step, prompts, samples FROM evaluations WHERE accuracy BETWEEN 0.2 AND 0.9 ORDER BY 1, 2"
         )
     # 256 prompts, 64 a step, 4 passes
-    assert [tuple(run) for run in runs] == [("memory", "dbb", "finished", 16), ("grpo", "point", "finished", 16)]
+    assert [tuple(run) for run in runs] == [("dbb", "dbb", "finished", 16), ("grpo", "point", "finished", 16)]
     assert [tuple(row) for row in evaluated] == [(run, step, 64, 8) for run in (1, 2) for step in (0, 16)]
