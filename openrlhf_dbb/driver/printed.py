@@ -30,6 +30,9 @@ def configuration(settings: Settings, start: Start | None) -> str:
         f"estimator {settings.estimator}",
         f"method     {methods.describe(settings.method, settings.args, settings.estimator)}",
     ]
+    description = presets.load(settings.preset).description
+    if description:
+        lines.insert(1, f"preset     {description}")
     if start is not None:
         verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
         lines += [

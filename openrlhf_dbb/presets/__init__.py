@@ -28,11 +28,13 @@ class Preset:
     """Flag values to start from.
 
     Attributes:
+        description: what it is, in one line; "" if it does not say.
         flags: by flag without ``--``, those of its parents beneath.
         gpus: flags that place the models on GPUs, for a machine with CUDA.
         needs_cuda: whether it is of no use without CUDA.
     """
 
+    description: str
     flags: dict[str, Any]
     gpus: dict[str, Any]
     needs_cuda: bool
@@ -63,19 +65,20 @@ def load(name: str, estimator: str | None = None) -> Preset:
         UsageError: no such preset, or a file that cannot be read as one.
     """
     if name == NONE:
-        return Preset({}, {}, False)
+        return Preset("", {}, {}, False)
     table = _table(name)
     own = table.get("flags", {})
     estimator = estimator or own.get("estimator")
     beneath = table.get("extends")
     if beneath == _PAPER:
         values = {flag: entry.value for flag, entry in paper(str(estimator)).items()}
-        parent = Preset(values, {}, False)
+        parent = Preset("", values, {}, False)
     else:
         parent = load(beneath or NONE, estimator)
         estimator = estimator or parent.flags.get("estimator")
     flags = parent.flags | own | table.get("estimator", {}).get(estimator, {})
-    return Preset(flags, parent.gpus | table.get("gpus", {}), table.get("needs_cuda", parent.needs_cuda))
+    gpus = parent.gpus | table.get("gpus", {})
+    return Preset(str(table.get("description", "")), flags, gpus, table.get("needs_cuda", parent.needs_cuda))
 
 
 def paper(estimator: str) -> dict[str, PaperValue]:
