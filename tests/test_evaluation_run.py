@@ -236,11 +236,20 @@ def test_the_chat_template_is_applied_where_the_entry_says_so(tiny_found):
     assert texts(None, entry=False) == texts(False, entry=True) == ["12", "31"]
 
 
+def test_prompts_that_the_tokenizer_has_no_token_for_are_refused(tiny_found):
+    from tokenizers.models import WordLevel
+
+    tokenizer = type(tiny_found.tokenizer).from_pretrained(tiny_found.name)
+    tokenizer.backend_tokenizer.model = WordLevel(tokenizer.get_vocab())  # without a token for unknown characters
+    strict = Model(tiny_found.name, None, "f", 64, tokenizer)
+    with pytest.raises(UsageError, match="cannot encode its prompts"):
+        prepare(loaded(["1+1=", "what?"]), strict, chat_template=None, max_new_tokens=None)
+
+
 @pytest.mark.parametrize(
     ("texts", "chat_template", "message"),
     [
         (["1+1=", ""], None, "the prompt of 'b' is empty"),
-        (["1+1=", "what?"], None, "cannot encode its prompts"),
         (["1+1=", "2+2="], True, "--chat_template: the tokenizer of .* has none"),
     ],
 )
