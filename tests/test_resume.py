@@ -135,7 +135,7 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
         manifest.write_bytes(b"")
     result = lane.train(folder, *FLAGS, *flags, "--train.num_episodes", "4")
     assert result.error.startswith(
-        "--resume mine: checkpoint global_step6 is damaged: its manifest.json cannot be read; "
+        "--resume mine: checkpoint global_step6 is damaged: its manifest.json is not what was written; "
     )
     assert (
         "the run has recorded global_step2 (step 2), global_step4 (step 4), best_global_step6 (step 6)" in result.error
