@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what is missing, then trains a small model with GRPO-DBB in the current directory, on a GPU if there is one.
-# About two minutes; the paper's setting takes days of GPUs and is asked for by --preset qwen3-1.7b.
+# Under three minutes with the set-up; the paper's setting takes days of GPUs and is asked for by --preset qwen3-1.7b.
 #
 #   bash scripts/quickstart.sh [flags of the training command]
 set -euo pipefail
