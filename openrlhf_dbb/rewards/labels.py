@@ -48,7 +48,16 @@ def _ask(pool: VerifierPool, labels: list[str]) -> list[str | None]:
 
     with ThreadPoolExecutor(pool.size) as threads:
         answers = threads.map(pool.why_unreadable, map(label_expression, labels))
-        return list(tqdm(answers, desc="Math-Verify reads the labels", total=len(labels), unit="label", delay=1.0))
+        return list(
+            tqdm(
+                answers,
+                desc="Math-Verify reads the labels",
+                total=len(labels),
+                unit="label",
+                delay=1.0,
+                mininterval=2.0,
+            )
+        )
 
 
 def _short(label: str) -> str:
