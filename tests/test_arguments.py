@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import pytest
 
-from openrlhf_dbb import cpu, methods, presets, upstream
+from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.cpu import detection
 from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
 from openrlhf_dbb.errors import UsageError
@@ -241,104 +241,6 @@ def test_the_command_line_wins_over_the_preset():
     assert settings.origin["rollout.batch_size"] == "preset tiny"
 
 
-@pytest.mark.parametrize(("estimator", "clip"), [("dbb", [0.98, 0.98]), ("auto", [0.98, 0.98]), ("point", [0.2, 0.28])])
-@pytest.mark.parametrize("preset", presets.names())
-def test_the_estimator_decides_the_clip_range(preset, estimator, clip):
-    for method in methods.names():
-        settings = parse("--preset", preset, "--method", method, "--estimator", estimator)
-        assert list(settings.args.actor.eps_clip_low_high) == clip
-
-
-@pytest.mark.parametrize(
-    ("preset", "model", "response", "discount"),
-    [
-        ("qwen3-0.6b", "Qwen/Qwen3-0.6B-Base", 4096, 0.25),
-        ("qwen3-1.7b", "Qwen/Qwen3-1.7B-Base", 4096, 0.5),
-        ("qwen3-8b", "Qwen/Qwen3-8B-Base", 8192, 0.75),
-    ],
-)
-def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, response, discount):
-    values = parse("--preset", preset).flags
-    expected = {
-        "actor.model_name_or_path": model,
-        "data.prompt_dataset": "BytedTsinghua-SIA/DAPO-Math-17k",
-        "rollout.max_new_tokens": response,
-        "dbb.discount": discount,
-        "dbb.prior_alpha": 1.0,
-        "dbb.prior_beta": 1.0,
-        "rollout.batch_size": 128,
-        "train.batch_size": 64 * 8,
-        "rollout.n_samples_per_prompt": 8,
-        "train.num_episodes": 4,
-        "actor.adam.lr": 1e-6,
-        "actor.lr_scheduler": "constant",
-        "actor.lr_warmup_ratio": 0.0,
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-        "algo.kl.init_coef": 0.0,
-        "rollout.temperature": 1.0,
-        "rollout.top_p": 1.0,
-        "actor.eps_clip_low_high": [0.98, 0.98],
-        "data.max_prompt_len": 1024,
-        "data.drop_duplicates": True,
-        "data.cut_to_batches": True,
-    }
-    assert {flag: values[flag] for flag in expected} == expected
-
-
-OWN = """
-extends = "default"
-[flags]
-actor.adam.lr = 2e-6
-rollout.batch_size = 32
-"train.batch_size" = 256
-[flags.eval]
-temperature = 0.5
-[estimator.dbb]
-dbb.discount = 0.9
-[estimator.point]
-rollout.n_samples_per_prompt = 4
-"""
-
-
-def test_a_preset_of_ones_own_is_a_file(tmp_path):
-    (tmp_path / "mine.toml").write_text(OWN)
-    settings = parse("--preset", f"{tmp_path}/mine.toml", *OWN_MODEL, "--rollout.batch_size", "64")
-    args = settings.args
-    assert (args.actor.adam.lr, args.rollout.batch_size, args.train.batch_size) == (2e-6, 64, 256)
-    assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (0.5, 0.9, 4)
-    assert settings.origin["actor.adam.lr"] == f"preset {tmp_path}/mine.toml"
-    assert settings.run_name.startswith("dbb-mine-20")
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
-        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, flags, gpus, est"),
-        ("flags = 3", r"flags = 3 is no table; write \[flags\]"),
-        ("[estimator]\ndbb = 3", r"estimator = \{'dbb': 3\} is no table"),
-        ("extends = 'huge'", r"extends 'huge'; known: default, qwen3-0.6b"),
-        ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr, which there is not, did you mean actor.adam.lr\?"),
-        ("[flags]\nactor.adam.lr = '1e-6'", r"sets --actor.adam.lr to '1e-6'; allowed: float"),
-        ("[flags]\nrollout.batch_size = 64.5", r"sets --rollout.batch_size to 64.5; allowed: int"),
-        ("[flags]\ntrain.colocate_all = 1", r"sets --train.colocate_all to 1; allowed: bool"),
-        ("[flags]\nactor.adam.betas = 0.9", r"sets --actor.adam.betas to 0.9; allowed: a list of float"),
-        ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm'; allowed: adam, muon"),
-    ],
-)
-def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
-    (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(UsageError, match=line) as caught:
-        parse("--preset", f"{tmp_path}/mine.toml", *OWN_MODEL)
-    assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_preset_file_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match=r"--preset nowhere/my.toml cannot be read: No such file"):
-        parse("--preset", "nowhere/my.toml")
-
-
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
@@ -383,14 +285,6 @@ def test_help_begins_with_our_flags_and_help_all_has_openrlhfs_as_well(capsys):
     for text, short in (("--estimator NAME", True), ("--data.prompt_dataset", True), ("--actor.muon.ns_steps", False)):
         assert (text in shown["--help"]) is short and text in shown["--help-all"]
     assert len(shown["--help"]) < len(shown["--help-all"])
-
-
-def test_every_preset_sets_only_flags_that_exist():
-    known = {action.dest for action in flags.build_parser()._actions}
-    for name in presets.names():
-        for estimator in ("dbb", "auto", "point"):
-            preset = presets.load(name, estimator)
-            assert {*preset.flags, *preset.gpus} <= known
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():
