@@ -198,6 +198,7 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     Raises:
         UsageError: no prompt left, or fewer than one rollout batch; or messages without a chat template.
     """
+    from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset
     from tqdm import tqdm
 
@@ -221,7 +222,13 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
             relabelled.append(row)
         first_label.setdefault(key, label)
     kept_duplicates = 0 if args.data.drop_duplicates else duplicates
-    seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
+    try:
+        seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
+    except TemplateError as error:
+        raise UsageError(
+            f"--data.prompt_dataset {args.data.prompt_dataset}: the model's chat template refuses a prompt: {error}; "
+            "change the prompt, or leave the template out with --no-data.apply_chat_template"
+        ) from error
     limit = _max_tokens(args)
     lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
     fits = [i for i, length in enumerate(lengths) if length > 0 and (limit is None or length <= limit)]

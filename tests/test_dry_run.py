@@ -131,3 +131,20 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     lines = dry_run(*own, "--warm_start", "before", "--train.num_episodes", "1")
     assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
     assert not [line for line in warnings(lines) if "visited" in line]
+
+
+def test_a_chat_template_that_refuses_a_prompt_is_named(dry_run, own, tmp_path):
+    file = tmp_path / "model/tokenizer_config.json"
+    template = "{{ raise_exception('roles must alternate') }}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    [line] = dry_run(*own)
+    assert line == (
+        f"error: --data.prompt_dataset {tmp_path}/data.jsonl: the model's chat template refuses a prompt: "
+        "roles must alternate; change the prompt, or leave the template out with --no-data.apply_chat_template"
+    )
+
+
+@pytest.mark.parametrize("template", ["{} {x}", "{} {}", "{} {", "{}{0!z}"])
+def test_an_input_template_with_other_braces_is_refused(dry_run, own, template):
+    [line] = dry_run(*own, "--data.input_template", template)
+    assert line.startswith(f"error: --data.input_template {template!r} can have one {{}} only, for the prompt (")

@@ -339,6 +339,13 @@ def _check_data(settings: Settings) -> None:
     data = settings.args.data
     if _given(settings, "data.input_template") and data.input_template is None:  # OpenRLHF has emptied the value
         raise UsageError("--data.input_template has no {} where the prompt goes; put it in")
+    try:
+        (data.input_template or "").format("prompt")
+    except (ValueError, LookupError) as error:
+        raise UsageError(
+            f"--data.input_template {data.input_template!r} can have one {{}} only, for the prompt ({error}); "
+            "write other braces twice"
+        ) from error
     if data.prompt_probs:
         sets, shares = data.prompt_dataset.split(","), data.prompt_probs.split(",")
         if len(sets) != len(shares):
