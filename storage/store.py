@@ -275,25 +275,26 @@ class PosteriorStore:
         claimant = Owner.of_this_process()
         while True:
             row = self._claimable(run_id)
-            owner = Owner(row.owner_host, row.owner_pid, row.owner_started)
-            held = owner not in (claimant, NOBODY) and (owner.is_alive() if owner.is_local else True)
-            if not held or take_over:
-                run = self._claim(row, claimant, "take_over" if held else "claim", secrets.token_hex(16))
+            holder = _holder(row)
+            if holder is None or take_over:
+                run = self._claim(row, claimant, "claim" if holder is None else "take_over", secrets.token_hex(16))
                 if run is not None:
                     return run
-            elif not owner.is_local:
-                raise StoreError(
-                    f"run {row.name!r} is owned by {owner}, last heard of at {row.heartbeat_at}, which "
-                    "cannot be checked from here; if that process has ended, take the run over "
-                    "(take_over=True, or --store.take_over)"
-                )
-            elif time.monotonic() >= deadline:
-                raise StoreError(
-                    f"run {row.name!r} is still being written by {owner} (step {row.last_step}, last heard "
-                    f"of at {row.heartbeat_at}); end that process first, or choose another run"
-                )
-            if held:
+            elif not holder.is_local or time.monotonic() >= deadline:
+                raise _is_held(row, holder)
+            if holder is not None:
                 time.sleep(_POLL_S)
+
+    def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
+        """What :meth:`claim_run` would refuse now, without waiting; changes nothing.
+
+        Raises:
+            StoreError: as :meth:`claim_run`.
+        """
+        row = self._claimable(run_id)
+        holder = _holder(row)
+        if holder is not None and not take_over:
+            raise _is_held(row, holder)
 
     @retried
     def _claimable(self, run_id: int) -> Row[Any]:
@@ -323,6 +324,26 @@ class PosteriorStore:
             detail["to"] = {"host": claimant.host, "pid": claimant.pid}
             record_event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
         return Run(self.database, _record(now), token)
+
+
+def _holder(row: Row[Any]) -> Owner | None:
+    """The owner of a run that another process may not claim; None if any may."""
+    owner = Owner(row.owner_host, row.owner_pid, row.owner_started)
+    if owner in (Owner.of_this_process(), NOBODY) or (owner.is_local and not owner.is_alive()):
+        return None
+    return owner
+
+
+def _is_held(row: Row[Any], holder: Owner) -> StoreError:
+    if not holder.is_local:
+        return StoreError(
+            f"run {row.name!r} is owned by {holder}, last heard of at {row.heartbeat_at}, which cannot be checked from "
+            "here; if that process has ended, take the run over (take_over=True, or --store.take_over)"
+        )
+    return StoreError(
+        f"run {row.name!r} is still being written by {holder} (step {row.last_step}, last heard of at "
+        f"{row.heartbeat_at}); end that process first, or choose another run"
+    )
 
 
 def _json(name: str, value: Any) -> str:

@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 import storage
 from openrlhf_dbb import Posteriors, tiny
 from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.driver import arguments, preflight
 
 PROMPTS = 64  # of the tiny task
 
@@ -88,6 +90,20 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert "   --ckpt.save_steps 10  [a tenth of the run]" in dry_run(*own, "--train.num_episodes", "25")
     assert "   --ckpt.save_steps 3  [a tenth of the run]" in dry_run(*own, "--train.max_rollouts", str(128 * 39))
     assert "   --ckpt.save_steps 7  [command line]" in dry_run(*own, "--ckpt.save_steps", "7")
+
+
+def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
+    settings = arguments.parse([*own, "--run_name", "mine"])
+    preflight.prepare(settings, preflight.check(settings))
+    with storage.open_store("openrlhf_dbb.db") as store:
+        store.claim_run(1)
+        with store.database.transaction(write=True) as connection:  # of another host
+            connection.execute(text("UPDATE dbb_run SET owner_host = 'elsewhere'"))
+    [line] = dry_run(*own, "--resume", "mine")
+    assert line.startswith("error: run 'mine' is owned by process ") and "on elsewhere" in line
+    assert "run        mine (continues after step 0 at most)" in dry_run(*own, "--resume", "mine", "--store.take_over")
+    with storage.open_store("openrlhf_dbb.db") as store:
+        assert store.find_run("mine").owner.host == "elsewhere"
 
 
 def warnings(lines):

@@ -71,6 +71,21 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
         fill.step(new, 2, ids, [4])
 
 
+def test_whether_a_run_can_be_claimed_is_told_without_claiming_it(url, fill, start_owner, dump):
+    with open_store(url) as store:
+        mine = fill.run(store, "mine").record.run_id
+        other = fill.run(store, "theirs")
+        other.release()
+        theirs = other.record.run_id
+        child = start_owner(url, theirs)
+        before = dump(store)
+        store.check_claimable(mine)
+        store.check_claimable(theirs, take_over=True)
+        with pytest.raises(StoreError, match=rf"'theirs' is still being written by process {child.pid} on "):
+            store.check_claimable(theirs)
+        assert dump(store) == before
+
+
 def test_a_living_owner_keeps_its_run(url, fill, start_owner):
     with open_store(url) as store:
         run_id = fill.run(store).record.run_id

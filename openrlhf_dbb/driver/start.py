@@ -124,8 +124,10 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
             )
     _check_pieces(settings, record)
     checkpoint, notes = _choose_checkpoint(Path(settings.args.ckpt.path), store, record)
-    run = store.claim_run(record.run_id, take_over=settings.take_over)
-    run.release()
+    if settings.dry_run:
+        store.check_claimable(record.run_id, take_over=settings.take_over)
+    else:
+        store.claim_run(record.run_id, take_over=settings.take_over).release()
     notes += _probe_notes(settings, record)
     return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
 
