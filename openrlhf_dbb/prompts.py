@@ -77,12 +77,15 @@ class Prompts:
         return "; ".join(parts)
 
 
-def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
-    """The training data set through OpenRLHF's own loader, at most ``--data.max_samples`` rows.
+def load_rows(args: SimpleNamespace, strategy: Any, flag: str = data_rows.TRAINING) -> Any:
+    """The data set of ``args.data`` through OpenRLHF's own loader, at most ``--data.max_samples`` rows.
 
     A label key with dots reaches into nested columns (``reward_model.ground_truth``). JSON files are read by
     :func:`openrlhf_dbb.rows.read_json`. Rows that cannot be used are still there, see
     :func:`openrlhf_dbb.rows.checked`.
+
+    Args:
+        flag: what errors call the data set by.
 
     Raises:
         UsageError: no label key, a column is missing, or there are no rows.
@@ -94,7 +97,7 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
 
     def read(kind: str, **options: Any) -> Any:
         if kind == "json":
-            return data_rows.read_json(Path(options["data_files"]), args)
+            return data_rows.read_json(Path(options["data_files"]), args, flag)
         return load_dataset(kind, **options)
 
     load.__globals__["load_dataset"] = read
@@ -111,10 +114,13 @@ def load_rows(args: SimpleNamespace, strategy: Any) -> Any:
     return data_rows.checked(with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args), args)
 
 
-def find_bad_rows(rows: Any, args: SimpleNamespace) -> data_rows.BadRows:
+def find_bad_rows(rows: Any, args: SimpleNamespace, flag: str = data_rows.TRAINING) -> data_rows.BadRows:
     """The rows, from :func:`load_rows`, that cannot be used.
 
     For the reward ``math_answer``, Math-Verify reads every label.
+
+    Args:
+        flag: what errors call the data set by.
 
     Raises:
         UsageError: there are some, and ``--data.skip_bad_rows`` does not say to drop them; or no verifier starts.
@@ -127,8 +133,9 @@ def find_bad_rows(rows: Any, args: SimpleNamespace) -> data_rows.BadRows:
             if label in unreadable:
                 bad.add(row, f"with a label that Math-Verify cannot read; {data_rows.FIRST}{unreadable[label]}")
     if bad.rows and not args.data.skip_bad_rows:
-        others = ", or give --data.skip_bad_rows to drop them" if len(bad.rows) < len(rows) else ""
-        raise UsageError(f"--data.prompt_dataset {args.data.prompt_dataset}: {bad.error()}; fix them{others}")
+        may_skip = flag == data_rows.TRAINING and len(bad.rows) < len(rows)
+        others = ", or give --data.skip_bad_rows to drop them" * may_skip
+        raise UsageError(f"--{flag} {args.data.prompt_dataset}: {bad.error()}; fix them{others}")
     return bad
 
 
@@ -142,12 +149,8 @@ def load_held_out(args: SimpleNamespace, strategy: Any) -> Any:
     data = as_training.data
     data.prompt_dataset, data.prompt_split, data.prompt_probs = args.eval.dataset, args.eval.split, None
     data.skip_bad_rows, data.drop_duplicates = False, True
-    try:
-        rows = load_rows(as_training, strategy)
-        find_bad_rows(rows, as_training)
-    except UsageError as error:
-        told = str(error).replace("--data.prompt_dataset", "--eval.dataset").partition(", or give --data.skip_bad_rows")
-        raise UsageError(told[0]) from error
+    rows = load_rows(as_training, strategy, data_rows.HELD_OUT)
+    find_bad_rows(rows, as_training, data_rows.HELD_OUT)
     return rows
 
 

@@ -20,6 +20,7 @@ from openrlhf_dbb.errors import UsageError
 # "KIND" or "KIND; EXPLANATION".
 LINE, FAULT = "__line__", "__fault__"
 FIRST = "the first: "  # begins an explanation that holds for one row alone
+TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _NUL = "with a NUL character; PostgreSQL does not store it"
 _SHOWN = 5  # numbers of a kind
 
@@ -172,10 +173,13 @@ def label_text(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
-def read_json(path: Path, args: SimpleNamespace) -> Any:
+def read_json(path: Path, args: SimpleNamespace, flag: str = TRAINING) -> Any:
     """A JSON file as a data set of the columns that OpenRLHF reads, with ``LINE`` and ``FAULT``.
 
     Each line that is not blank is a row; or the file is one list of rows, which then have no lines.
+
+    Args:
+        flag: what errors call the file by.
 
     Raises:
         UsageError: a column is in none of the rows, or the list is broken.
@@ -184,7 +188,7 @@ def read_json(path: Path, args: SimpleNamespace) -> Any:
 
     data = args.data
     lines, records, faults = [], [], []
-    for line, record, fault in _records(path):
+    for line, record, fault in _records(path, flag):
         lines.append(line)
         records.append(record)
         faults.append(fault)
@@ -209,8 +213,7 @@ def read_json(path: Path, args: SimpleNamespace) -> Any:
         if misfit is not None:
             where = f"line {lines[misfit]}" if lines[misfit] else f"row {misfit + 1}"
             raise UsageError(
-                f"--data.prompt_dataset {path}: {where}: {name!r} has another type than in the rows before; "
-                "give all rows the same"
+                f"--{flag} {path}: {where}: {name!r} has another type than in the rows before; give all rows the same"
             )
     return Dataset.from_dict(columns)
 
@@ -224,7 +227,7 @@ def _rarer_kind(prompts: Sequence[Any], faults: Sequence[str | None]) -> dict[ty
     return {list: "with messages as prompt, where most have text"} if texts else {}
 
 
-def _records(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None, str | None]]:
+def _records(path: Path, flag: str) -> Iterator[tuple[int | None, dict[str, Any] | None, str | None]]:
     """Line, row and fault of each."""
     with path.open("rb") as file:
         start = file.read(1 << 16)
@@ -233,7 +236,7 @@ def _records(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None, st
             try:
                 rows = json.loads(file.read().decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
-                raise UsageError(f"--data.prompt_dataset {path} is one JSON list, which is broken: {error}") from error
+                raise UsageError(f"--{flag} {path} is one JSON list, which is broken: {error}") from error
             for row in rows:
                 is_row = isinstance(row, dict)
                 yield None, row if is_row else None, None if is_row else "of JSON that is no object"
