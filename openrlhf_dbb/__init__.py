@@ -19,6 +19,10 @@ tiny        the task and the model of the tiny preset
 upstream    OpenRLHF's internals: how they are reached, and the list of them
 weight_buckets  the policy's weights on their way to vLLM, many in one message
 cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
+cuda        what it needs where there is CUDA, and flag values that are fast there
+torch_adam  DeepSpeed's strategy without its compiled Adam
+machine     what this host has for CUDA: GPUs, driver, compiler
+shims       stand-ins for compiled modules that are imported but not called
 evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order
 lab         estimators measured without training

@@ -96,6 +96,10 @@ class Receiver:
         # One by one, since vLLM names what it has loaded as its own model does, with several of ours in one.
         for name, weight in weights:
             if not model.load_weights(weights=[(name, weight)]):
-                shape = tuple(weight.shape)
-                raise RuntimeError(f"weight sync: vLLM's model loaded nothing from parameter {name!r} {shape}")
+                raise nothing_loaded(name, weight.shape)
         self._known |= names
+
+
+def nothing_loaded(name: str, shape: Sequence[int]) -> RuntimeError:
+    """That vLLM's model has ignored a parameter, and keeps an old one."""
+    return RuntimeError(f"weight sync: vLLM's model loaded nothing from parameter {name!r} {tuple(shape)}")

@@ -24,7 +24,7 @@ compile() {
 # never NAME...: leaves these out, whatever requires them.
 never() { printf "%s ; sys_platform == 'never'\n" "$@" >"$overrides"; }
 
-# flash-attn is built by setup_env.sh. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
+# Of flash-attn, setup_env.sh installs the Python part. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
 # torch's CPU build is not where other packages are, so it is added by hand, and what it requires is listed here.
 never flash-attn triton torch torchaudio torchcodec torchvision
 sed -i '/^torch==/d' requirements/cpu.lock 2>/dev/null || true
@@ -39,8 +39,11 @@ typing-extensions>=4.10.0
 EOF
 echo "torch==2.13.0+cpu" >>requirements/cpu.lock
 
+# torch's CPU build would do for ==2.13.0 wherever it is found.
 never flash-attn
+sed -i 's/^torch===/torch==/' requirements/cuda.lock
 compile cuda.lock setup.py --extra cuda --extra postgres "$@"
+sed -i 's/^torch==/torch===/' requirements/cuda.lock
 
 # Constrained by both, so that it changes the versions of neither.
 never flash-attn

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the virtual environment with the pinned stack; skips what has been done. Needs no root.
+# Sets up the virtual environment with the pinned stack; skips what has been done. Needs no root, and compiles nothing.
 #
 #   bash scripts/setup_env.sh           what training needs
 #   bash scripts/setup_env.sh --test    the tools of scripts/test.sh as well
@@ -9,7 +9,7 @@
 set -euo pipefail
 
 uv_version=0.13.8
-flash_attn=flash-attn==2.8.3  # what openrlhf 0.11.2 pins
+flash_attn=flash-attn==2.8.3  # what openrlhf 0.11.2 pins; its Python part alone
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$(realpath -m -s "${OPENRLHF_DBB_VENV:-$repo/.venv}")
@@ -31,10 +31,14 @@ step() {
     say "$title: $((SECONDS - start)) s"
 }
 
+# A GPU machine whose driver is broken must not get the CPU stack without a word.
 detect_platform() {
-    case $(nvidia-smi -L 2>/dev/null) in
+    local listed
+    [ -n "$(type -P nvidia-smi)" ] || { echo cpu; return; }
+    listed=$(nvidia-smi -L 2>&1) || true
+    case $listed in
         "GPU "*) echo cuda ;;
-        *) echo cpu ;;
+        *) fail "nvidia-smi lists no GPU: ${listed%%$'\n'*}; repair the driver, or set OPENRLHF_DBB_PLATFORM to cpu, or to cuda for an image" ;;
     esac
 }
 
@@ -81,15 +85,20 @@ find_sources() {
 # Compiled to bytecode because every worker process would otherwise compile what it imports.
 install() { "$uv" pip install --compile-bytecode --python "$venv/bin/python" "${sources[@]}" "$@"; }
 
-# flash-attn imports torch to build, so it comes after it and builds in this environment.
+# The index has no wheel of flash-attn, and its kernels take hours to compile. Its Python part, which OpenRLHF imports, is
+# enough: shims stand in for the kernels. Who has compiled flash-attn installs it over this one, and it is used.
+# flash-attn ignores the setting; it keeps this build apart in uv's cache from a compiled one.
 install_flash_attn() {
-    if [ "$platform" = cpu ]; then
-        # Its Python part alone. flash-attn ignores the setting; it keeps this build apart in uv's cache,
-        # where a machine with CUDA and the same home would otherwise take it for the real one.
-        FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
-            install --no-deps --no-build-isolation --config-setting cuda=no "$flash_attn"
-    else
-        install --no-deps --no-build-isolation "$flash_attn"
+    FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
+        install --no-deps --no-build-isolation --config-setting cuda=no "$flash_attn"
+}
+
+# What the machine lacks for CUDA, before gigabytes are downloaded.
+check_machine() {
+    local cuda lacking
+    cuda=$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\.[0-9]*\)\..*/\1/p' "$repo/requirements/cuda.lock")
+    if ! lacking=$("$venv/bin/python" -I "$repo/openrlhf_dbb/machine.py" "$cuda" 2>&1); then
+        fail "this machine cannot run the stack for CUDA $cuda: ${lacking//$'\n'/; }"
     fi
 }
 
@@ -99,7 +108,7 @@ case $tools in
     "" | --test) ;;
     *) fail "unknown argument '$tools'; allowed: --test" ;;
 esac
-platform=${OPENRLHF_DBB_PLATFORM:-$(detect_platform)}
+platform=${OPENRLHF_DBB_PLATFORM:-$(detect_platform)} || exit 1
 case $platform in
     cpu | cuda) ;;
     *) fail "OPENRLHF_DBB_PLATFORM=$platform is not cpu or cuda" ;;
@@ -138,6 +147,7 @@ if [ ! -e "$marker" ]; then
     echo "$identity" >"$marker"
     step "environment with uv $uv_version" new_environment
 fi
+[ "$platform" = cpu ] || check_machine
 find_sources
 if ! done_for stack; then
     rm -f "$venv"/openrlhf-dbb.{stack,test}

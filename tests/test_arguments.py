@@ -1,7 +1,6 @@
 """The command line: OpenRLHF's flags untouched, presets beneath, ours beside."""
 
 import argparse
-import dataclasses
 import os
 import runpy
 import subprocess
@@ -10,9 +9,8 @@ from operator import attrgetter
 
 import pytest
 
-from openrlhf_dbb import cpu, upstream
-from openrlhf_dbb.cpu import detection
-from openrlhf_dbb.driver import arguments, checks, flags, preflight, printed
+from openrlhf_dbb import cpu, machine, upstream
+from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError
 
 ON_CPU = cpu.active()
@@ -107,8 +105,7 @@ def test_tensor_parallelism_of_the_policy_needs_bf16():
 
 
 def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(monkeypatch, capsys):
-    monkeypatch.setattr(arguments, "cuda_devices", lambda: 1)
-    monkeypatch.setattr(flags, "cuda_devices", lambda: 1)
+    with_gpus(monkeypatch, 1)
     assert parse("--preset", "tiny").args.ds.param_dtype == "bf16"
     with pytest.raises(UsageError, match=r"--ds.param_dtype: invalid choice: 'fp32'"):
         parse("--preset", "tiny", "--ds.param_dtype", "fp32")
@@ -188,9 +185,10 @@ GPUS = {
 OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer"]
 
 
-def with_gpus(monkeypatch, count):
-    monkeypatch.setattr(arguments, "cuda_devices", lambda: count)
-    monkeypatch.setattr(flags, "cuda_devices", lambda: count)
+def with_gpus(monkeypatch, count, driver=(13, 0)):
+    gpu = machine.Gpu("NVIDIA H100", 80 * machine.GIB, (9, 0))
+    monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(machine, "look", lambda: machine.Machine((gpu,) * count, driver))
 
 
 def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(monkeypatch):
@@ -379,33 +377,6 @@ print(*sorted({"torch", "ray", "storage", "transformers", "vllm", "deepspeed"} &
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.split() == []
-
-
-def test_devices_are_counted_without_torch_as_torch_counts_them():
-    import torch
-
-    assert detection.cuda_devices() == torch.cuda.device_count()
-
-
-@pytest.mark.parametrize(("build", "wanted"), [("None", False), ("'12.9'", True)])
-def test_a_torch_without_cuda_is_told_by_its_version(tmp_path, build, wanted):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
-    (tmp_path / "torch/version.py").write_text(f"cuda = {build}")
-    code = "from openrlhf_dbb.cpu import detection; print(detection.torch_has_cuda())"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    shown = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-    assert shown.strip() == str(wanted)
-
-
-@pytest.mark.parametrize("estimator", ["dbb", "none"])
-def test_a_device_that_torch_cannot_use_is_told(tmp_path, estimator):
-    settings = parse("--preset", "tiny", "--estimator", estimator, "--store.url", f"sqlite:///{tmp_path}/x.db")
-    other = dataclasses.replace(settings, on_cpu=not ON_CPU)
-    with pytest.raises(UsageError, match="NVIDIA's driver"):
-        preflight.prepare(other, None)
 
 
 def test_the_launchers_rank_arguments_are_harmless():

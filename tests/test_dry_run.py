@@ -60,7 +60,8 @@ def dry_run(tmp_path, capsys):
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
     assert "it writes numbers from the last digit" in lines[1]
-    assert lines[3:7] == [
+    assert lines[2].startswith("made for   a GPU of any size, or two processor cores")
+    assert lines[4:8] == [
         "run        mine (is new)",
         f"store      {tmp_path}/openrlhf_dbb.db",
         "data       512 of 512 prompts",

@@ -19,10 +19,10 @@ LAYERS = (
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
-        *("inspect", "figures", "terminal", "options", "csv_files", "user_cache", "weight_buckets"),
+        *("inspect", "figures", "terminal", "options", "csv_files", "weight_buckets", "cuda", "torch_adam"),
     ),
     ("core",),
-    ("errors", "ray_address", "spelling"),
+    ("errors", "machine", "ray_address", "shims", "spelling", "user_cache"),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

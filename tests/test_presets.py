@@ -95,7 +95,7 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
     ("text", "line"),
     [
         ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
-        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, flags, gpus, est"),
+        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, expects, flags, "),
         ("flags = 3", r"flags = 3 is no table; write \[flags\]"),
         ("[estimator]\ndbb = 3", r"estimator = \{'dbb': 3\} is no table"),
         ("extends = 'huge'", r"extends 'huge'; known: default, qwen3-0.6b"),

@@ -45,8 +45,12 @@ def imports(tree):
 
 
 def subclasses(tree):
-    """(our class, module, their class) of a file, also where ours has another one of the file between."""
+    """(our class, module, their class) of a file, also where ours has another one between."""
     known, found = imports(tree), []
+    for node in (each for each in tree.body if isinstance(each, ast.ImportFrom)):
+        file = node.module.partition(".")[2].replace(".", "/") + ".py"
+        between = {cls.name: theirs for cls, *theirs in subclasses(FILES[file])} if file in FILES else {}
+        known |= {alias.name: tuple(between[alias.name]) for alias in node.names if alias.name in between}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             # class A(Theirs), class A(upstream.plain_class(Theirs))

@@ -2,32 +2,26 @@
 
 This file: is it needed, flag defaults, what cannot be had, the environment of the driver and of Ray's workers.
 
-detection           is there a CUDA device, without importing torch
 deepspeed_strategy  DeepSpeed strategy: the four torch.cuda calls OpenRLHF makes, no compiled optimizer, fp32
 engine              vLLM's engine in the process of its Ray actor
 gloo                the process group of the weight broadcast from DeepSpeed to vLLM
 weight_sync         its receiving end, in vLLM's workers
-shims/              flash_attn_2_cuda, importable and empty
 
-Nothing is patched in a process unless :func:`active` is true there. Ray workers get their settings through Ray's
-runtime environment, model actors through the strategy object that OpenRLHF sends them, vLLM workers through vLLM's
-``worker_extension_cls``.
+Nothing is patched in a process unless :func:`active` is true there, which the build of torch decides. Ray workers get
+their settings through Ray's runtime environment, model actors through the strategy object that OpenRLHF sends them,
+vLLM workers through vLLM's ``worker_extension_cls``.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import ray_address
+from openrlhf_dbb import machine, ray_address, shims
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.upstream.deferred import deferring
-
-SHIMS = str(Path(__file__).parent / "shims")
 
 # Flags whose defaults in OpenRLHF cannot work without CUDA, and values that can.
 FLAG_DEFAULTS: dict[str, Any] = {
@@ -45,8 +39,6 @@ FLAG_DEFAULTS: dict[str, Any] = {
 
 # Flag -> why it is not available here; what turns another one on comes before it.
 UNSUPPORTED: dict[str, str] = {
-    "train.dynamic_batch_enable": "it packs samples, which needs flash attention",
-    "ds.packing_samples": "it needs flash attention",
     "ds.use_liger_kernel": "its kernels are compiled for a GPU",
     "ds.deepcompile": "DeepSpeed compiles it against CUDA",
     "train.enable_ema": "OpenRLHF moves the averaged model to 'cuda'",
@@ -60,10 +52,8 @@ _UNUSED = ("openai", "pandas", "scipy", "datasets", "bitsandbytes", "networkx", 
 
 
 def active() -> bool:
-    """True where torch sees no CUDA device."""
-    import torch
-
-    return not torch.cuda.is_available()
+    """True where the installed torch is built without CUDA, whatever devices a process is shown."""
+    return machine.torch_cuda() is None
 
 
 def lean_imports(*more: str) -> AbstractContextManager[None]:
@@ -83,10 +73,10 @@ def check_flags(args: SimpleNamespace) -> None:
     Raises:
         UsageError: names the flag and the reason.
     """
-    if args.ds.ring_attn_size > 1:  # turns on ds.packing_samples
+    if args.ds.ring_attn_size > 1:
         raise UsageError(
-            f"--ds.ring_attn_size {args.ds.ring_attn_size} is not available without CUDA: it packs samples, which "
-            "needs flash attention; leave it out"
+            f"--ds.ring_attn_size {args.ds.ring_attn_size} is not available without CUDA: it needs flash attention; "
+            "leave it out"
         )
     for flag, reason in UNSUPPORTED.items():
         section, name = flag.split(".")
@@ -116,13 +106,7 @@ def prepare_driver() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without a warning
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    add_shims()
-
-
-def add_shims() -> None:
-    """Let this process find the stand-ins of packages that need CUDA; Ray calls it in each worker."""
-    if SHIMS not in sys.path:
-        sys.path.append(SHIMS)
+    shims.add()
 
 
 def worker_environment() -> dict[str, str]:
@@ -139,10 +123,14 @@ def worker_environment() -> dict[str, str]:
 
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """vLLM engine arguments with ours in place of what needs CUDA."""
-    return arguments | {
-        "worker_extension_cls": "openrlhf_dbb.cpu.weight_sync.WorkerExtension",
-        # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
-        "kv_cache_memory_bytes": 256 * 2**20,
-        "disable_log_stats": True,  # nobody reads them
-        "max_num_seqs": 1024,  # an engine step costs about the same for few and many sequences
-    }
+    # An engine step costs about the same for few and many sequences.
+    return (
+        {"max_num_seqs": 1024}
+        | arguments
+        | {
+            "worker_extension_cls": "openrlhf_dbb.cpu.weight_sync.WorkerExtension",
+            # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
+            "kv_cache_memory_bytes": 256 * 2**20,
+            "disable_log_stats": True,  # nobody reads them
+        }
+    )

@@ -7,11 +7,11 @@ from typing import Any
 
 import deepspeed
 import torch
-from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.cpu import gloo
+from openrlhf_dbb.torch_adam import TorchAdamStrategy
 
 
 class _CpuDevice(str):
@@ -41,7 +41,7 @@ def torch_dtype(param_dtype: str) -> torch.dtype:
     return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
 
 
-class CpuStrategy(DeepspeedStrategy):
+class CpuStrategy(TorchAdamStrategy):
     """Upstream's strategy, set up for gloo and without just-in-time compiled extensions."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
@@ -55,11 +55,3 @@ class CpuStrategy(DeepspeedStrategy):
         # The shared-memory op would be compiled at start, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)
-
-    def get_ds_train_config(
-        self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
-    ) -> dict[str, Any]:
-        config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
-        if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
-            config["optimizer"]["params"]["torch_adam"] = True  # DeepSpeed's own Adam is compiled at start
-        return config

@@ -1,7 +1,7 @@
 """The command line: OpenRLHF's flags as they are, ours beside them, presets beneath both.
 
-A value comes from, in this order: the command line, the method, the preset, what the platform needs (no CUDA),
-OpenRLHF's default. Without ``--preset``, a command that names a model uses preset ``default``, or with
+A value comes from, in this order: the command line, the method, the preset, what the machine needs or what is fast on
+it, OpenRLHF's default. Without ``--preset``, a command that names a model uses preset ``default``, or with
 ``--estimator none`` none at all; one that names no model uses ``tiny`` without CUDA, ``qwen3-1.7b`` with it.
 """
 
@@ -17,8 +17,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import cpu, methods, presets, tiny, upstream
-from openrlhf_dbb.cpu.detection import cuda_devices
+from openrlhf_dbb import cpu, cuda, machine, methods, presets, shims, tiny, upstream
+from openrlhf_dbb.cuda import defaults
 from openrlhf_dbb.driver.flags import (
     NO_ESTIMATOR,
     PROGRAM,
@@ -51,8 +51,9 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     early = _early_arguments(argv)
     upstream.check_version()
     parser = build_parser(early.estimator, early.strategy)
-    devices = cuda_devices()
-    on_cpu = devices == 0
+    host = machine.look() if early.assume_gpus is None else _assumed(early.assume_gpus)
+    on_cpu = machine.torch_cuda() is None and not host.assumed
+    devices = max(len(host.gpus), 1)  # none are refused below, behind --help
     name = early.preset or _default_preset(early, on_cpu)
     estimator = early.estimator or (methods.default_estimator(early.method) if early.method else None)
     preset = presets.load(name, estimator)
@@ -66,15 +67,24 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
             ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines"), world_size
         )
         layers = [("no CUDA", platform), *layers]
-    elif early.preset or not _places_models(argv):
-        layers.append(("preset " + name, preset.gpus))
+    else:
+        shims.add()
+        if early.preset or not _places_models(argv):
+            layers.append(("preset " + name, preset.gpus))
+        layers = [*defaults.layers(host.gpus, with_preset=name != presets.NONE), *layers]
     if estimator != NO_ESTIMATOR:
         layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
-    everything = {"vllm.num_engines": devices // max(early.tensor_parallel, 1)}
+    parallel = {"vllm.tensor_parallel_size": early.tensor_parallel} if early.tensor_parallel else {}
+    merged = {flag: value for _, values in [*layers, ("", parallel)] for flag, value in values.items()}
+    everything = {"vllm.num_engines": devices // max(merged.get("vllm.tensor_parallel_size", 1), 1)}
     origin = _apply(parser, layers, lambda flag: max(everything.get(flag, devices), 1))
     given = _given(parser, argv)
     flags = vars(parser.parse_args(argv)) | {"preset": name}
     origin |= dict.fromkeys(given, "command line")
+    if not on_cpu:
+        _check_gpus(host, dry_run=flags["dry_run"])
+        if name != presets.NONE:
+            defaults.derive(flags, origin)
     _fill_placeholders(flags)
     _derive(flags, origin)
     settings = Settings.of(flags, origin, on_cpu=on_cpu)
@@ -83,13 +93,32 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     return dataclasses.replace(settings, values=_finished(settings.values, group_baseline=estimator == NO_ESTIMATOR))
 
 
+def _assumed(text: str) -> machine.Machine:
+    try:
+        return machine.assume(text)
+    except ValueError as error:
+        raise UsageError(f"--assume_gpus {error}") from error
+
+
+def _check_gpus(host: machine.Machine, *, dry_run: bool) -> None:
+    if host.assumed:
+        if not dry_run:
+            raise UsageError("--assume_gpus is for --dry_run; leave it out to train, or give both")
+        return
+    try:
+        cuda.check_machine()
+    except UsageError as error:
+        raise UsageError(f"{error}; to check flags for another machine, add --dry_run --assume_gpus 8x80") from error
+
+
 def _early_arguments(argv: list[str]) -> argparse.Namespace:
     early = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     early.add_argument("--estimator", default=None)
     early.add_argument("--preset", default=None)
     early.add_argument("--method", default=None)
     early.add_argument("--rollout.strategy", dest="strategy", default=None)
-    early.add_argument("--vllm.tensor_parallel_size", dest="tensor_parallel", type=int, default=1)
+    early.add_argument("--assume_gpus", default=None)
+    early.add_argument("--vllm.tensor_parallel_size", dest="tensor_parallel", type=int)
     early.add_argument(f"--{MODEL_FLAG}", dest="model", default=None)
     known = early.parse_known_args(argv)[0]
     if known.estimator not in (None, NO_ESTIMATOR):
@@ -169,7 +198,9 @@ def _fill_placeholders(flags: dict[str, Any]) -> None:
     """The run's name, and what texts stand for: ``{run}``, ``{tiny}``, a relative folder, a reward of this package."""
     if flags["run_name"] is None:
         generic = flags["preset"] in (presets.NONE, presets.DEFAULT)
-        subject = Path(flags[MODEL_FLAG] or "model").name if generic else Path(flags["preset"]).stem
+        subject = (
+            Path(flags[MODEL_FLAG] or "model").name if generic else Path(flags["preset"]).name.removesuffix(".toml")
+        )
         named = [flags["method"]] if flags["method"] not in (methods.NONE, "grpo") else []
         named += [flags["estimator"].split(":")[-1], subject]
         words = re.sub(r"[^\w.+-]", "_", "-".join(named))

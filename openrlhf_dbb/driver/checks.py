@@ -15,7 +15,7 @@ from typing import Any
 
 import estimators
 from estimators import FORMS
-from openrlhf_dbb import cpu, presets, upstream
+from openrlhf_dbb import cpu, cuda, presets, upstream
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -49,7 +49,10 @@ def check(settings: Settings) -> None:
                 "and data of yours"
             )
         cpu.check_flags(args)
+    else:
+        cuda.check_flags(args, settings.machine.gpus)
     _check_start(settings)
+    _check_places(args)
     _check_probes(settings)
     if settings.estimator == NO_ESTIMATOR:
         _check_openrlhf_alone(settings)
@@ -83,6 +86,17 @@ def _check_start(settings: Settings) -> None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     if not 0 < settings.warm_start_weight <= 1:
         raise UsageError(f"--warm_start_weight {settings.warm_start_weight} is not in (0, 1]")
+
+
+def _check_places(args: SimpleNamespace) -> None:
+    """OpenRLHF asserts this when Ray has started."""
+    ranks, engines = args.actor.num_nodes * args.actor.num_gpus_per_node, args.vllm.num_engines or 0
+    parallel = args.vllm.tensor_parallel_size
+    if args.train.colocate_all and not args.train.async_enable and engines and ranks != engines * parallel:
+        raise UsageError(
+            f"--train.colocate_all: the policy has {ranks} GPUs (--actor.num_nodes x --actor.num_gpus_per_node), vLLM "
+            f"{engines} x {parallel} (--vllm.num_engines x --vllm.tensor_parallel_size); give both as many"
+        )
 
 
 def _check_probes(settings: Settings) -> None:
@@ -398,12 +412,16 @@ def _check_batches(args: SimpleNamespace) -> None:
             f"left-over rollouts would vanish: give --train.batch_size {rollouts} or a divisor of it"
         )
     ranks = upstream.data_parallel_ranks(args)
+    if args.train.dynamic_batch_enable:
+        if args.train.batch_size % ranks:
+            raise UsageError(f"--train.batch_size {args.train.batch_size} is not a multiple of {ranks} ranks")
+        return
     if args.train.batch_size % (args.train.micro_batch_size * ranks):
         raise UsageError(
             f"--train.batch_size {args.train.batch_size} is not a multiple of --train.micro_batch_size "
             f"{args.train.micro_batch_size} x {ranks} ranks"
         )
-    if not args.train.dynamic_batch_enable and rollouts % (args.rollout.micro_batch_size * ranks):
+    if rollouts % (args.rollout.micro_batch_size * ranks):
         raise UsageError(
             f"{rollouts} rollouts a step are not a multiple of --rollout.micro_batch_size "
             f"{args.rollout.micro_batch_size} x {ranks} ranks, so that ranks would get unequal shares"

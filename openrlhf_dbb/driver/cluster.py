@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import cpu, ray_address
+from openrlhf_dbb import cpu, cuda, ray_address
 from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
@@ -102,13 +102,12 @@ def start(settings: Settings) -> None:
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
         }
     }
+    runtime["worker_process_setup_hook"] = "openrlhf_dbb.shims.add"  # where the node has it
     options: dict[str, Any] = {}
-    if settings.on_cpu:
-        runtime["env_vars"] |= cpu.worker_environment()
-        runtime["worker_process_setup_hook"] = "openrlhf_dbb.cpu.add_shims"  # where the node has it
-        if joined is None:
-            # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
-            options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
+    runtime["env_vars"] |= (cpu if settings.on_cpu else cuda).worker_environment()
+    if settings.on_cpu and joined is None:
+        # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
+        options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
     # Workers are silent unless asked: one weight sync alone prints a line per parameter.
     ray.init(
         runtime_env=runtime,

@@ -10,11 +10,10 @@ from typing import Any
 
 import estimators
 from estimators.registry import parameter_fields
-from openrlhf_dbb import methods, presets, upstream
+from openrlhf_dbb import machine, methods, presets, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
-from openrlhf_dbb.cpu.detection import cuda_devices
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.spelling import did_you_mean
 
@@ -62,6 +61,16 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": int, "default": 0, "metavar": "N"},
         "tokens before a response may end (default 0: rollouts come from the policy itself; OpenRLHF alone: 1)",
     ),
+    (
+        "--vllm.max_num_seqs",
+        {"type": int, "metavar": "N"},
+        "sequences that an engine runs at a time; default, with CUDA and a preset: a step's rollouts for each engine",
+    ),
+    (
+        "--vllm.max_num_batched_tokens",
+        {"type": int, "metavar": "N"},
+        "tokens in a step of an engine; default, with CUDA and a preset: 8192",
+    ),
     ("--eval.skip_start", _SWITCH, "do not evaluate before training; with --eval.dataset"),
     (
         "--probe.fraction",
@@ -81,6 +90,11 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",
     ),
     ("--dry_run", _SWITCH, "check everything, print the effective configuration, and start nothing"),
+    (
+        "--assume_gpus",
+        {"metavar": "NxGIB"},
+        "with --dry_run: check as if the machine had these GPUs, as in 8x80 for 8 GPUs of 80 GiB",
+    ),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
@@ -221,7 +235,7 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
     _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
-    if not cuda_devices():
+    if machine.torch_cuda() is None:
         _add_choice(parser, "ds.param_dtype", "fp32", "32 bits, the default without CUDA.")
     _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))
     _add_parameters(parser, "--estimator", _with_named(estimators.available(), estimator, estimator_class))

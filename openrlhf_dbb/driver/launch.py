@@ -187,7 +187,10 @@ class Engines:
     """
 
     def __init__(self, actor_class: Any, settings: Settings) -> None:
-        self._class, self._param_dtype = actor_class, settings.args.ds.param_dtype
+        args = settings.args
+        limits = {name: getattr(args.vllm, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        given = {name: value for name, value in limits.items() if value is not None}
+        self._class, self._arguments = actor_class, {"param_dtype": args.ds.param_dtype, **given}
         self.made: list[Any] = []
 
     def options(self, **options: Any) -> SimpleNamespace:
@@ -195,7 +198,7 @@ class Engines:
         return SimpleNamespace(remote=functools.partial(self._make, options))
 
     def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:
-        engine = self._class.options(**options).remote(param_dtype=self._param_dtype, **kwargs)
+        engine = self._class.options(**options).remote(**self._arguments, **kwargs)
         self.made.append(engine)
         return engine
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import storage
-from openrlhf_dbb import cpu, presets, tiny, upstream
+from openrlhf_dbb import machine, presets, tiny, upstream
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.driver import checks, cluster, start
+from openrlhf_dbb.cuda import attention, defaults
+from openrlhf_dbb.driver import capacity, checks, cluster, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
@@ -77,7 +79,9 @@ def prepare(
             _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
         _check_device(settings)
         with upstream.imports_for_driver():
-            tokenizer = _load_tokenizer(args)
+            config, tokenizer = _load_model_files(args)
+            settings = _with_proven_attention(settings)
+            _check_capacity(settings, config)
             if _wants_chat_template(settings, tokenizer):
                 settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
                 for_loaders.data.apply_chat_template = True
@@ -143,19 +147,55 @@ def _wants_chat_template(settings: Settings, tokenizer: Any) -> bool:
 
 def _check_device(settings: Settings) -> None:
     """The settings were made without torch, which has the last word."""
-    if settings.on_cpu == cpu.active():
+    if settings.on_cpu or settings.machine.assumed:
         return
     import torch
 
-    if settings.on_cpu:
+    if not torch.cuda.is_available():
         raise UsageError(
-            f"torch {torch.__version__} has a device that NVIDIA's driver (libcuda.so.1) does not show; "
-            "only CUDA devices are supported"
+            f"NVIDIA's driver shows {settings.machine.describe()}, but torch {torch.__version__} cannot use them: the "
+            f"driver ({machine.driver_version() or 'of unknown version'}) does not work with its CUDA "
+            f"{torch.version.cuda}; update or repair it"
         )
-    raise UsageError(
-        f"NVIDIA's driver shows CUDA devices, but torch {torch.__version__} cannot use them: the driver is too old for "
-        f"its CUDA {torch.version.cuda}, or broken; update it, or set CUDA_VISIBLE_DEVICES= to train without CUDA"
-    )
+
+
+def _with_proven_attention(settings: Settings) -> Settings:
+    """The settings, with torch's attention where the one that was chosen for the machine does not work on its GPU.
+
+    Raises:
+        UsageError: it does not, and was asked for.
+    """
+    flag, host = "ds.attn_implementation", settings.machine
+    name = settings.args.ds.attn_implementation
+    if settings.on_cpu or host.assumed or not attention.packs(name):
+        return settings
+    found = attention.checked(name, settings.args.actor.model_name_or_path, host.gpus[0])
+    if found.ok:
+        return settings
+    if not settings.origin.get(flag, "").startswith("CUDA"):
+        raise UsageError(f"--{flag} {name} does not work here: {found.error}; use {attention.TORCH}")
+    packing = [each for each in defaults.PACKING if settings.origin.get(each) == defaults.FAST]
+    values = {flag: attention.TORCH, **dict.fromkeys(packing, False)}
+    return settings.with_values(values, f"{name} does not work here: {found.error}")
+
+
+def _check_capacity(settings: Settings, config: Any) -> None:
+    """Refuse what does not fit, and say what may not.
+
+    Raises:
+        UsageError: see :mod:`openrlhf_dbb.driver.capacity`.
+    """
+    shape, assumed = capacity.Shape.of(config), settings.machine.assumed
+    if shape is None:
+        return
+    if not assumed:
+        capacity.check_disk(shape, settings.args)
+    if not settings.on_cpu:
+        import psutil
+
+        host = math.inf if assumed else psutil.virtual_memory().total
+        for line in capacity.check(shape, settings.args, settings.machine.gpus, host=host):
+            print(line, flush=True)
 
 
 def _check_reward(args: SimpleNamespace) -> None:
@@ -194,15 +234,15 @@ def _is_tiny(path: str) -> bool:
     return path.startswith(str(tiny.default_folder()))
 
 
-def _load_tokenizer(args: SimpleNamespace) -> Any:
-    """The model's tokenizer, which also tells whether there is such a model."""
+def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
+    """The model's configuration and tokenizer, which also tell whether there is such a model."""
     from openrlhf.utils import get_tokenizer
     from transformers import AutoConfig
 
     name = args.actor.model_name_or_path
     try:
-        AutoConfig.from_pretrained(name, trust_remote_code=True)
-        return get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+        return config, get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--actor.model_name_or_path {name} cannot be loaded: {reason}") from error

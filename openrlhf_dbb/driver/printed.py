@@ -30,9 +30,10 @@ def configuration(settings: Settings, start: Start | None) -> str:
         f"estimator {settings.estimator}",
         f"method     {methods.describe(settings.method, settings.args, settings.estimator)}",
     ]
-    description = presets.load(settings.preset).description
-    if description:
-        lines.insert(1, f"preset     {description}")
+    preset = presets.load(settings.preset)
+    about = [f"preset     {preset.description}"] * bool(preset.description)
+    about += [f"made for   {preset.expects}"] * bool(preset.expects)
+    lines[1:1] = [*about, *_machine(settings)]
     if start is not None:
         verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
         lines += [
@@ -65,6 +66,19 @@ def configuration(settings: Settings, start: Start | None) -> str:
             origin = settings.origin.get(flag, "OpenRLHF's default")
             lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
     return "\n".join(lines)
+
+
+def _machine(settings: Settings) -> list[str]:
+    """The GPUs that are used, or that some are not."""
+    if not settings.on_cpu:
+        return [f"machine    {settings.machine.describe()}"]
+    unused = settings.machine.describe()
+    if not unused:
+        return []
+    return [
+        f"warning: there is {unused}, but the installed torch is built without CUDA, so that it is not used; "
+        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+    ]
 
 
 def summary(start: Start, progress: Any, seconds: float) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import machine
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_parameters
 
@@ -33,6 +34,7 @@ class Settings:
         store_url: the database, None for the default.
         take_over: continue a run that another machine owns.
         dry_run: check and print everything, start nothing.
+        assume_gpus: GPUs to check for instead of those that are there, such as "8x80"; for a dry run.
         verbose: show the output of all workers.
         on_cpu: train without CUDA.
         values: every other flag's value by name, OpenRLHF's and ours beside them.
@@ -50,6 +52,7 @@ class Settings:
     store_url: str | None = field(repr=False, metadata={"flag": "store.url"})
     take_over: bool = field(metadata={"flag": "store.take_over"})
     dry_run: bool
+    assume_gpus: str | None
     verbose: bool
     on_cpu: bool = field(metadata={"flag": None})
     values: Mapping[str, Any] = field(repr=False, metadata={"flag": None})
@@ -94,6 +97,11 @@ class Settings:
     def parameters(self) -> dict[str, Any]:
         """The estimator's parameters."""
         return {} if self.estimator == NO_ESTIMATOR else estimator_parameters(self.estimator, self.values)
+
+    @property
+    def machine(self) -> machine.Machine:
+        """The GPUs to train on."""
+        return machine.look() if self.assume_gpus is None else machine.assume(self.assume_gpus)
 
     @property
     def strategy(self) -> strategies.RolloutStrategy:

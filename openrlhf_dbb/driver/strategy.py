@@ -64,15 +64,20 @@ class DriverStrategy:
 
 
 def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
-    """OpenRLHF's strategy for a model actor; without CUDA ours. Arguments as of :class:`DriverStrategy`."""
+    """OpenRLHF's strategy for a model actor, as ours. Arguments as of :class:`DriverStrategy`."""
     from openrlhf.utils import get_strategy
 
     use_rays_interface()
     made = get_strategy(args)
+    # Same attributes; upstream's factory names its class itself.
     if on_cpu:
         from openrlhf_dbb.cpu.deepspeed_strategy import CpuStrategy
 
-        made.__class__ = CpuStrategy  # same attributes; upstream's factory names its class itself
+        made.__class__ = CpuStrategy
+    else:
+        from openrlhf_dbb.torch_adam import TorchAdamStrategy
+
+        made.__class__ = TorchAdamStrategy
     if loads != NEWEST:
         made.load_ckpt = functools.partial(_load, made, made.load_ckpt, loads)
     return made

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf_dbb import cpu, ray_address
+from openrlhf_dbb import cpu, cuda, ray_address
 from openrlhf_dbb.errors import UsageError
 
 CALL_S = 1.0  # an engine reports at least this often
@@ -253,8 +253,8 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
     options: dict[str, Any] = {} if ray_address.joined() else {"include_dashboard": False}
+    environment |= (cpu if cpu.active() else cuda).worker_environment()
     if cpu.active():
-        environment |= cpu.worker_environment()
         options |= {"num_cpus": engines or 1, "num_gpus": 0} if options else {}
     ray.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
     try:

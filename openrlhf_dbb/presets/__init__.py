@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 NONE = "none"
 DEFAULT = "default"
 _PAPER = "paper"
-_KEYS = ("description", "extends", "needs_cuda", "flags", "gpus", "estimator")
+_KEYS = ("description", "extends", "needs_cuda", "expects", "flags", "gpus", "estimator")
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class Preset:
         flags: by flag without ``--``, those of its parents beneath.
         gpus: flags that place the models on GPUs, for a machine with CUDA.
         needs_cuda: whether it is of no use without CUDA.
+        expects: the machine it is made for and the time it takes there, in one line; "" if it does not say.
     """
 
     description: str
     flags: dict[str, Any]
     gpus: dict[str, Any]
     needs_cuda: bool
+    expects: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ def load(name: str, estimator: str | None = None) -> Preset:
         estimator = estimator or parent.flags.get("estimator")
     flags = parent.flags | own | table.get("estimator", {}).get(estimator, {})
     gpus = parent.gpus | table.get("gpus", {})
-    return Preset(str(table.get("description", "")), flags, gpus, table.get("needs_cuda", parent.needs_cuda))
+    needs_cuda, expects = table.get("needs_cuda", parent.needs_cuda), str(table.get("expects", ""))
+    return Preset(str(table.get("description", "")), flags, gpus, needs_cuda, expects)
 
 
 def paper(estimator: str) -> dict[str, PaperValue]:

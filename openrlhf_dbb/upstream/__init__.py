@@ -36,6 +36,7 @@ _NOT_IN_DRIVER = (
     "torch.distributed._composable",
 )  # fmt: skip
 _FORM = "algo.advantage.estimator"
+_ATTENTION = "ds.attn_implementation"
 _HIERARCHIZE = "from openrlhf.utils.config import hierarchize"
 
 
@@ -117,6 +118,8 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     form = getattr(args, _FORM)
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")  # like the group forms, without a critic
+    attention = getattr(args, _ATTENTION)
+    setattr(args, _ATTENTION, "flash_attention_2")  # to packed samples OpenRLHF would give no other
     try:
         _run_main_block(1, names)
     except ModuleNotFoundError as error:  # --use_ms asks for modelscope
@@ -126,6 +129,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
             raise UsageError(str(error)) from error
         raise UsageError(_what_failed(error, flags)) from error
     names["args"].algo.advantage.estimator = form
+    names["args"].ds.attn_implementation = attention
     return names["args"]
 
 

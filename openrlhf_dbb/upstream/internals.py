@@ -178,6 +178,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ray.vllm_worker_wrap": (
         Internal("WorkerWrap", "subclassed", "actors/vllm_worker.py"),
+        Internal("WorkerWrap.update_weight", "overridden", "actors/vllm_worker.py", "name, dtype, shape, empty_cache"),
+        Internal("WorkerWrap.update_weight_cuda_ipc", "overridden", "actors/vllm_worker.py",
+                 "name, dtype, shape, ipc_handles, empty_cache"),
         Internal("WorkerWrap", "used", "weight_buckets.py", attributes="_model_update_group"),
         Internal("WorkerWrap.init_process_group", "imitated", "cpu/weight_sync.py",
                  "master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"),
@@ -203,7 +206,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("hierarchize", "called", "upstream/__init__.py", "args"),
     ),
     "openrlhf.utils.deepspeed": (
-        Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="adam_offload"),
+        Internal("DeepspeedStrategy", "subclassed", "torch_adam.py", attributes="adam_offload"),
+        Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="setup_distributed"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
         Internal("DeepspeedStrategy.load_ckpt", "called", "driver/strategy.py",
                  "model, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, "
@@ -215,7 +219,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "replay_buffer, batch_size, pin_memory, shuffle, collate_fn, drop_last, sampler, consumed_samples, "
                  "num_workers"),
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
-        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "cpu/deepspeed_strategy.py",
+        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "torch_adam.py",
                  "optim_dict, *, max_norm"),
     ),
     "openrlhf.utils.distributed_util": (

@@ -1,1 +1,0 @@
-"""Stands in for flash-attn's compiled extension, which flash_attn imports but nothing calls on CPU."""

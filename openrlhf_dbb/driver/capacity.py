@@ -1,0 +1,229 @@
+"""Does it fit: what a training takes of GPU memory, main memory and disk, compared with what there is.
+
+What cannot fit is refused. What may not fit, if many responses are as long as they can be, is a warning: that number is
+an estimate, and has not been compared with a GPU yet. Mixtures of experts and other models whose configuration does not
+tell their size are not checked.
+
+P parameters, R ranks, V words of the vocabulary, T tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.machine import GIB, Gpu
+
+WEIGHT, OPTIMIZER = 2, 12
+"""Bytes a parameter: bfloat16; in 32 bits the weight and Adam's two moments."""
+LOGIT = 6
+"""Bytes a token and word: logits in bfloat16 and in 32 bits. Training takes their gradients as well."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a dense model, from its configuration.
+
+    Attributes:
+        parameters: P.
+        layers, hidden: of what gradient checkpointing keeps.
+        vocabulary: V.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape | None:
+        """From a transformers configuration; None for a model that is not of the common dense kind."""
+        if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+            return None
+        try:
+            hidden, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
+            heads, inner = config.num_attention_heads, config.intermediate_size
+        except AttributeError:
+            return None
+        size = getattr(config, "head_dim", None) or hidden // heads
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
+        embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
+        return cls(embeddings + layers * layer, layers, hidden, vocabulary)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a training takes.
+
+    Attributes:
+        states: weights, gradients and optimizer on each GPU.
+        longest: beside them, training on one sequence of the greatest length.
+        training, scoring: beside them, a micro-batch of such sequences, trained on or given log-probabilities.
+        asleep: of the states, what stays on a GPU while vLLM generates.
+        engine: a GPU's part of vLLM's weights.
+        host: main memory of a host for what sleeps or is offloaded.
+        checkpoint: one of them, on disk.
+        disk: all that are kept, and the trained model.
+    """
+
+    states: int
+    longest: int
+    training: int
+    scoring: int
+    asleep: int
+    engine: int
+    host: int
+    checkpoint: int
+    disk: int
+
+
+def needs(shape: Shape, args: SimpleNamespace) -> Needs:
+    """What a training with these arguments takes of each GPU, of a host, and of the disk."""
+    parameters, stage = shape.parameters, args.ds.zero_stage
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    weights = WEIGHT * parameters / (ranks if stage == 3 else 1)
+    gradients = WEIGHT * parameters / (ranks if stage >= 2 else 1)
+    optimizer = OPTIMIZER * parameters / (ranks if stage >= 1 else 1)
+    states = weights + gradients + (0 if args.ds.adam_offload else optimizer)
+    replays = 1 + args.replay.samples / args.rollout.n_samples_per_prompt
+    kept = shape.layers * shape.hidden * WEIGHT if args.actor.gradient_checkpointing_enable else 0
+    token = 2 * LOGIT * shape.vocabulary + kept
+    here = optimizer * args.actor.num_gpus_per_node * (args.ds.enable_sleep or args.ds.adam_offload)
+    engines = -(-(args.vllm.num_engines or 0) // args.actor.num_nodes)
+    here += WEIGHT * parameters * engines * args.vllm.enable_sleep
+    checkpoint = 0 if args.ckpt.disable_ds or args.ckpt.save_steps == -1 else (WEIGHT + OPTIMIZER) * parameters
+    kept_on_disk = min(args.ckpt.max_num * checkpoint, max(args.ckpt.max_mem * GIB, checkpoint))
+    return Needs(
+        states=round(states),
+        longest=args.data.max_len * token,
+        training=round(_tokens(args, "train") * replays) * token,
+        scoring=_tokens(args, "rollout") * LOGIT * shape.vocabulary,
+        asleep=round(weights if args.ds.enable_sleep else states),
+        engine=WEIGHT * parameters // args.vllm.tensor_parallel_size,
+        host=round(here),
+        checkpoint=checkpoint,
+        disk=round(kept_on_disk) + WEIGHT * parameters,
+    )
+
+
+def _tokens(args: SimpleNamespace, part: str) -> int:
+    """Most tokens of a micro-batch of ``train`` or ``rollout``."""
+    sizes = getattr(args, part)
+    if args.train.dynamic_batch_enable:
+        return max(sizes.max_tokens_per_gpu, args.data.max_len)
+    return sizes.micro_batch_size * args.data.max_len
+
+
+def check(shape: Shape, args: SimpleNamespace, gpus: Sequence[Gpu], *, host: float) -> list[str]:
+    """Refuse what does not fit in memory.
+
+    Args:
+        gpus: to train on.
+        host: bytes of main memory.
+
+    Returns:
+        Warnings about what may not fit.
+
+    Raises:
+        UsageError: what is too small, for what, and the flags to change.
+    """
+    needed = needs(shape, args)
+    smallest = min(gpus, key=lambda gpu: gpu.memory)
+    if needed.host > host:
+        raise UsageError(
+            f"what sleeps or is offloaded takes {_gib(needed.host)} of main memory, there are {_gib(host)}; leave out "
+            "--ds.enable_sleep, --vllm.enable_sleep or --ds.adam_offload, or use more hosts"
+        )
+    return _check_gpu(needed, args, smallest)
+
+
+def _check_gpu(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
+    has = f"a {gpu.name} has {_gib(gpu.memory)}"
+    share = args.vllm.gpu_memory_utilization * gpu.memory
+    if needed.engine > share:
+        raise UsageError(
+            f"vLLM's weights take {_gib(needed.engine)} of each GPU, --vllm.gpu_memory_utilization "
+            f"{args.vllm.gpu_memory_utilization:g} gives it {_gib(share)} ({has}); raise it, or "
+            "--vllm.tensor_parallel_size"
+        )
+    beside = 0.0
+    if args.train.colocate_all and not args.train.async_enable:
+        if needed.asleep + share > gpu.memory:
+            sleep = "" if args.ds.enable_sleep else " or give --ds.enable_sleep"
+            raise UsageError(
+                f"while vLLM has its {_gib(share)} of a GPU, the policy keeps {_gib(needed.asleep)} there, and {has}; "
+                f"lower --vllm.gpu_memory_utilization{sleep}"
+            )
+        beside = 0.0 if args.vllm.enable_sleep else share
+    least = needed.states + needed.longest + beside
+    if least > gpu.memory:
+        raise UsageError(
+            f"training takes {_gib(least)} of a GPU at least ({_gib(needed.states)} weights, gradients and optimizer, "
+            f"{_gib(needed.longest)} a sequence of --data.max_len {args.data.max_len}{_vllm(beside)}), and {has}; "
+            f"{_ways_out(args, beside)}"
+        )
+    lines = []
+    room = gpu.memory - needed.states - beside
+    for part, what, takes in (
+        ("train", "training", needed.training),
+        ("rollout", "the log-probabilities", needed.scoring),
+    ):
+        if takes > room:
+            flag, fits = _smaller(args, part, room / takes)
+            lines.append(
+                f"warning: if all responses of a micro-batch are as long as they can be, {what} may take "
+                f"{_gib(gpu.memory - room + takes)} of a GPU (estimated), and {has}; then give --{flag} {fits}"
+            )
+    return lines
+
+
+def _ways_out(args: SimpleNamespace, beside: float) -> str:
+    ways = {
+        "--vllm.enable_sleep": beside > 0,
+        "--ds.zero_stage 3": args.ds.zero_stage < 3,
+        "--ds.adam_offload": not args.ds.adam_offload,
+        "a lower --data.max_len": True,
+    }
+    return f"use more GPUs, {' or '.join(flag for flag, helps in ways.items() if helps)}"
+
+
+def _vllm(share: float) -> str:
+    return f", {_gib(share)} vLLM, which does not sleep" if share else ""
+
+
+def _smaller(args: SimpleNamespace, part: str, fraction: float) -> tuple[str, int]:
+    """The flag that sizes the micro-batches of a part, and a value with this fraction of the tokens, if that can be."""
+    sizes = getattr(args, part)
+    if args.train.dynamic_batch_enable:
+        return f"{part}.max_tokens_per_gpu", max(math.floor(sizes.max_tokens_per_gpu * fraction), args.data.max_len)
+    return f"{part}.micro_batch_size", 2 ** int(math.log2(max(1, sizes.micro_batch_size * fraction)))
+
+
+def check_disk(shape: Shape, args: SimpleNamespace) -> None:
+    """Refuse a training whose checkpoints have no room; those that are there already are counted.
+
+    Raises:
+        UsageError: names the folder and the flags to change.
+    """
+    needed = needs(shape, args)
+    folder = Path(args.ckpt.path)
+    there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    exists = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(exists).free
+    if needed.disk - there > free:
+        raise UsageError(
+            f"--ckpt.path {folder} has {_gib(free)} free; --ckpt.max_num {args.ckpt.max_num} checkpoints of "
+            f"{_gib(needed.checkpoint)} and the trained model take {_gib(needed.disk)}; make room, lower "
+            "--ckpt.max_num, or give another --ckpt.path"
+        )
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.3g} GiB"
