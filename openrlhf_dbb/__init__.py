@@ -20,7 +20,7 @@ upstream    OpenRLHF's internals: how they are reached, and the list of them
 weight_buckets  the policy's weights on their way to vLLM, many in one message
 cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
 cuda        what it needs where there is CUDA, and flag values that are fast there
-torch_adam  DeepSpeed's strategy without its compiled Adam
+training_strategy  DeepSpeed's strategy for the policy: torch's Adam, dynamic batches whose gradients add up
 machine     what this host has for CUDA: GPUs, driver, compiler
 shims       stand-ins for compiled modules that are imported but not called
 evaluation  models on benchmarks, measured and compared

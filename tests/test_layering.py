@@ -19,7 +19,7 @@ LAYERS = (
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
-        *("inspect", "figures", "terminal", "options", "csv_files", "weight_buckets", "cuda", "torch_adam"),
+        *("inspect", "figures", "terminal", "options", "csv_files", "weight_buckets", "cuda", "training_strategy"),
     ),
     ("core",),
     ("errors", "machine", "ray_address", "shims", "spelling", "user_cache"),

@@ -11,7 +11,7 @@ from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.cpu import gloo
-from openrlhf_dbb.torch_adam import TorchAdamStrategy
+from openrlhf_dbb.training_strategy import TrainingStrategy
 
 
 class _CpuDevice(str):
@@ -41,7 +41,7 @@ def torch_dtype(param_dtype: str) -> torch.dtype:
     return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
 
 
-class CpuStrategy(TorchAdamStrategy):
+class CpuStrategy(TrainingStrategy):
     """Upstream's strategy, set up for gloo and without just-in-time compiled extensions."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:

@@ -10,6 +10,8 @@ from openrlhf_dbb.machine import Gpu
 
 FAST = "fast on CUDA"
 """Where these values come from, as the configuration prints it."""
+PADDED = "micro-batch size x --data.max_len"
+"""Where limits of tokens come from until preflight, which knows the model, fits them to the GPUs."""
 MAX_NUM_SEQS = range(128, 1025)
 """Sequences that an engine runs at a time: from vLLM's own default to the most that a rollout batch is given."""
 MAX_NUM_BATCHED_TOKENS = 8192
@@ -52,7 +54,7 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
         for part in ("train", "rollout"):  # as much memory as padded micro-batches take at most
             if f"{part}.max_tokens_per_gpu" not in origin:
                 tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
-                put(f"{part}.max_tokens_per_gpu", tokens, f"--{part}.micro_batch_size x --data.max_len")
+                put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
     if flags["vllm.num_engines"] and flags["vllm.max_num_seqs"] is None:
         rollouts = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
         share = -(-rollouts // flags["vllm.num_engines"])

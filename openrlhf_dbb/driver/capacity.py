@@ -26,6 +26,12 @@ LOGIT = 6
 """Bytes a token and word: logits in bfloat16 and in 32 bits. Training takes their gradients as well."""
 
 
+MOST_TOKENS = {"train": 32_768, "rollout": 65_536}
+"""Of a dynamic micro-batch; more makes a step hardly faster."""
+SHARE = 0.8
+"""Of the memory that is left by these estimates, how much dynamic micro-batches are given."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Of a dense model, from its configuration.
@@ -121,6 +127,23 @@ def _tokens(args: SimpleNamespace, part: str) -> int:
     return sizes.micro_batch_size * args.data.max_len
 
 
+def token_limits(shape: Shape, args: SimpleNamespace, gpus: Sequence[Gpu]) -> dict[str, int]:
+    """``--train.max_tokens_per_gpu`` and ``--rollout.max_tokens_per_gpu`` that these GPUs have room for, by flag."""
+    needed, memory = needs(shape, args), min(gpu.memory for gpu in gpus)
+    room = SHARE * (memory - needed.states - _beside(args, memory))
+    found = {}
+    for part, takes in (("train", needed.training), ("rollout", needed.scoring)):
+        fits = math.floor(room / (takes / _tokens(args, part)) / 1024) * 1024
+        found[f"{part}.max_tokens_per_gpu"] = max(min(fits, MOST_TOKENS[part]), args.data.max_len)
+    return found
+
+
+def _beside(args: SimpleNamespace, memory: int) -> float:
+    """Bytes of a GPU that vLLM keeps while the policy trains on it."""
+    shared = args.train.colocate_all and not args.train.async_enable
+    return args.vllm.gpu_memory_utilization * memory if shared and not args.vllm.enable_sleep else 0.0
+
+
 def check(shape: Shape, args: SimpleNamespace, gpus: Sequence[Gpu], *, host: float) -> list[str]:
     """Refuse what does not fit in memory.
 
@@ -153,15 +176,14 @@ def _check_gpu(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
             f"{args.vllm.gpu_memory_utilization:g} gives it {_gib(share)} ({has}); raise it, or "
             "--vllm.tensor_parallel_size"
         )
-    beside = 0.0
-    if args.train.colocate_all and not args.train.async_enable:
-        if needed.asleep + share > gpu.memory:
-            sleep = "" if args.ds.enable_sleep else " or give --ds.enable_sleep"
-            raise UsageError(
-                f"while vLLM has its {_gib(share)} of a GPU, the policy keeps {_gib(needed.asleep)} there, and {has}; "
-                f"lower --vllm.gpu_memory_utilization{sleep}"
-            )
-        beside = 0.0 if args.vllm.enable_sleep else share
+    shared = args.train.colocate_all and not args.train.async_enable
+    if shared and needed.asleep + share > gpu.memory:
+        sleep = "" if args.ds.enable_sleep else " or give --ds.enable_sleep"
+        raise UsageError(
+            f"while vLLM has its {_gib(share)} of a GPU, the policy keeps {_gib(needed.asleep)} there, and {has}; "
+            f"lower --vllm.gpu_memory_utilization{sleep}"
+        )
+    beside = _beside(args, gpu.memory)
     least = needed.states + needed.longest + beside
     if least > gpu.memory:
         raise UsageError(

@@ -81,7 +81,7 @@ def prepare(
         with upstream.imports_for_driver():
             config, tokenizer = _load_model_files(args)
             settings = _with_proven_attention(settings)
-            _check_capacity(settings, config)
+            settings = _fitted(settings, config)
             if _wants_chat_template(settings, tokenizer):
                 settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
                 for_loaders.data.apply_chat_template = True
@@ -179,23 +179,32 @@ def _with_proven_attention(settings: Settings) -> Settings:
     return settings.with_values(values, f"{name} does not work here: {found.error}")
 
 
-def _check_capacity(settings: Settings, config: Any) -> None:
-    """Refuse what does not fit, and say what may not.
+def _fitted(settings: Settings, config: Any) -> Settings:
+    """The settings, with dynamic micro-batches sized for the GPUs; says what may not fit.
+
+    Args:
+        config: the model's.
 
     Raises:
-        UsageError: see :mod:`openrlhf_dbb.driver.capacity`.
+        UsageError: what cannot fit, see :mod:`openrlhf_dbb.driver.capacity`.
     """
-    shape, assumed = capacity.Shape.of(config), settings.machine.assumed
+    shape, host = capacity.Shape.of(config), settings.machine
     if shape is None:
-        return
-    if not assumed:
+        return settings
+    if not host.assumed:
         capacity.check_disk(shape, settings.args)
-    if not settings.on_cpu:
-        import psutil
+    if settings.on_cpu:
+        return settings
+    if settings.args.train.dynamic_batch_enable:
+        limits = capacity.token_limits(shape, settings.args, host.gpus)
+        ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == defaults.PADDED}
+        settings = settings.with_values(ours, f"fits on {host.describe()}, estimated")
+    import psutil
 
-        host = math.inf if assumed else psutil.virtual_memory().total
-        for line in capacity.check(shape, settings.args, settings.machine.gpus, host=host):
-            print(line, flush=True)
+    memory = math.inf if host.assumed else psutil.virtual_memory().total
+    for line in capacity.check(shape, settings.args, host.gpus, host=memory):
+        print(line, flush=True)
+    return settings
 
 
 def _check_reward(args: SimpleNamespace) -> None:

@@ -75,9 +75,9 @@ def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) ->
 
         made.__class__ = CpuStrategy
     else:
-        from openrlhf_dbb.torch_adam import TorchAdamStrategy
+        from openrlhf_dbb.training_strategy import TrainingStrategy
 
-        made.__class__ = TorchAdamStrategy
+        made.__class__ = TrainingStrategy
     if loads != NEWEST:
         made.load_ckpt = functools.partial(_load, made, made.load_ckpt, loads)
     return made

@@ -206,7 +206,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("hierarchize", "called", "upstream/__init__.py", "args"),
     ),
     "openrlhf.utils.deepspeed": (
-        Internal("DeepspeedStrategy", "subclassed", "torch_adam.py", attributes="adam_offload"),
+        Internal("DeepspeedStrategy", "subclassed", "training_strategy.py",
+                 attributes="adam_offload, use_dynamic_batch"),
         Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="setup_distributed"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
         Internal("DeepspeedStrategy.load_ckpt", "called", "driver/strategy.py",
@@ -219,7 +220,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "replay_buffer, batch_size, pin_memory, shuffle, collate_fn, drop_last, sampler, consumed_samples, "
                  "num_workers"),
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
-        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "torch_adam.py",
+        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "training_strategy.py",
                  "optim_dict, *, max_norm"),
     ),
     "openrlhf.utils.distributed_util": (

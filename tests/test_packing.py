@@ -1,0 +1,139 @@
+"""Packed samples and dynamic batches train the same: on DeepSpeed itself, two ranks, every ZeRO stage and loss."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from openrlhf_dbb import cpu, tiny
+
+PROGRAM = """
+import itertools, json, sys
+from openrlhf_dbb import cpu
+from openrlhf_dbb.driver import arguments
+
+rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+settings = arguments.parse(sys.argv[4:], world_size=2)
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+
+LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further
+MODES = {
+    "padded": {},
+    "packed": {"ds.packing_samples": True},
+    "dynamic": {"ds.packing_samples": True, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 24},
+}
+
+def rollouts(policy):
+    seeded = torch.Generator().manual_seed(rank)
+    lengths = LENGTHS.roll(rank)
+    there = torch.arange(12)[None] < lengths[:, None]
+    tokens = torch.randint(0, 14, (8, 12), generator=seeded) * there
+    actions = (torch.arange(1, 12)[None] > 1) & there[:, 1:]
+    advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
+    made = Experience(sequences=tokens, attention_mask=there.long(), action_mask=actions.long(), advantages=advantages,
+                      returns=advantages.clone(), rewards=torch.zeros(8), scores=torch.zeros(8),
+                      response_length=actions.sum(-1), truncated=torch.zeros(8, dtype=torch.bool),
+                      total_length=lengths.float(), info={"reward": torch.ones(8)})
+    made.action_log_probs = policy.forward(tokens, made.action_mask, made.attention_mask)
+    return made
+
+found = {}
+for stage, loss, (mode, flags) in itertools.product(
+    (0, 1, 2, 3), ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), MODES.items()
+):
+    if stage != 2 and loss != "seq-mean-token-mean":
+        continue
+    own = {"ds.zero_stage": stage, "actor.loss_agg_mode": loss, **flags}
+    args = settings.with_values(own, "the test").openrlhf_args()
+    policy = PolicyActor(2, rank, "127.0.0.1", port)
+    policy.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+    sizes = []
+    rows = rollouts(policy)
+    policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    policy.append(rows)
+    status = policy.fit()
+    trained = list(sizes)
+    after = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
+    found[f"{stage} {loss} {mode}"] = {
+        "before": rows.action_log_probs.double().abs().sum().item(), "after": after.double().abs().sum().item(),
+        "grad_norm": status["actor_grad_norm"],
+        "steps": policy.actor.model.global_steps, "micro-batches": len(trained), "rows": sum(trained),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What rank 0 saw, by ZeRO stage, loss and mode."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny.build_model(0).save_pretrained(folder)
+    tiny.build_tokenizer().save_pretrained(folder)
+    # 16 rows on two ranks, all of them one optimizer step, 2 rows a padded micro-batch.
+    flags = {
+        "preset": "none",
+        "estimator": "none",
+        "actor.model_name_or_path": folder,
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 8,
+        "train.batch_size": 16,
+        "train.micro_batch_size": 2,
+        "rollout.micro_batch_size": 8,
+        "actor.loss_agg_length": 11,
+        "actor.num_gpus_per_node": 2,
+        "actor.lr_warmup_ratio": 0,
+        "actor.adam.lr": 1,
+        "actor.adam.eps": 100,  # so that a step is about as long as the gradient, a hundredth of it
+        "actor.max_norm": 0,
+        "algo.kl.init_coef": 0,
+        "reward.remote_url": "math_answer",
+    }
+    arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(rank), port, str(folder), *arguments],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-3000:] + outputs[1][1][-3000:]
+    return json.loads(outputs[0][0].splitlines()[-1])
+
+
+CASES = [f"{stage} seq-mean-token-mean" for stage in (0, 1, 3)]
+CASES += [f"2 {loss}" for loss in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+@pytest.mark.parametrize("case", CASES)
+def test_packed_and_dynamic_batches_take_the_same_step(found, case):
+    padded, packed, dynamic = (found[f"{case} {mode}"] for mode in ("padded", "packed", "dynamic"))
+    moved = padded["after"] - padded["before"]
+    assert abs(moved) > 1e-2
+    for other in (packed, dynamic):
+        assert other["before"] == pytest.approx(padded["before"], rel=1e-5)
+        assert other["after"] - other["before"] == pytest.approx(moved, rel=1e-2)
+        assert other["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)  # 0, unknown, without ZeRO
+    assert [each["steps"] for each in (padded, packed)] == [1, 1]
+    # 8 rows of 62 tokens: 4 padded micro-batches of 2 rows; 3 dynamic ones of at most 24 tokens.
+    assert [each["rows"] for each in (padded, packed, dynamic)] == [8, 8, 8]
+    assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
