@@ -110,10 +110,8 @@ IGNORED = {
     "ds.lora.target_modules": ["q_proj"],
     "ds.lora.dropout": ["0.1"],
     "train.async_queue_size": ["2"],
-    "train.max_tokens_per_gpu": ["100"],
     "train.ema_beta": ["0.5"],
     "rollout.vllm_generate_batch_size": ["8"],
-    "rollout.max_tokens_per_gpu": ["100"],
     "data.image_key": ["pictures"],
     "local_rank": ["1"],
 }
@@ -218,6 +216,10 @@ TRAINED = {
     "actor.eps_clip": ["0.1", "--method", "none", "--algo.kl.init_coef", "0"],
     "actor.policy_loss_type": ["gspo"],
     "actor.loss_agg_mode": ["token-mean"],
+    "ds.packing_samples": [],
+    "train.dynamic_batch_enable": [
+        "--train.max_tokens_per_gpu", "256", "--rollout.max_tokens_per_gpu", "512", "--method", "dr_grpo",
+    ],
     "critic.freezing_steps": ["0"],
     "algo.kl.init_coef": ["0.05"],
     "ref.offload": KL,

@@ -53,11 +53,12 @@ def command(folder: Path, name: str, script: str) -> None:
     ("nvidia_smi", "platform"),
     [
         ("for gpu in {0..7}; do echo GPU $gpu: NVIDIA H200; done", "cuda"),
-        ("echo NVIDIA-SMI has failed because it could not reach the driver; exit 9", "cpu"),
-        ("echo No devices found.", "cpu"),
+        ("exit 127", None),
+        ("echo NVIDIA-SMI has failed because it could not reach the driver; exit 9", None),
+        ("echo No devices found.", None),
     ],
 )
-def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str, platform: str) -> None:
+def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str, platform: str | None) -> None:
     # The Python answers as 3.11 but makes no environment: setup stops there, and shows that step's output.
     python = """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) echo no room; exit 1;; esac"""
     command(tmp_path, "nvidia-smi", nvidia_smi)
@@ -66,10 +67,47 @@ def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str,
 
     result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
 
+    assert result.returncode == 1
+    if platform is None:  # a broken driver does not end in a stack without CUDA
+        first = re.sub("^exit.*|^echo |; exit.*", "", nvidia_smi)
+        assert result.stderr == (
+            f"setup: error: nvidia-smi lists no GPU: {first}; repair the driver, or set OPENRLHF_DBB_PLATFORM to cpu, "
+            "or to cuda for an image\n"
+        )
+        return
     assert result.stdout.startswith(f"setup: {platform} stack for")
     assert result.returncode == 1
     assert "no room" in result.stderr
     assert f"the whole log is {tmp_path}/venv/setup.log" in result.stderr
+
+
+def test_without_nvidia_smi_setup_takes_the_stack_for_processors(tmp_path: Path) -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("there is one")
+    command(tmp_path, "python3.11", """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) exit 1;; esac""")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
+    assert result.stdout.startswith("setup: cpu stack for")
+
+
+@pytest.mark.slow
+def test_what_the_machine_lacks_for_cuda_is_told_before_anything_is_downloaded(tmp_path: Path) -> None:
+    # The environment is made; its Python then finds no compiler.
+    uv = """case "$*" in *ensurepip*|*"pip install"*) exit 0;; esac"""
+    python = f"""case "$*" in
+        *python_version*) echo 3.11.0;; *ensurepip*) ;;
+        "-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";;
+        -I*) echo there is no C compiler; echo glibc is 2.28; exit 1;;
+        *) {uv};;
+    esac"""
+    command(tmp_path, "python3.11", python)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="cuda")
+    assert result.returncode == 1
+    assert result.stderr == (
+        "setup: error: this machine cannot run the stack for CUDA 13.0: there is no C compiler; glibc is 2.28\n"
+    )
+    assert "pinned packages" not in (tmp_path / "venv/setup.log").read_text()
 
 
 def test_setup_names_the_pythons_it_found_when_none_will_do(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def _check_compiler(args: SimpleNamespace) -> None:
         "--actor.optim muon": (args.actor.optim == "muon", "leave it out"),
         "--ds.deepcompile": (args.ds.deepcompile, "leave it out"),
     }
+    if args.ds.deepcompile and args.train.dynamic_batch_enable:
+        raise UsageError("--ds.deepcompile does not go with --train.dynamic_batch_enable; leave one of them out")
     for flag, (asked, instead) in compiled.items():
         if asked and machine.nvcc() is None:
             raise UsageError(f"{flag}: DeepSpeed compiles this with nvcc, and there is none; install it, or {instead}")

@@ -189,7 +189,10 @@ def _trained(config: Any, name: str, weights: dict[str, Any], device: str, dtype
     logits = model(row, attention_mask=None, position_ids=positions).logits.float()
     probabilities = logits.log_softmax(-1)[0].gather(-1, row[0].roll(-1)[:, None])
     probabilities.mean().backward()
-    gradients = {key: weight.grad.float().cpu() for key, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {
+        key: (weight * 0 if weight.grad is None else weight.grad).detach().float().cpu()
+        for key, weight in model.named_parameters()
+    }
     return gradients | {"log-probabilities": probabilities.detach().cpu()}
 
 

