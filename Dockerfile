@@ -1,13 +1,13 @@
-# The pinned stack for CUDA. Not built yet, and not run on a GPU.
+# The pinned stack for CUDA; docs/status.md says what has been run of it.
 #
 #   docker build --tag openrlhf-dbb .
 #   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb runs
 #   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb train --estimator dbb
 #
 # Ray's object store and NCCL are in /dev/shm, of which a container has 64 MB unless told. /runs is where a command
-# starts: databases, checkpoints and models. The CUDA version is that of torch in requirements/cuda.lock; the devel image
-# has the compiler that flash-attn needs at the build and DeepSpeed at its first step.
-FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+# starts: databases, checkpoints and models. The CUDA version is that of torch in requirements/cuda.lock, whose packages
+# bring all of CUDA but the driver; Triton needs gcc and Python.h at run time.
+FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -19,8 +19,7 @@ RUN apt-get update \
 USER 1000:1000
 WORKDIR /opt/openrlhf_dbb
 COPY --chown=1000:1000 . .
-# MAX_JOBS limits the compilers of flash-attn, each of which takes several GB.
-RUN OPENRLHF_DBB_PLATFORM=cuda MAX_JOBS=4 PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 bash scripts/setup_env.sh
+RUN OPENRLHF_DBB_PLATFORM=cuda PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 bash scripts/setup_env.sh
 
 ENV PATH=/opt/openrlhf_dbb/.venv/bin:$PATH
 WORKDIR /runs

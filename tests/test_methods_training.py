@@ -31,7 +31,12 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_path):
+# All tokens of a batch of 32 rollouts, at most 32 each, in one dynamic batch.
+PACKED = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "1024"]
+
+
+@pytest.mark.parametrize("batches", [[], PACKED], ids=["padded", "packed"])
+def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_path, batches):
     """Sorting succeeds always, all else fails: at its first visit a prompt's mean is then 4.5 / 5 or 0.5 / 5, and all
     its rollouts have the advantage 0.1 or -0.1. One optimizer step a batch is on-policy, so that every ratio is 1 and
     the loss -sum(advantage * tokens) / (32 rollouts * 7)."""
@@ -39,7 +44,7 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
 
     result = lane.train(
         tmp_path, "--method", "dr_grpo", "--estimator", "dbb", *SMALL, "--train.num_episodes", "1",
-        "--actor.loss_agg_length", "7", "--train.batch_size", "32", "--train.micro_batch_size", "32",
+        "--actor.loss_agg_length", "7", "--train.batch_size", "32", "--train.micro_batch_size", "32", *batches,
         *reward(tmp_path, BY_PROMPT),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]

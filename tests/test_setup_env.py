@@ -127,6 +127,6 @@ def test_setup_names_the_pythons_it_found_when_none_will_do(tmp_path: Path) -> N
 
 
 def test_image_has_the_cuda_that_torch_was_built_for() -> None:
-    (image,) = re.findall(r"^FROM nvidia/cuda:(\d+\.\d+)\.\d+-devel-", (ROOT / "Dockerfile").read_text(), re.M)
+    (image,) = re.findall(r"^FROM nvidia/cuda:(\d+\.\d+)\.\d+-base-", (ROOT / "Dockerfile").read_text(), re.M)
     (runtime,) = re.findall(r"^nvidia-cuda-runtime==(\d+\.\d+)\.", (ROOT / "requirements/cuda.lock").read_text(), re.M)
     assert image == runtime
