@@ -91,6 +91,10 @@ install() { "$uv" pip install --compile-bytecode --python "$venv/bin/python" "${
 install_flash_attn() {
     FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE \
         install --no-deps --no-build-isolation --config-setting cuda=no "$flash_attn"
+    [ "$platform" = cuda ] || return 0
+    # It brings an older copy of flash-attn 4, which has come over the locked one.
+    rm -r "$venv"/lib/python3.*/site-packages/flash_attn/cute
+    install --no-deps --reinstall-package flash-attn-4 "$(grep -o '^flash-attn-4==[^ ;]*' "$repo/requirements/cuda.lock")"
 }
 
 # What the machine lacks for CUDA, before gigabytes are downloaded.

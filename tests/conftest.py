@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -439,6 +440,35 @@ class Lane:
         if self._process is not None:
             _, _ = self._process.communicate(timeout=120)
             assert self._process.returncode == 0, self._log.read_text()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def two_ranks():
+    """Function: run a program as two ranks, each with its number, a port and ``arguments``; the last line of each."""
+
+    def run(program, *arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(rank), port, *arguments],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=300) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-3000:] + outputs[1][1][-3000:]
+        return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+
+    return run
 
 
 @pytest.fixture(scope="session")

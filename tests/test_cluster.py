@@ -15,7 +15,13 @@ from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
 from openrlhf_dbb.errors import UsageError
 
-HERE = {"versions": {"python": "3.11.7", "torch": "2.13.0"}, "unreadable": [], "shared": True, "free": 50.0}
+HERE = {
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "unreadable": [],
+    "shared": True,
+    "free": 50.0,
+    "lacking": [],
+}
 FLAGS = {"/data/model": "--actor.model_name_or_path", "/data/reward.py": "--reward.remote_url"}
 
 
@@ -43,8 +49,9 @@ FLAGS = {"/data/model": "--actor.model_name_or_path", "/data/reward.py": "--rewa
             ["node b (10.0.0.2) does not see /out (--ckpt.path); all hosts have to share that folder"],
         ),
         ({"free": 0.25}, ["node b (10.0.0.2) has 0.2 GiB left in /out (--ckpt.path); make room there"]),
+        ({"lacking": ["there is no C compiler"]}, ["node b (10.0.0.2): there is no C compiler"]),
     ],
-    ids=["as here", "another version", "no torch", "a missing file", "not shared", "a full disk"],
+    ids=["as here", "another version", "no torch", "a missing file", "not shared", "a full disk", "no compiler"],
 )
 def test_what_a_node_lacks_is_said_with_its_name_and_the_flag(there, lines):
     seen = {"a (10.0.0.1)": HERE, "b (10.0.0.2)": {**HERE, **there}}

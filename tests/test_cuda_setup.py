@@ -67,9 +67,8 @@ def call(environment, tmp_path):
 
 
 def test_nothing_is_compiled_and_what_is_installed_fits_together(call, environment):
-    log = (environment / "setup.log").read_text()
-    assert "Building wheel for flash_attn" not in log and "nvcc" not in log
-    assert not list(environment.rglob("flash_attn_2_cuda*"))
+    site = next(environment.glob("lib/python3.*/site-packages"))
+    assert not list(site.glob("flash_attn_2_cuda*")) and not list((site / "flash_attn").rglob("*.so"))
     checked = call("uv", "pip", "check", "--python", environment / "bin/python")
     # OpenRLHF pins flash-attn's version, which is installed; nothing else may be missing either.
     assert checked.returncode == 0, checked.stderr

@@ -109,7 +109,7 @@ def locked(lock: str, python: str) -> dict[str, str]:
         pin = Requirement(line)
         if pin.marker is None or pin.marker.evaluate(environment):
             (specifier,) = pin.specifier
-            assert specifier.operator == "==", line
+            assert specifier.operator in ("==", "==="), line
             assert pins.setdefault(canonicalize_name(pin.name), specifier.version) == specifier.version, line
     return pins
 

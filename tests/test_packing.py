@@ -1,11 +1,5 @@
 """Packed samples and dynamic batches train the same: on DeepSpeed itself, two ranks, every ZeRO stage and loss."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-
 import pytest
 
 from openrlhf_dbb import cpu, tiny
@@ -71,7 +65,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(two_ranks, tmp_path_factory):
     """What rank 0 saw, by ZeRO stage, loss and mode."""
     folder = tmp_path_factory.mktemp("model")
     tiny.build_model(0).save_pretrained(folder)
@@ -96,26 +90,7 @@ def found(tmp_path_factory):
         "reward.remote_url": "math_answer",
     }
     arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), port, str(folder), *arguments],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-3000:] + outputs[1][1][-3000:]
-    return json.loads(outputs[0][0].splitlines()[-1])
+    return two_ranks(PROGRAM, str(folder), *arguments)[0]
 
 
 CASES = [f"{stage} seq-mean-token-mean" for stage in (0, 1, 3)]

@@ -51,7 +51,7 @@ print(json.dumps({
 
 @pytest.mark.slow
 @pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-def test_ranks_with_and_without_replays_take_the_same_steps(tmp_path):
+def test_ranks_with_and_without_replays_take_the_same_steps(two_ranks, tmp_path):
     tiny.build_model(0).save_pretrained(tmp_path)
     tiny.build_tokenizer().save_pretrained(tmp_path)
     # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
@@ -71,26 +71,7 @@ def test_ranks_with_and_without_replays_take_the_same_steps(tmp_path):
         "reward.remote_url": "math_answer",
     }
     arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), port, str(tmp_path), *arguments],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs[0][1][-3000:] + outputs[1][1][-3000:]
-    first, second = (json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs)
+    first, second = two_ranks(PROGRAM, str(tmp_path), *arguments)
     assert sorted(first.pop("rows")) == [3, 3, 3, 4]  # two fresh rows and one or two replays
     assert second.pop("rows") == [2, 2, 2, 2]
     assert first == second

@@ -1,8 +1,11 @@
 """Parameters in buckets: which are together, and that every byte comes out as it went in."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from openrlhf_dbb import shims
 from openrlhf_dbb.weight_buckets import Parameter, buckets, empty, pack, unpack
 
 WEIGHTS = {
@@ -51,3 +54,29 @@ def test_buckets_keep_the_order_and_their_size(limit, expected):
 
 def test_no_parameters_make_no_bucket():
     assert buckets([]) == []
+
+
+@pytest.mark.parametrize("method", ["update_weight", "update_weight_cuda_ipc"])
+def test_a_parameter_that_vllm_ignores_is_an_error_where_openrlhf_drops_the_answer(monkeypatch, method):
+    shims.add()
+    from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+
+    from openrlhf_dbb.actors.vllm_worker import BucketWorker
+
+    class Model(torch.nn.Module):
+        def load_weights(self, weights):
+            return {name for name, _ in weights if name == "known"}
+
+    def upstreams(worker, name, dtype, shape, **rest):
+        sent.append(rest)
+        worker.model_runner.model.load_weights(weights=[(name, torch.zeros(shape, dtype=dtype))])
+
+    sent = []
+    monkeypatch.setattr(WorkerWrap, method, upstreams)
+    worker = BucketWorker()
+    worker.model_runner = SimpleNamespace(model=Model())
+    getattr(worker, method)("known", torch.float32, (2, 3), empty_cache=True)
+    assert sent == [{"empty_cache": True}]
+    with pytest.raises(RuntimeError, match=r"vLLM's model loaded nothing from parameter 'lost' \(2, 3\)"):
+        getattr(worker, method)("lost", torch.float32, (2, 3))
+    assert worker.model_runner.model.load_weights([("known", None)]) == {"known"}  # as before

@@ -28,7 +28,7 @@ def look(paths: Sequence[str], token: str) -> dict[str, Any]:
         token: a file that the driver has just written.
 
     Returns:
-        Versions, the paths that cannot be read, whether the token is there, free GiB where it is.
+        Versions, the paths that cannot be read, whether the token is there, free GiB where it is, what CUDA lacks.
     """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -44,7 +44,16 @@ def look(paths: Sequence[str], token: str) -> dict[str, Any]:
         "unreadable": unreadable,
         "shared": shared,
         "free": free,
+        "lacking": _lacking(),
     }
+
+
+def _lacking() -> list[str]:
+    try:
+        from openrlhf_dbb import machine
+    except ImportError:  # its version says so
+        return []
+    return machine.lacks() if machine.torch_cuda() else []
 
 
 def problems(
@@ -66,6 +75,7 @@ def problems(
                 lines.append(f"node {node} has {package} {has}, this host {expected or 'none'}; install the same there")
         for path in found["unreadable"]:
             lines.append(f"node {node} cannot read {path} ({flags[path]}); put it there, or on a shared file system")
+        lines += [f"node {node}: {lack}" for lack in found["lacking"]]
         if not found["shared"]:
             lines.append(f"node {node} does not see {folder} (--ckpt.path); all hosts have to share that folder")
         elif found["free"] < FREE_GIB:
