@@ -114,7 +114,7 @@ def test_refused_in_one_line(command, argv, line):
 
 
 @pytest.mark.skipif(not cpu.active(), reason="these flags work with CUDA")
-@pytest.mark.parametrize("flag", ["--ds.packing_samples", "--train.enable_ema", "--vllm.sync_backend=nccl"])
+@pytest.mark.parametrize("flag", ["--train.enable_ema", "--vllm.sync_backend=nccl"])
 def test_what_needs_cuda_is_refused_without(command, flag):
     code, said = command(flag)
     assert code == 2
@@ -324,7 +324,10 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
         (["--rollout.n_samples_per_prompt", "2"], "it was trained with --rollout.n_samples_per_prompt 4, not 2"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
-        (["--actor.num_nodes", "2"], "saved by 1 ranks, --actor.num_nodes x --actor.num_gpus_per_node gives 2"),
+        (
+            ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
+            "saved by 1 ranks, --actor.num_nodes x --actor.num_gpus_per_node gives 2",
+        ),
     ],
 )
 def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command, argv, line):

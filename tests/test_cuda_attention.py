@@ -176,6 +176,10 @@ def test_a_training_goes_on_with_torchs_attention_if_the_chosen_one_fails(proces
     proven = preflight._with_proven_attention(made)
     assert [proven.flags[flag] for flag in FLAGS] == ["sdpa", False, False]
     assert {proven.origin[flag] for flag in FLAGS} == {"flash_attention_4 does not work here: it is off"}
+    with pytest.raises(
+        UsageError, match=r"--train.batch_size 512 is not a multiple of --train.micro_batch_size 3 x 1 ranks"
+    ):
+        preflight._with_proven_attention(settings("--train.micro_batch_size", "3"))
 
 
 def test_an_attention_that_was_asked_for_and_fails_is_refused(process, settings):

@@ -163,7 +163,7 @@ def _with_proven_attention(settings: Settings) -> Settings:
     """The settings, with torch's attention where the one that was chosen for the machine does not work on its GPU.
 
     Raises:
-        UsageError: it does not, and was asked for.
+        UsageError: it does not, and was asked for, or the batches cannot do without it.
     """
     flag, host = "ds.attn_implementation", settings.machine
     name = settings.args.ds.attn_implementation
@@ -176,7 +176,9 @@ def _with_proven_attention(settings: Settings) -> Settings:
         raise UsageError(f"--{flag} {name} does not work here: {found.error}; use {attention.TORCH}")
     packing = [each for each in defaults.PACKING if settings.origin.get(each) == defaults.FAST]
     values = {flag: attention.TORCH, **dict.fromkeys(packing, False)}
-    return settings.with_values(values, f"{name} does not work here: {found.error}")
+    settings = settings.with_values(values, f"{name} does not work here: {found.error}")
+    checks.check(settings)  # padded batches have rules that packed ones do not
+    return settings
 
 
 def _fitted(settings: Settings, config: Any) -> Settings:
