@@ -101,7 +101,7 @@ def checked(name: str, model: str, gpu: machine.Gpu) -> Checked:
     if file.is_file():
         return Checked(**json.loads(file.read_text(encoding="utf-8")))
     print(f"checking {name} on {gpu.name}, once: it makes its kernels, which may take some minutes", flush=True)
-    command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, name, model]
+    command = [sys.executable, "-m", "openrlhf_dbb.cuda.attention", name, model]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
