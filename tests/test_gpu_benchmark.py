@@ -25,9 +25,10 @@ def load(name):
 
 
 random_model = load("random_model")
+memory = load("gpu_memory")
 gpu = load("gpu")
 
-TWO = tuple(gpu.Gpu(str(i), f"GPU-{i}0aa", "NVIDIA H200", "580.65") for i in range(2))
+TWO = tuple(memory.Gpu(str(i), f"GPU-{i}0aa", "NVIDIA H200", "580.65") for i in range(2))
 
 
 def work(folder, **values):
@@ -119,8 +120,8 @@ def test_figures_are_medians_over_the_steps_of_all_runs_and_the_highest_peak():
 
 def test_a_peak_counts_until_the_last_step():
     samples = [(1.0, 10.0), (2.0, 30.0), (3.0, 50.0)]
-    assert gpu.peak(samples, until=2.0) == 30.0
-    assert gpu.peak([], until=2.0) is None
+    assert memory.peak(samples, until=2.0) == 30.0
+    assert memory.peak([], until=2.0) is None
 
 
 def test_a_ratio_is_ours_to_the_other_or_none():
@@ -156,8 +157,8 @@ def test_a_bound_is_missed_if_the_ratio_is_above_it_or_was_not_measured(step, me
     [(None, "012"), ("", ""), ("2,0", "20"), ("1,7,0", "1"), ("GPU-20aa", "2"), ("GPU-1, 0", "10"), ("-1", "")],
 )
 def test_visible_gpus_are_those_of_cuda_visible_devices_up_to_the_first_unknown_one(variable, expected):
-    listed = [gpu.Gpu(str(i), f"GPU-{i}0aa", "NVIDIA H200", "580.65") for i in range(3)]
-    assert "".join(found.index for found in gpu.visible(listed, variable)) == expected
+    listed = [memory.Gpu(str(i), f"GPU-{i}0aa", "NVIDIA H200", "580.65") for i in range(3)]
+    assert "".join(found.index for found in memory.visible(listed, variable)) == expected
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 )
 def test_memory_is_that_of_the_fullest_of_the_gpus_that_are_used(nvidia_smi, said, code, expected):
     called = nvidia_smi(said, code)
-    assert gpu.gpu_memory(TWO) == expected
+    assert memory.gpu_memory(TWO) == expected
     assert called.read_text().split() == ["--id=0,1", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
 
 
@@ -190,12 +191,12 @@ def test_gpus_that_torch_cannot_use_are_no_rehearsal(nvidia_smi, monkeypatch):
     nvidia_smi("0, GPU-00aa, NVIDIA H200, 580.65\n1, GPU-10aa, NVIDIA H200, 580.65\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert gpu.find_gpus() == TWO
+    assert memory.find_gpus() == TWO
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SystemExit, match=r"nvidia-smi shows 2 GPUs, but torch .* can use 0"):
-        gpu.find_gpus()
+        memory.find_gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu.find_gpus() == ()
+    assert memory.find_gpus() == ()
 
 
 def test_the_machine_line_names_the_gpus_or_says_that_there_was_none():
@@ -354,7 +355,7 @@ def test_on_gpus_the_peak_is_nvidia_smis_and_a_missed_bound_is_an_error(tmp_path
         return [sys.executable, "-c", STAND_IN, "0.8" if name == "ours" else "0.4", str(folder / "events" / "run")]
 
     monkeypatch.setattr(gpu, "command", command)
-    monkeypatch.setattr(gpu, "POLL_S", 0.05)
+    monkeypatch.setattr(memory, "POLL_S", 0.05)
     words = ["--only", "ours", "openrlhf", "--steps", "3", "--folder", str(tmp_path), "--json", str(tmp_path / "line")]
     assert gpu.main(words) == 0
     assert gpu.main([*words, "--check"]) == 1
@@ -377,10 +378,10 @@ def test_on_gpus_the_peak_is_nvidia_smis_and_a_missed_bound_is_an_error(tmp_path
 
 def test_a_candidate_waits_until_the_one_before_has_left_the_gpus(monkeypatch):
     used = iter([60.0, 60.0, 10.4, 0.0])
-    monkeypatch.setattr(gpu, "gpu_memory", lambda gpus: next(used))
-    monkeypatch.setattr(gpu, "POLL_S", 0.0)
-    gpu.settle(TWO, None)  # nothing to compare with: no look
-    gpu.settle(TWO, 10.0)
+    monkeypatch.setattr(memory, "gpu_memory", lambda gpus: next(used))
+    monkeypatch.setattr(memory, "POLL_S", 0.0)
+    memory.settle(TWO, None)  # nothing to compare with: no look
+    memory.settle(TWO, 10.0)
     assert next(used) == 0.0
 
 
