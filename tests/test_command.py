@@ -1,5 +1,6 @@
 """The command openrlhf-dbb as one: its help, its errors, what it asks before it deletes, completion, missing extras."""
 
+import functools
 import json
 import os
 import pty
@@ -259,10 +260,15 @@ def test_an_interrupt_ends_it_without_a_traceback(open_new, fill):
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "openrlhf_dbb", "prune", "run", "--keep-last", "0", "--store.url", store.url]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, stdin=slave, start_new_session=True, **pipes) as asking:
+    # A shell's background job, as these tests may be, hands down that it ignores interrupts.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, cwd=ROOT, stdin=slave, start_new_session=True, preexec_fn=heeds, **pipes) as asking:
         assert asking.stdout.read(len("this deletes")) == b"this deletes"
         asking.send_signal(signal.SIGINT)
-        _, err = asking.communicate(timeout=60)
+        try:
+            _, err = asking.communicate(timeout=60)
+        finally:
+            asking.kill()
     os.close(master)
     os.close(slave)
     assert (asking.returncode, err) == (130, b"")
