@@ -2,7 +2,7 @@
 # Runs what has to be seen on a machine with CUDA (tests/test_cuda.py), and writes a page about it to send to us: what
 # passed, figures, versions, what is wrong. Only the set-up downloads. Arguments go to pytest.
 #
-#   bash scripts/gpu_check.sh                            everything: an hour, we expect; nobody has run it
+#   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
 #   bash scripts/gpu_check.sh --no-setup -k "machine or eager"    some of it
 #

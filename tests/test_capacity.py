@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,8 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(tmp_path, monkeypatc
 def test_a_preset_works_on_the_machine_it_says(name):
     form = r"(\d+) GPUs? or more of (\d+) GiB, (\d+) GiB of memory, (\d+) GiB of disk"
     gpus, each, memory, disk = map(int, re.findall(form, presets.load(name).expects)[0])
+    row = f"| `{name}` | {gpus} or more of {each} GiB | {memory} GiB | {disk} GiB |"
+    assert row in (Path(__file__).parents[1] / "docs/gpus.md").read_text()
     shape, made = Shape.of(config(name)), settings(name, f"{gpus}x{each}")
     assert capacity.check(shape, made.args, made.machine.gpus, host=memory * GIB) == []
     assert capacity.needs(shape, made.args).disk <= disk * GIB < 1.1 * capacity.needs(shape, made.args).disk

@@ -15,6 +15,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.training_strategy import TrainingStrategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further
@@ -23,6 +24,13 @@ MODES = {
     "packed": {"ds.packing_samples": True},
     "dynamic": {"ds.packing_samples": True, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 24},
 }
+MODES["as upstream"] = MODES["dynamic"]
+ours = TrainingStrategy.get_ds_train_config
+
+def upstreams(*args, **kwargs):
+    config = ours(*args, **kwargs)
+    config.pop("managed_gradient_accumulation", None)
+    return config
 
 def rollouts(policy):
     seeded = torch.Generator().manual_seed(rank)
@@ -44,6 +52,7 @@ for stage, loss, (mode, flags) in itertools.product(
 ):
     if stage != 2 and loss != "seq-mean-token-mean":
         continue
+    TrainingStrategy.get_ds_train_config = upstreams if mode == "as upstream" else ours
     own = {"ds.zero_stage": stage, "actor.loss_agg_mode": loss, **flags}
     args = settings.with_values(own, "the test").openrlhf_args()
     policy = PolicyActor(2, rank, "127.0.0.1", port)
@@ -112,3 +121,13 @@ def test_packed_and_dynamic_batches_take_the_same_step(found, case):
     # 8 rows of 62 tokens: 4 padded micro-batches of 2 rows; 3 dynamic ones of at most 24 tokens.
     assert [each["rows"] for each in (padded, packed, dynamic)] == [8, 8, 8]
     assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+@pytest.mark.parametrize(("stage", "norm"), [(1, 1.589), (2, 1.589), (3, 3.998)])
+def test_as_upstream_configures_it_zero_1_and_2_keep_the_last_micro_batch_alone(found, stage, norm):
+    """The reason for ours. Once this fails, OpenRLHF or DeepSpeed has repaired it."""
+    case = f"{stage} seq-mean-token-mean"
+    assert found[f"{case} padded"]["grad_norm"] == pytest.approx(3.998, abs=1e-3)
+    assert found[f"{case} as upstream"]["grad_norm"] == pytest.approx(norm, abs=1e-3)

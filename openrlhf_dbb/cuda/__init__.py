@@ -1,11 +1,11 @@
 """What OpenRLHF, DeepSpeed and vLLM need where there is CUDA: nothing compiled at start, and what makes them fast.
 
-This file: flag defaults, combinations that cannot work, the environment of Ray's workers.
+This file: machines and combinations of flags that cannot work, the environment of Ray's workers.
 
 attention  which attention the policy is trained with, and the proof that it computes what it should
 defaults   flag values that make training fast, chosen for the machine
 
-Nothing of this package has been run on a GPU yet: docs/status.md.
+What of it has been run on a GPU: docs/status.md.
 """
 
 from __future__ import annotations

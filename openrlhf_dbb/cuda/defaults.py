@@ -59,13 +59,13 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
         rollouts = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
         share = -(-rollouts // flags["vllm.num_engines"])
         sequences = min(max(share, MAX_NUM_SEQS[0]), MAX_NUM_SEQS[-1])
-        put("vllm.max_num_seqs", sequences, f"{FAST}: a step's rollouts for each engine, {_bounds()}")
+        put(
+            "vllm.max_num_seqs",
+            sequences,
+            f"{FAST}: a step's rollouts for each engine, {MAX_NUM_SEQS[0]} to {MAX_NUM_SEQS[-1]}",
+        )
     if flags["vllm.max_num_batched_tokens"] is None:
         put("vllm.max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, FAST)
-
-
-def _bounds() -> str:
-    return f"{MAX_NUM_SEQS[0]} to {MAX_NUM_SEQS[-1]}"
 
 
 def _excludes_packing(flags: dict[str, Any]) -> str | None:
