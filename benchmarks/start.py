@@ -13,7 +13,8 @@ trl-*       TRL's GRPOTrainer (``trl_grpo.py``), in bf16 and in fp32, with torch
             faster of the two is what we are compared with
 launcher    what ``deepspeed --module`` adds before and after a process
 
-It needs a quiet machine (the load is printed) and ``pip install trl==1.16.0``, or ``--only`` without TRL.
+It needs a quiet machine (the load is printed) and TRL 1.16.0, which ``scripts/setup_env.sh --test`` installs, or
+``--only`` without TRL.
 
     python benchmarks/start.py            7 minutes a round and 5 GiB on two quiet cores
     python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
@@ -167,7 +168,7 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
     """
     reward = folder / "reward.py"
     reward.write_text(REWARD)
-    ours = name not in TRL_CANDIDATES
+    ours = not name.startswith("trl-")
     if ours:
         command = [
             sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "tiny", "--run_name", "run",
@@ -176,10 +177,12 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
         ]  # fmt: skip
     else:
         command = [
-            sys.executable, str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
+            # -P: here, "estimators" is a benchmark
+            sys.executable, "-P", str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
             "--precision", name.split("-")[1], "--reward", str(reward), "--output", str(folder),
+            *(["--posteriors"] if name.endswith("posteriors") else []),
         ]  # fmt: skip
-    threads = {"OMP_NUM_THREADS": "1"} if name.endswith("1-thread") else {}
+    threads = {"OMP_NUM_THREADS": "1"} if "1-thread" in name else {}
     configured = None
     began = time.time()
     with (folder / "log").open("w") as log:
@@ -269,11 +272,15 @@ def extract(commit: str, folder: Path) -> bool:
     return True
 
 
-def trl_installed() -> str | None:
+def check_trl() -> None:
+    """Leave with exit code 2 unless the release is there that the figures in the documentation are of."""
     try:
-        return importlib.metadata.version("trl")
+        has = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
-        return None
+        has = "none"
+    if has != TRL:
+        print(f"TRL {TRL} is needed, {has} is installed: pip install trl=={TRL}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def report(found: dict[str, dict[str, Any]]) -> None:
@@ -309,11 +316,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
     options = parser.parse_args()
     names = [name for name in CANDIDATES if name in options.only]
-    installed = trl_installed()
-    if installed != TRL and not set(names).isdisjoint(TRL_CANDIDATES):
-        has = f"{installed} is installed" if installed else "none is installed"
-        print(f"TRL {TRL} is needed, {has}: pip install trl=={TRL}, or name others with --only", file=sys.stderr)
-        return 2
+    if not set(names).isdisjoint(TRL_CANDIDATES):
+        check_trl()
 
     prepare(default_folder())
     load = os.getloadavg()

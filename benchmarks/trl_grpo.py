@@ -1,8 +1,10 @@
-"""The tiny preset's training in TRL, as nearly as it allows; ``start.py`` runs this and reads the moments it writes.
+"""The tiny preset's training in TRL, as nearly as it allows; ``start.py`` and ``trainers.py`` run this and read the
+moments it writes.
 
 One process: Hugging Face's ``generate``, then the update, on the same model, prompts, reward function, batch sizes,
 learning rate and loss (``grpo`` is OpenRLHF's seq-mean-token-mean). TRL's defaults are kept where they are faster: a
 batch of an optimizer step is one micro-batch, and little is logged. bf16 is TRL's own: weights in fp32, autocast.
+With ``--posteriors`` the trainer is ours of openrlhf_dbb.integrations.trl, and all else the same.
 
     pip install trl==1.16.0
     python benchmarks/trl_grpo.py --steps 16 --precision bf16 --reward FILE --output FOLDER
@@ -11,6 +13,7 @@ batch of an optimizer step is one micro-batch, and little is logged. bf16 is TRL
 from __future__ import annotations
 
 import argparse
+import functools
 import runpy
 import time
 from pathlib import Path
@@ -39,11 +42,18 @@ class Moments(TrainerCallback):
                 file.write(f"{time.time()}\n")
 
 
+def posterior_trainer() -> type[GRPOTrainer]:
+    from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
+
+    return PosteriorGRPOTrainer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True, help=f"of {PROMPTS} prompts with {ROLLOUTS} rollouts each")
     parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
     parser.add_argument("--reward", required=True, help="a file with OpenRLHF's reward_func")
+    parser.add_argument("--posteriors", action="store_true", help="with estimator dbb, stored in FOLDER/posteriors.db")
     parser.add_argument("--output", type=Path, required=True, help="folder for the model and steps.txt")
     options = parser.parse_args()
     reward_func = runpy.run_path(options.reward)["reward_func"]
@@ -54,7 +64,8 @@ def main() -> None:
 
     assets = prepare(default_folder())
     prompts = load_dataset("json", data_files=str(assets.train), split="train")
-    trainer = GRPOTrainer(
+    ours = {"estimator": "dbb", "store": f"sqlite:///{options.output}/posteriors.db", "label_column": "label"}
+    trainer = (functools.partial(posterior_trainer(), **ours) if options.posteriors else GRPOTrainer)(
         model=str(assets.model),
         reward_funcs=reward,
         train_dataset=prompts.rename_column("input", "prompt"),

@@ -5,6 +5,7 @@ Parts; each imports only what stands below it:
 cli         the commands
 driver      the process that the user starts, before and around the training
 actors      the trainer, in the same process, and Ray's actors: knows torch and OpenRLHF
+integrations  the same posteriors in other trainers: TRL, verl
 core        numpy alone: posteriors, rollout strategies, replay, what became of each rollout
             (below it: the packages estimators and storage, which know nothing of this one)
 

@@ -45,6 +45,7 @@ sed -i 's/^torch===/torch==/' requirements/cuda.lock
 compile cuda.lock setup.py --extra cuda --extra postgres "$@"
 sed -i 's/^torch==/torch===/' requirements/cuda.lock
 
-# Constrained by both, so that it changes the versions of neither.
-never flash-attn
-compile test.lock setup.py --extra test --extra lint --extra docs -c requirements/cpu.lock -c requirements/cuda.lock "$@"
+# Constrained by both, so that it changes the versions of neither. TRL is here for its tests; it brings no other torch.
+never flash-attn torch triton
+compile test.lock setup.py --extra test --extra lint --extra docs --extra trl \
+    -c requirements/cpu.lock -c requirements/cuda.lock "$@"

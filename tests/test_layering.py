@@ -15,7 +15,7 @@ STACK = ("torch", "ray", "openrlhf", "vllm")
 LAYERS = (
     ("cli", "__main__"),
     ("driver",),
-    ("actors",),
+    ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),

@@ -148,7 +148,9 @@ def test_bare_install_is_light(metadata: Message) -> None:
 
 
 def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"cpu", "cuda", "docs", "lab", "postgres", "test", "lint"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        *("cpu", "cuda", "trl", "lab", "postgres", "test", "lint", "docs"),
+    }
 
 
 def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path) -> None:
@@ -174,7 +176,11 @@ def test_sdist_gives_the_same_wheel(wheel: Path, sdist: Path) -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(
     ("lock", "extras"),
-    [("cpu.lock", ["cpu", "postgres"]), ("cuda.lock", ["cuda", "postgres"]), ("test.lock", ["test", "lint", "docs"])],
+    [
+        ("cpu.lock", ["cpu", "postgres"]),
+        ("cuda.lock", ["cuda", "postgres"]),
+        ("test.lock", ["test", "lint", "docs", "trl"]),
+    ],
 )
 def test_lock_answers_its_extras(metadata: Message, lock: str, extras: list[str], python: str) -> None:
     pins = locked(lock, python)

@@ -1,0 +1,480 @@
+"""TRL's trainer with our advantages: against TRL's own, and by hand. Everything runs in this process."""
+
+import ast
+import inspect
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("trl", reason="needs TRL")
+
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+import storage
+from estimators import build
+from openrlhf_dbb.integrations import trl as integration
+from openrlhf_dbb.integrations import versions
+from openrlhf_dbb.integrations.trl import OVERRIDDEN, READ, PosteriorGRPOTrainer, combine
+from openrlhf_dbb.tiny.model import build_model, build_tokenizer
+
+ROOT = Path(__file__).parents[1]
+PROMPTS, ROLLOUTS = 6, 4
+EPSILON = 1e-4  # what TRL adds to a standard deviation
+TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}={% endif %}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that has learnt nothing."""
+    folder = tmp_path_factory.mktemp("model")
+    build_model(0).save_pretrained(folder)
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def prompts(conversational=False):
+    texts = [f"{number}+{number}=" for number in range(PROMPTS)]
+    shown = [[{"role": "user", "content": text}] for text in texts] if conversational else texts
+    return Dataset.from_dict({"prompt": shown, "answer": [str(2 * number) for number in range(PROMPTS)]})
+
+
+class Reward:
+    """0 or 1 by the first character, None for one in eight; remembers the calls."""
+
+    __name__ = "correct"
+
+    def __init__(self, missing=True):
+        self.calls, self.missing = [], missing
+
+    def __call__(self, prompts, completions, **columns):
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        rewards = [self.of(text) for text in texts]
+        self.calls.append((prompts, rewards, columns))
+        return rewards
+
+    def of(self, text):
+        place = ord(text[0]) if text else 0
+        return None if self.missing and place % 8 == 3 else float(place % 2)
+
+
+def short(prompts, completions, **_):
+    return [0.25 * len(completion) for completion in completions]
+
+
+def trainer(model, folder, reward=None, *, data=None, cls=PosteriorGRPOTrainer, ours=None, held_out=None, **changed):
+    """A trainer of four prompts a generation batch, in fp32."""
+    values = {
+        "output_dir": str(folder / "out"), "max_steps": 2, "per_device_train_batch_size": 4 * ROLLOUTS,
+        "num_generations": ROLLOUTS, "max_completion_length": 6, "beta": 0.0, "learning_rate": 1e-3, "seed": 3,
+        "gradient_checkpointing": False, "report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": "no",
+        "logging_strategy": "no", "disable_tqdm": True,
+    } | changed  # fmt: skip
+    named = {} if cls is GRPOTrainer else {"store": f"sqlite:///{folder}/runs.db", "run_name": "run"} | (ours or {})
+    return cls(
+        model=model,
+        reward_funcs=reward or Reward(),
+        args=GRPOConfig(**values),
+        train_dataset=prompts() if data is None else data,
+        eval_dataset=held_out,
+        **named,
+    )
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Every generation batch in training: TRL's rewards and advantages, and ours."""
+    seen = []
+    theirs = GRPOTrainer._generate_and_score_completions
+    ours = PosteriorGRPOTrainer._generate_and_score_completions
+
+    def their_own(self, inputs):
+        output = theirs(self, inputs)
+        if self.model.training:
+            seen.append({"rewards": self._scored[0].double().numpy(), "theirs": output["advantages"].double().numpy()})
+        return output
+
+    def then_ours(self, inputs):
+        output = ours(self, inputs)
+        if self.model.training:
+            seen[-1]["ours"] = output["advantages"].double().numpy()
+            seen[-1]["logged"] = np.array(list(self._logs["advantages"]))
+        return output
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", their_own)
+    monkeypatch.setattr(PosteriorGRPOTrainer, "_generate_and_score_completions", then_ours)
+    return seen
+
+
+def rows(folder, query, **values):
+    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
+        return [tuple(row) for row in store.query(query, **values)]
+
+
+def parameters(method):
+    return ", ".join(name for name in inspect.signature(method).parameters if name != "self")
+
+
+def test_the_installed_trl_has_what_is_overridden_and_read(model, tmp_path):
+    assert {name: parameters(getattr(GRPOTrainer, name)) for name in OVERRIDDEN} == OVERRIDDEN
+    defined = {name for name, value in vars(PosteriorGRPOTrainer).items() if inspect.isfunction(value)}
+    assert {name for name in defined if hasattr(GRPOTrainer, name)} == {*OVERRIDDEN, "__init__"}
+    plain = trainer(model, tmp_path, cls=GRPOTrainer)
+    assert [name for name in READ if not hasattr(plain, name)] == []
+
+
+def test_what_is_read_of_trl_is_listed():
+    tree = ast.parse(Path(integration.__file__).read_text())
+    mine = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"]
+    own = {node.attr for node in mine if isinstance(node.ctx, ast.Store)} | set(vars(PosteriorGRPOTrainer))
+    documented = {"args", "state", "model", "accelerator", "train_dataset", "processing_class"}  # by transformers
+    documented |= {"add_callback", "remove_callback"}
+    assert {node.attr for node in mine} - own - documented == set(READ)
+
+
+@pytest.mark.parametrize("found", ["1.15.0", "1.17.0"])
+def test_another_release_of_trl_is_refused(monkeypatch, found):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: found)
+    with pytest.raises(ImportError, match=rf"trl {found} is installed, .* written for >=1.16,<1.17; pip install"):
+        versions.check("trl")
+
+
+def test_a_trainer_that_is_not_installed_is_named():
+    with pytest.raises(ImportError, match=r"verl-none is not installed; pip install 'verl-none>=1'"):
+        versions.ALLOWED["verl-none"] = ">=1"
+        try:
+            versions.check("verl-none")
+        finally:
+            del versions.ALLOWED["verl-none"]
+
+
+def test_setup_asks_for_the_releases_that_are_allowed():
+    assert f'"trl{versions.ALLOWED["trl"]}' in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"num_iterations": 2, "per_device_train_batch_size": 2 * ROLLOUTS, "gradient_accumulation_steps": 2},
+        {"scale_rewards": "none"},
+        {"scale_rewards": "batch"},
+        {"loss_type": "dr_grpo"},
+        {"reward": [Reward(), short], "reward_weights": [1.0, 0.5]},
+        {"reward": [Reward(), short], "reward_weights": [2.0, 0.5], "scale_rewards": "none"},
+    ],
+    ids=lambda changed: ",".join(changed) or "defaults",
+)
+def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
+    changed = dict(changed)
+    made = trainer(model, tmp_path, changed.pop("reward", None), ours={"estimator": "point"}, **changed)
+    made.train()
+    assert len(watched) == (2 if "num_iterations" not in changed else 1)
+    for batch in watched:
+        weights = np.array(changed.get("reward_weights", [1.0] * batch["rewards"].shape[1]))
+        rewards = np.where(
+            np.isnan(batch["rewards"]).all(axis=1), np.nan, np.nansum(batch["rewards"] * weights, axis=1)
+        )
+        spread = np.nanstd(rewards.reshape(-1, ROLLOUTS), axis=1, ddof=1).repeat(ROLLOUTS)
+        if changed.get("scale_rewards") == "batch":
+            spread = np.full_like(spread, np.nanstd(rewards, ddof=1))
+        shrunk = 1.0 if changed.get("scale_rewards") == "none" else spread / (spread + EPSILON)
+        np.testing.assert_allclose(batch["theirs"], batch["ours"] * shrunk, rtol=2e-6, atol=2e-6)
+        assert np.abs(batch["ours"]).max() > 0.1
+    assert any(np.isnan(batch["rewards"]).any() for batch in watched)
+
+
+def test_dbb_by_hand(model, tmp_path, watched):
+    """Two passes over four prompts: alpha <- alpha / 2 + S, beta <- beta / 2 + N - S, from 1 and 1."""
+    reward = Reward()
+    made = trainer(
+        model, tmp_path, reward, data=prompts().select(range(4)), ours={"label_column": "answer"}, max_steps=3
+    )
+    made.train()
+    alpha, beta = Counter(), Counter()
+    for number, ((texts, scores, columns), batch) in enumerate(zip(reward.calls, watched, strict=True), 1):
+        for text in dict.fromkeys(texts):
+            of = [score for other, score in zip(texts, scores, strict=True) if other == text]
+            seen = [score for score in of if score is not None]
+            before = alpha.get(text, 1.0), beta.get(text, 1.0)
+            alpha[text] = before[0] / 2 + sum(seen) if seen else before[0]
+            beta[text] = before[1] / 2 + len(seen) - sum(seen) if seen else before[1]
+            mean = alpha[text] / (alpha[text] + beta[text])
+            expected = [0.0 if score is None else (score - mean) / (mean * (1 - mean)) ** 0.5 for score in of]
+            place = texts.index(text)
+            np.testing.assert_allclose(batch["ours"][place : place + ROLLOUTS], expected, rtol=1e-6)
+        np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
+        stored = dict(
+            (text, (a, b))
+            for text, a, b in rows(
+                tmp_path,
+                "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = :step",
+                step=number,
+            )
+        )
+        visited = {text for text, score in zip(texts, scores, strict=True) if score is not None}
+        assert stored == {text: (alpha[text], beta[text]) for text in visited}
+        assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
+    assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 3)]
+    assert set(made.state.log_history[-1]) >= {
+        "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
+    }  # fmt: skip
+
+
+def test_each_generation_batch_is_observed_once(model, tmp_path):
+    """Eight optimizer steps of half a batch, two passes each: 8 / 2 / 2 = 2 generation batches of four prompts."""
+    reward = Reward(missing=False)
+    made = trainer(
+        model, tmp_path, reward, max_steps=8, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
+        num_iterations=2,
+    )  # fmt: skip
+    made.train()
+    assert len(reward.calls) == 2
+    by_step = "SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step"
+    assert rows(tmp_path, by_step) == [
+        (1, 4, 16), (2, 4, 16),
+    ]  # fmt: skip
+
+
+def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
+    reward = Reward()
+    held_out = {"sums": prompts().select(range(3)), "more": prompts().select(range(3, 5))}
+    made = trainer(
+        model, tmp_path, reward, held_out=held_out, eval_strategy="steps", eval_steps=2, eval_on_start=True,
+        per_device_eval_batch_size=ROLLOUTS, ours={"label_column": "answer"}, max_steps=2,
+    )  # fmt: skip
+    made.train()
+    assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [
+        (2, sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores))
+    ]
+    # five prompts are evaluated one after the other at the start and at the end
+    expected = []
+    for step, of_step in ((0, reward.calls[:5]), (2, reward.calls[-5:])):
+        for texts, scores, _ in of_step:
+            seen = [score for score in scores if score is not None]
+            name = "sums" if int(texts[0].split("+")[0]) < 3 else "more"
+            expected.append((step, name, texts[0], ROLLOUTS, len(seen), sum(seen)))
+    query = """SELECT step, benchmark, prompt, samples, verified, successes FROM evaluation_results
+               JOIN prompts USING (prompt_id)"""
+    assert sorted(rows(tmp_path, query)) == sorted(expected)
+
+
+def test_messages_become_the_text_that_the_model_sees(model, tmp_path):
+    made = trainer(model, tmp_path, data=prompts(conversational=True), ours={"label_column": "answer"})
+    assert set(made.posteriors.prompt_ids) == {(f"[{n}+{n}=]=", str(2 * n)) for n in range(PROMPTS)}
+    made.train()
+    assert {
+        text for (text,) in rows(tmp_path, "SELECT prompt FROM posterior_history JOIN prompts USING (prompt_id)")
+    } <= {f"[{n}+{n}=]=" for n in range(PROMPTS)}
+
+
+def test_equal_prompts_with_other_labels_have_posteriors_of_their_own(model, tmp_path):
+    data = Dataset.from_dict({"prompt": ["1+1="] * 3 + ["2+2="], "answer": ["2", "10", "2", "4"]})
+    made = trainer(model, tmp_path, data=data, ours={"label_column": "answer"})
+    assert set(made.posteriors.prompt_ids) == {("1+1=", "2"), ("1+1=", "10"), ("2+2=", "4")}
+    unlabelled = trainer(model, tmp_path, data=data, ours={"run_name": "unlabelled"})
+    assert set(unlabelled.posteriors.prompt_ids) == {("1+1=", ""), ("2+2=", "")}
+
+
+def test_masked_responses_are_observed_but_not_counted_as_trained(model, tmp_path):
+    reward = Reward(missing=False)
+    made = trainer(model, tmp_path, reward, mask_truncated_completions=True, max_steps=2)
+    made.train()
+    end = {made.processing_class.eos_token_id, made.processing_class.pad_token_id}
+    ended = sum(ids[-1] in end for *_, columns in reward.calls for ids in columns["completion_ids"])
+    assert 0 < ended < 2 * 4 * ROLLOUTS
+    assert rows(tmp_path, "SELECT sum(generated), sum(trained) FROM dbb_usage") == [(2 * 4 * ROLLOUTS, ended)]
+    assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(2 * 4 * ROLLOUTS,)]
+
+
+def test_several_reward_functions_by_hand():
+    """Two groups of two, weights 2 and 0.5: the other, weighted and centred by its group, is (1, -1) and (0, 0)."""
+    rewards = np.array([[1.0, 4.0], [0.0, 0.0], [np.nan, 1.0], [1.0, 1.0]])
+    total, scores, scale = combine(rewards, np.array([2.0, 0.5]), 0, 2)
+    np.testing.assert_allclose(total, [1 + 1.0 / 2, 0 - 1.0 / 2, np.nan, 1.0])
+    np.testing.assert_array_equal(scores, [1.0, 0.0, np.nan, 1.0])
+    assert scale == 2.0
+    total, scores, scale = combine(rewards, np.array([2.0, 0.5]), None, 2)
+    np.testing.assert_allclose(total, [4.0, 0.0, 0.5, 2.5])
+    assert (scores, scale) == (None, 1.0)
+    assert np.isnan(combine(np.array([[np.nan, np.nan]]), np.array([1.0, 1.0]), None, 1)[0]).all()
+
+
+def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
+    reward = Reward(missing=False)
+    ours = {"verifier": "correct"}
+    trainer(model, tmp_path, [short, reward], reward_weights=[0.5, 1.0], ours=ours, max_steps=1).train()
+    ((successes,),) = rows(tmp_path, "SELECT sum(successes) FROM posterior_history")
+    assert successes == sum(reward.calls[0][1])
+
+
+def test_an_estimator_object_and_its_parameters_are_stored(model, tmp_path):
+    made = trainer(model, tmp_path, ours={"estimator": build("dbb", discount=0.75)})
+    record = made.posteriors.run.record
+    assert (record.estimator, record.parameters["discount"]) == ("dbb", 0.75)
+
+
+def test_no_secret_is_stored(model, tmp_path):
+    made = trainer(
+        model, tmp_path, hub_token="hf_secret", model_init_kwargs={"token": "hf_secret"}, vllm_server_base_url="http://h"
+    )  # fmt: skip
+    assert made.posteriors.run.record.config["learning_rate"] == 1e-3
+    assert "hf_secret" not in json.dumps(made.posteriors.run.record.config)
+
+
+class StopAt(TrainerCallback):
+    """Ends the training early."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == self.step
+
+
+def run_to(model, folder, step, resume_from=None, **ours):
+    """A run of six steps with a checkpoint every second one, stopped after ``step``."""
+    made = trainer(model, folder, max_steps=6, save_strategy="steps", save_steps=2, ours=ours)
+    made.add_callback(StopAt(step))
+    made.train(resume_from_checkpoint=resume_from)
+    return made
+
+
+def history(folder):
+    return rows(folder, "SELECT step, prompt_id, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
+
+
+def test_a_resume_goes_back_to_the_checkpoint_s_step(model, tmp_path):
+    first = run_to(model, tmp_path, 5)
+    assert (first.posteriors.step, first.posteriors.run.record.status) == (5, "running")
+    before = history(tmp_path)
+    first.posteriors.close()
+    again = run_to(model, tmp_path, 6, True, resume=True)
+    assert again.posteriors.step == 6
+    after = history(tmp_path)
+    assert [row for row in after if row[0] <= 4] == [row for row in before if row[0] <= 4]
+    # one generation batch a step, as in an unbroken run; 1e-3 of noise would show in no count
+    assert Counter(step for step, *_ in after) == Counter({step: 4 for step in range(1, 7)})
+    assert rows(tmp_path, "SELECT status FROM dbb_run") == [("finished",)]
+    with pytest.raises(ValueError, match="run 'run' is finished; make a new trainer with another run_name"):
+        again.train()
+
+
+def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):
+    run_to(model, tmp_path, 5).posteriors.close()
+    state = tmp_path / "out/checkpoint-4/trainer_state.json"
+    state.write_text(state.read_text()[:100])
+    again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
+    with pytest.raises(
+        ValueError, match=r"checkpoint .*checkpoint-4 is not whole: trainer_state.json: .*; use an older"
+    ):
+        again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
+    assert again.posteriors.step == 5
+    again.add_callback(StopAt(3))
+    again.train(resume_from_checkpoint=True)
+    assert "passed over: checkpoint" in caplog.text
+    assert again.posteriors.step == 3
+
+
+def test_a_checkpoint_of_undone_steps_is_never_resumed_from(model, tmp_path):
+    run_to(model, tmp_path, 5).posteriors.close()
+    # back to step 2, on to step 4 without saving: the old checkpoint-4 is of another past
+    again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
+    again.add_callback(StopAt(4))
+    again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+    assert again.posteriors.step == 4
+    with pytest.raises(ValueError, match=r"checkpoint-4 is of steps that run 'run' has undone; use an older one"):
+        again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
+    again.add_callback(StopAt(3))
+    again.train(resume_from_checkpoint=True)
+    assert again.posteriors.step == 3  # from checkpoint-2
+
+
+def test_restored_callbacks_do_not_bring_an_old_step_back(model, tmp_path):
+    run_to(model, tmp_path, 3).posteriors.close()
+    again = trainer(
+        model, tmp_path, max_steps=6, save_strategy="steps", save_steps=2, ours={"resume": True},
+        restore_callback_states_from_checkpoint=True,
+    )  # fmt: skip
+    again.train(resume_from_checkpoint=True)
+    saved = json.loads((tmp_path / "out/checkpoint-6/trainer_state.json").read_text())
+    assert saved["stateful_callbacks"]["PosteriorState"]["args"] == {"run": again.posteriors.run.record.uuid, "step": 6}
+
+
+def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_path):
+    for stop in (1, 3, 6):  # the first one ends before its first checkpoint
+        run_to(model, tmp_path, stop, True, resume="auto").posteriors.close()
+    assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 6)]
+    assert Counter(step for step, *_ in history(tmp_path)) == Counter({step: 4 for step in range(1, 7)})
+
+
+def test_a_warm_start_begins_with_the_posteriors_of_another_run(model, tmp_path):
+    first = trainer(model, tmp_path, max_steps=1)
+    first.train()
+    warm = trainer(model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "warm_start_weight": 0.5})
+    assert warm.posteriors.warm_start.matched == 4
+
+
+def test_misuse_of_a_resume_is_refused(model, tmp_path):
+    stopped = run_to(model, tmp_path, 3)
+    with pytest.raises(storage.StoreError, match="there is a run named 'run'"):
+        trainer(model, tmp_path)
+    with pytest.raises(ValueError, match=r"run 'run' has 3 steps, and train\(\) would begin anew: call train\(resume_"):
+        stopped.train()
+    stopped.posteriors.close()
+    with pytest.raises(
+        ValueError, match=r"run 'run' was begun with Discounted.*not PointEstimator.*resume it with the same"
+    ):
+        trainer(model, tmp_path, ours={"resume": True, "estimator": "point"})
+    other = trainer(model, tmp_path, ours={"run_name": "other"})
+    with pytest.raises(
+        ValueError, match="resume_from_checkpoint=True needs the posteriors of that run: make the trainer"
+    ):
+        other.train(resume_from_checkpoint=True)
+    other.posteriors.close()
+    other = trainer(model, tmp_path, ours={"run_name": "other", "resume": True})
+    with pytest.raises(ValueError, match=r"checkpoint-2 belongs to run \w+, not to 'other'"):
+        other.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
+
+
+@pytest.mark.parametrize(
+    ("ours", "changed", "message"),
+    [
+        ({"estimator": "dbbb"}, {}, "dbbb"),
+        ({"resume": "yes"}, {}, "resume='yes' is unknown; use True, False or 'auto'"),
+        ({"label_column": "anwser"}, {}, "label_column 'anwser' is not a column of train_dataset, did you mean answer"),
+        ({"label_column": "answer"}, {"remove_unused_columns": True}, "drops label_column 'answer' before it is read"),
+        ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
+        ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
+        (
+            {"verifier": "correct"}, {"reward": [Reward(), short], "reward_weights": [0.0, 1.0]},
+            "the weight of verifier 'correct' is 0; it must be above 0",
+        ),
+        ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
+        ({}, {"data": "stream"}, "posteriors need to know every prompt: pass a datasets.Dataset"),
+        ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "row 1 .* its image may differ"),
+        ({"estimator": build("dbb"), "parameters": {"discount": 0.5}}, {}, "go with an estimator's name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, message):
+    changed = dict(changed)
+    if changed.get("data") == "stream":
+        changed["data"] = prompts().to_iterable_dataset()
+    with pytest.raises(ValueError, match=message) as refused:
+        trainer(model, tmp_path, changed.pop("reward", None), ours=ours, **changed)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "runs.db").exists()
+
+
+def test_a_verifier_that_fails_for_all_stops_the_training(model, tmp_path):
+    def broken(completions, **_):
+        return [None] * len(completions)
+
+    with pytest.raises(ValueError, match=r"none of the 16 rollouts of step 1 could be verified; fix the verifier"):
+        trainer(model, tmp_path, broken).train()
