@@ -19,6 +19,7 @@ import storage
 from estimators import build
 from openrlhf_dbb.integrations import trl as integration
 from openrlhf_dbb.integrations import versions
+from openrlhf_dbb.integrations.prompts import text_of
 from openrlhf_dbb.integrations.trl import OVERRIDDEN, READ, PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
 
@@ -265,13 +266,23 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     assert sorted(rows(tmp_path, query)) == sorted(expected)
 
 
-def test_messages_become_the_text_that_the_model_sees(model, tmp_path):
+def test_a_single_user_message_is_the_prompt_as_text(model, tmp_path):
     made = trainer(model, tmp_path, data=prompts(conversational=True), ours={"label_column": "answer"})
-    assert set(made.posteriors.prompt_ids) == {(f"[{n}+{n}=]=", str(2 * n)) for n in range(PROMPTS)}
+    assert set(made.posteriors.prompt_ids) == {(f"{n}+{n}=", str(2 * n)) for n in range(PROMPTS)}
     made.train()
-    assert {
-        text for (text,) in rows(tmp_path, "SELECT prompt FROM posterior_history JOIN prompts USING (prompt_id)")
-    } <= {f"[{n}+{n}=]=" for n in range(PROMPTS)}
+    visited = rows(tmp_path, "SELECT DISTINCT prompt FROM posterior_history JOIN prompts USING (prompt_id)")
+    assert {text for (text,) in visited} <= {f"{n}+{n}=" for n in range(PROMPTS)}
+
+
+def test_other_messages_are_told_apart(model, tmp_path):
+    shown = [[{"role": "system", "content": rule}, {"role": "user", "content": "1+1="}] for rule in ("Add.", "Sort.")]
+    data = Dataset.from_dict({"prompt": [*shown, [{"role": "user", "content": "1+1="}], shown[0]]})
+    assert len(trainer(model, tmp_path, data=data).posteriors.prompt_ids) == 3
+
+
+def test_a_prompt_that_is_no_text_is_refused():
+    with pytest.raises(ValueError, match=r"a prompt's messages are not text .*bytes.*apart by text and label"):
+        text_of([{"role": "user", "content": [{"type": "image", "image": b"..."}]}])
 
 
 def test_equal_prompts_with_other_labels_have_posteriors_of_their_own(model, tmp_path):

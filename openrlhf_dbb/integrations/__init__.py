@@ -1,6 +1,7 @@
 """Posteriors in other trainers, by these trainers' own means; each needs that trainer and the light install alone.
 
 versions         which releases of a trainer an integration is written for
+prompts          which prompt a row is about
 trl              TRL's GRPOTrainer with advantages from the posteriors
 trl_checkpoints  which step of which run a checkpoint of TRL belongs to
 held_out         what a trainer's evaluation found, prompt by prompt, into the store

@@ -31,13 +31,14 @@ from openrlhf_dbb.core.rollouts import Floats, Key
 from openrlhf_dbb.core.scored import Scored
 from openrlhf_dbb.integrations import versions
 from openrlhf_dbb.integrations.held_out import HeldOut, Sample
+from openrlhf_dbb.integrations.prompts import label_of, text_of
 from openrlhf_dbb.spelling import did_you_mean
 
 versions.check("trl")
 
 from accelerate.utils import broadcast_object_list, gather, gather_object  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from trl import GRPOTrainer, apply_chat_template  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
 
 from openrlhf_dbb.integrations import trl_checkpoints as checkpoints  # noqa: E402
 
@@ -52,7 +53,7 @@ OVERRIDDEN = {
 
 READ = (
     *("reward_func_names", "reward_weights", "multi_objective_aggregation", "scale_rewards", "num_generations"),
-    *("num_generations_eval", "eos_token_ids", "chat_template_kwargs", "tools", "_metrics", "_logs"),
+    *("num_generations_eval", "eos_token_ids", "_metrics", "_logs"),
 )
 """Attributes of TRL's trainer; a test holds the installed TRL to them."""
 
@@ -272,39 +273,27 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             raise ValueError(f"remove_unused_columns=True drops label_column {label!r} before it is read; use False")
 
     def _read_prompts(self) -> None:
-        """Keep text, as the model sees it, and label of every distinct prompt, and where it is among them.
+        """Keep text and label of every distinct prompt, and its place among them.
 
         Raises:
             ValueError: rows that only their images tell apart.
         """
-        self._keys: list[Key] = []
-        self._places: dict[Key, int] = {}
-        columns = self.train_dataset.column_names
-        has_images = not {"image", "images"}.isdisjoint(columns)
         label = [] if self._label_column is None else [self._label_column]
+        has_images = not {"image", "images"}.isdisjoint(self.train_dataset.column_names)
+        self._places: dict[Key, int] = {}
         for number, row in enumerate(self.train_dataset.select_columns(["prompt", *label])):
-            content = self._content(row)
-            if content not in self._places:
-                self._places[content] = len(self._keys)
-                self._keys.append((self._text(row["prompt"]), content[1]))
-            elif has_images:
+            key = self._key(row)
+            if has_images and key in self._places:
                 raise ValueError(
                     f"row {number} of train_dataset has the prompt and label of an earlier one, and its image may "
                     "differ: name a column that tells them apart (label_column='id')"
                 )
+            self._places.setdefault(key, len(self._places))
+        self._keys = list(self._places)
 
-    def _content(self, row: Mapping[str, Any]) -> Key:
-        """Prompt and label of a row; messages as JSON."""
-        prompt = row["prompt"]
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, sort_keys=True)
-        return text, "" if self._label_column is None else str(row.get(self._label_column, ""))
-
-    def _text(self, prompt: Any) -> str:
-        """A prompt as the model sees it."""
-        if isinstance(prompt, str):
-            return prompt
-        example, tools = {"prompt": prompt}, self.tools or None
-        return str(apply_chat_template(example, self.processing_class, tools, **self.chat_template_kwargs)["prompt"])
+    def _key(self, row: Mapping[str, Any]) -> Key:
+        label = None if self._label_column is None else row.get(self._label_column)
+        return text_of(row["prompt"]), label_of(label)
 
     def _beginning(self, resume_from_checkpoint: str | bool | None) -> tuple[str | None, int]:
         """The checkpoint to begin with, and its step of the run; the posteriors go back there."""
@@ -337,11 +326,11 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any], mask_B: torch.Tensor
     ) -> torch.Tensor:
         """This process's advantages (B,), after one more step of the posteriors."""
-        contents = [self._content(row) for row in inputs]
-        unknown = next((content for content in contents if content not in self._places), None)
+        keys = [self._key(row) for row in inputs]
+        unknown = next((key for key in keys if key not in self._places), None)
         if unknown is not None:
             raise ValueError(f"prompt {unknown[0][:80]!r} was not in train_dataset when the trainer was made")
-        places = [self._places[content] for content in contents]
+        places = [self._places[key] for key in keys]
         lengths = [len(response) for response in responses_B]
         trained = mask_B.any(dim=1).tolist()  # not what mask_truncated_completions has masked
         device = rewards_R_F.device
@@ -388,7 +377,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         """Keep a batch of an evaluation until its end."""
         rewards, scores, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
         rows_B = [
-            ((self._text(row["prompt"]), self._content(row)[1]), len(ids), ids[-1] not in self.eos_token_ids)
+            (self._key(row), len(ids), ids[-1] not in self.eos_token_ids)
             for row, ids in zip(inputs, responses_B, strict=True)
         ]
         measured = (rewards if scores is None else scores).tolist()
