@@ -69,7 +69,6 @@ trainer = PosteriorGRPOTrainer(
         per_device_eval_batch_size=256,
         save_steps=options.save_steps,
         logging_steps=8,
-        gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=False,
         report_to="none",
