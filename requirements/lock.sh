@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves setup.py's extras into cpu.lock, cuda.lock and test.lock, for Python 3.10 to 3.12 on Linux x86_64.
+# Resolves setup.py's extras into cpu.lock, cuda.lock, test.lock and verl.lock, for Python 3.10 to 3.12 on Linux x86_64.
 # Keeps the versions locked before where it can; --upgrade takes the newest. Needs uv on PATH.
 set -euo pipefail
 
@@ -49,3 +49,18 @@ sed -i 's/^torch==/torch===/' requirements/cuda.lock
 never flash-attn torch triton
 compile test.lock setup.py --extra test --extra lint --extra docs --extra trl \
     -c requirements/cpu.lock -c requirements/cuda.lock "$@"
+
+# What verl needs beside the stack, for its tests. It goes into a folder of its own, without dependencies: verl wants an
+# older transformers and antlr4, and its wheel has folders "tests" and "scripts".
+: >"$overrides"
+compile verl.lock --no-deps "$@" - <<'END'
+verl>=0.9.1,<0.10
+transferqueue>=0.1.10
+tensordict>=0.8,!=0.9.0,<=0.10
+hydra-core>=1.3,<1.4
+omegaconf>=2.2,<2.4
+antlr4-python3-runtime==4.9.*
+codetiming
+orjson
+pyvers
+END

@@ -162,6 +162,7 @@ if ! done_for stack; then
 fi
 if [ -n "$tools" ]; then
     step "test tools" install --no-deps -r requirements/test.lock
+    step "verl for its tests" install --no-deps --target "$venv/verl" -r requirements/verl.lock
     echo "$wanted" >"$venv/openrlhf-dbb.test"
 fi
 say "done in $SECONDS s"

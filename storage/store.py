@@ -258,6 +258,11 @@ class PosteriorStore:
             row = connection.execute(query).one_or_none()
         return None if row is None else _record(row)
 
+    def checkpoints(self, run: RunRecord) -> list[tuple[int, str]]:
+        """Step and tag of every model checkpoint that a run has recorded and not gone back behind, ascending."""
+        query = "SELECT step, tag FROM dbb_checkpoint WHERE run_id = :run ORDER BY step, tag"
+        return [(row.step, row.tag) for row in self.query(query, run=run.run_id)]
+
     def claim_run(self, run_id: int, *, wait_s: float = 15.0, take_over: bool = False) -> Run:
         """Become the owner of a run; the former owner can no longer write it.
 

@@ -149,7 +149,7 @@ def test_bare_install_is_light(metadata: Message) -> None:
 
 def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("cpu", "cuda", "trl", "lab", "postgres", "test", "lint", "docs"),
+        *("cpu", "cuda", "trl", "verl", "lab", "postgres", "test", "lint", "docs"),
     }
 
 
@@ -180,6 +180,7 @@ def test_sdist_gives_the_same_wheel(wheel: Path, sdist: Path) -> None:
         ("cpu.lock", ["cpu", "postgres"]),
         ("cuda.lock", ["cuda", "postgres"]),
         ("test.lock", ["test", "lint", "docs", "trl"]),
+        ("verl.lock", ["verl"]),
     ],
 )
 def test_lock_answers_its_extras(metadata: Message, lock: str, extras: list[str], python: str) -> None:

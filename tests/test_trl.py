@@ -1,14 +1,18 @@
 """TRL's trainer with our advantages: against TRL's own, and by hand. Everything runs in this process."""
 
+# ruff: noqa: E402
 import ast
 import inspect
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+without_vllm = pytest.MonkeyPatch()
+without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed; TRL would load it
 pytest.importorskip("trl", reason="needs TRL")
 
 from datasets import Dataset
@@ -22,6 +26,8 @@ from openrlhf_dbb.integrations import versions
 from openrlhf_dbb.integrations.prompts import text_of
 from openrlhf_dbb.integrations.trl import OVERRIDDEN, READ, PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
+
+without_vllm.undo()
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, ROLLOUTS = 6, 4
@@ -405,6 +411,18 @@ def test_a_checkpoint_of_undone_steps_is_never_resumed_from(model, tmp_path):
     again.add_callback(StopAt(3))
     again.train(resume_from_checkpoint=True)
     assert again.posteriors.step == 3  # from checkpoint-2
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(model, tmp_path):
+    run_to(model, tmp_path, 5).posteriors.close()
+    (tmp_path / "out").rename(tmp_path / "moved")
+    again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
+    with pytest.raises(ValueError, match=r"run 'run' has recorded checkpoint-2, checkpoint-4, and no checkpoint"):
+        again.train(resume_from_checkpoint=True)
+    assert again.posteriors.step == 5
+    again.add_callback(StopAt(5))
+    again.train(resume_from_checkpoint=str(tmp_path / "moved/checkpoint-4"))
+    assert again.posteriors.step == 5
 
 
 def test_restored_callbacks_do_not_bring_an_old_step_back(model, tmp_path):

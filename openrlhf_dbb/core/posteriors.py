@@ -415,7 +415,7 @@ class Posteriors:
         name = self.estimator.name
         hint = "use an estimator of real rewards"
         if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
-            hint = f"--{name}.partial_credit accepts scores in [0, 1]"
+            hint = f"{name}'s partial_credit (--{name}.partial_credit) accepts scores in [0, 1]"
         return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 

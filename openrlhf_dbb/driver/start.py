@@ -183,8 +183,7 @@ def _choose_checkpoint(
     found, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
     if found is not None:
         return found.tag, [f"note: {why}; continuing from {found.tag}" for why in passed]
-    query = "SELECT step, tag FROM dbb_checkpoint WHERE run_id = :run ORDER BY step, tag"
-    recorded = [f"{row.tag} (step {row.step})" for row in store.query(query, run=record.run_id)]
+    recorded = [f"{tag} (step {step})" for step, tag in store.checkpoints(record)]
     if recorded or any(checkpoints.is_finished(folder, checkpoint.tag) for checkpoint in checkpoints.all_of(folder)):
         there = "; ".join(passed) or f"there is no checkpoint in {folder}"
         raise UsageError(

@@ -29,7 +29,7 @@ from estimators import Form, RewardEstimator
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.rollouts import Floats, Key
 from openrlhf_dbb.core.scored import Scored
-from openrlhf_dbb.integrations import versions
+from openrlhf_dbb.integrations import runs, versions
 from openrlhf_dbb.integrations.held_out import HeldOut, Sample
 from openrlhf_dbb.integrations.prompts import label_of, text_of
 from openrlhf_dbb.spelling import did_you_mean
@@ -141,17 +141,11 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             )
 
         def go_on() -> Posteriors:
-            found = Posteriors.resume(store, name, *zip(*self._keys, strict=True), take_over=take_over)
-            if found.estimator != estimator:
-                found.close()
-                raise ValueError(
-                    f"run {name!r} was begun with {found.estimator}, not {estimator}: resume it with the same one, or "
-                    f"start another run with warm_start={name!r}"
-                )
-            return found
+            keys = zip(*self._keys, strict=True)
+            return runs.resume(store, name, *keys, estimator=estimator, take_over=take_over)
 
         def begin() -> str:
-            is_there = _exists(store, name) if resume == "auto" else resume
+            is_there = runs.exists(store, name) if resume == "auto" else resume
             self.posteriors = go_on() if is_there else create()
             return self.posteriors.run.record.uuid
 
@@ -165,8 +159,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 posteriors go back to its step, bit for bit. If there is none, all begins anew, the posteriors too.
 
         Raises:
-            ValueError: the checkpoint is not whole or not of this run; the run has steps and no checkpoint is given; or
-                it is finished.
+            ValueError: the checkpoint is not whole or not of this run; the run has steps and no checkpoint is given, or
+                none is found and there were some; or it is finished.
             storage.StoreError: the posteriors cannot go back to that step.
         """
         folder, self._state.step = self._first(lambda: self._beginning(resume_from_checkpoint))
@@ -442,13 +436,6 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
 
 def _numpy(values: torch.Tensor) -> Floats:
     return values.double().cpu().numpy()
-
-
-def _exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
-    if isinstance(store, storage.PosteriorStore):
-        return any(run.name == name for run in store.runs())
-    with storage.open_store(store) as opened:
-        return any(run.name == name for run in opened.runs())
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.integrations import runs
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +49,18 @@ def begin(output_dir: str, name: str) -> None:
 
 
 def newest(output_dir: str, posteriors: Posteriors) -> tuple[str | None, int]:
-    """The newest checkpoint of a run that is whole, and its step of the run; (None, 0) if there is none."""
+    """The newest checkpoint of a run that is whole, and its step of the run; (None, 0) if there is none yet.
+
+    Raises:
+        ValueError: there is none here, and the run has recorded some.
+    """
     folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     for folder in sorted(folders, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
         try:
             return str(folder), step_of(folder, posteriors)
         except ValueError as error:
             _log.warning("passed over: %s", error)
+    runs.check_beginning(posteriors, Path(output_dir))
     return None, 0
 
 
@@ -64,7 +70,6 @@ def step_of(folder: Path, posteriors: Posteriors) -> int:
     Raises:
         ValueError: it is not whole, or not a checkpoint of this run as it now is.
     """
-    record = posteriors.run.record
     try:
         saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     except (OSError, ValueError, TypeError) as error:
@@ -75,12 +80,5 @@ def step_of(folder: Path, posteriors: Posteriors) -> int:
             f"checkpoint {folder} was not saved by PosteriorGRPOTrainer; pass it as model, to begin with new posteriors"
         )
     run, step = ours["args"]["run"], int(ours["args"]["step"])
-    if run != record.uuid:
-        raise ValueError(
-            f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}); resume that one, or "
-            "pass the folder as model"
-        )
-    known = "SELECT 1 FROM dbb_checkpoint WHERE run_id = :run AND step = :step AND tag = :tag"
-    if not posteriors.store.query(known, run=record.run_id, step=step, tag=tag(saved.global_step)):
-        raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
+    runs.check_checkpoint(posteriors, folder, run, step, tag(saved.global_step))
     return step

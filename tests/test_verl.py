@@ -1,0 +1,518 @@
+"""verl's trainers with our advantages: against verl's own, and by hand, through a real TransferQueue."""
+
+import ast
+import importlib
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl", reason="needs verl")
+
+import ray
+import torch
+import transfer_queue as tq
+from hydra import compose, initialize_config_module
+from tensordict import TensorDict
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+import storage
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.integrations import verl as integration
+from openrlhf_dbb.integrations import versions
+from openrlhf_dbb.integrations.verl import CALLED, OVERRIDDEN, TRAINERS, Settings, Sync, keys_of
+
+ROOT = Path(__file__).parents[1]
+EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
+TEXTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
+EOS = 14
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory):
+    """TransferQueue with its own actors, in a Ray of its own."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
+    config = compose_config()
+    config.transfer_queue.enable = True
+    config.transfer_queue.backend.SimpleStorage.num_data_storage_units = 1
+    tq.init(config.transfer_queue)
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def compose_config(*overrides):
+    """verl's configuration, as its command makes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=list(overrides))
+
+
+def posterior_config(folder, *overrides, estimator="point"):
+    return compose_config(
+        "algorithm.adv_estimator=posterior",
+        f"+algorithm.posterior.estimator={estimator}",
+        f"+algorithm.posterior.store=sqlite:///{folder}/runs.db",
+        "trainer.experiment_name=demo",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        *overrides,
+    )
+
+
+class Data:
+    """A training data set as verl's trainer has it: rows by number."""
+
+    def __init__(self, texts=TEXTS, labels=LABELS):
+        self.rows = [
+            {"raw_prompt": message(text), "reward_model": {"style": "rule", "ground_truth": label}}
+            for text, label in zip(texts, labels, strict=True)
+        ]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def message(text):
+    return [{"role": "user", "content": text}]
+
+
+def trainer(config, *, cls=Sync, global_steps=0, data=None):
+    """A trainer without its workers: what verl's ``__init__`` and ``_setup`` start on GPUs is left out."""
+    made = object.__new__(cls)
+    made.config, made.train_dataset, made.global_steps = config, data or Data(), global_steps
+    if cls is not PPOTrainerSync:
+        made.posteriors, made._settings = None, Settings.of(config)
+        made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "dr_grpo"
+        made.posteriors = made._open(made._settings)
+    return made
+
+
+def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
+    """What the agent loop leaves in TransferQueue: rollouts of (prompt, label, rewards), each group with a uid.
+
+    Args:
+        trajectories: of each rollout; all carry its reward, as verl has it, and only the last one counts.
+        masked: rollouts, counted over all groups, without a token that the model generated.
+    """
+    keys, fields, tags, rollout = [], [], [], 0
+    for text, label, rewards in groups:
+        uid = str(uuid.uuid4())
+        for session, reward in enumerate(rewards):
+            length = lengths[rollout % len(lengths)]
+            for index in range(trajectories):
+                output = AgentLoopOutput(
+                    prompt_ids=list(range(4)),
+                    response_ids=[EOS] * length,
+                    response_mask=[0 if rollout in masked else 1] * length,
+                    response_logprobs=[-1.0] * length,
+                    reward_score=reward,
+                    num_turns=2,
+                    metrics=AgentLoopMetrics(),
+                )
+                field = output.as_dict() | {
+                    "uid": uid,
+                    "session_id": session,
+                    "raw_prompt": message(text),
+                    "reward_model": {"style": "rule", "ground_truth": label},
+                    "data_source": "test",
+                }
+                field["input_ids"] = torch.cat([field["prompts"], field["responses"]])
+                field["position_ids"] = torch.arange(4 + length)
+                field["old_log_probs"] = torch.full((length,), -1.0 - rollout / 8)
+                field["ref_log_prob"] = torch.full((length,), -1.0)
+                keys.append(f"{uid}_{session}_{index}")
+                fields.append(field)
+                tags.append({"status": "success", "prompt_len": 4, "response_len": length, "seq_len": 4 + length})
+            rollout += 1
+    return tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
+
+
+def result(batch, field="advantages"):
+    """One list of tokens' values for each row of the batch."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[field])
+    return [row.tolist() for row in data[field].unbind(0)]
+
+
+def firsts(batch):
+    """Each row's advantage; the same at all of its tokens."""
+    rows = result(batch)
+    assert all(len(set(row)) == 1 for row in rows)
+    return np.array([row[0] for row in rows])
+
+
+def query(folder, sql):
+    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
+        return [tuple(row) for row in store.query(sql)]
+
+
+MIXED = [(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 1.0]), (TEXTS[1], LABELS[1], [0.0, 0.0, 0.0, 1.0]),
+         (TEXTS[2], LABELS[2], [1.0, 1.0, 1.0])]  # fmt: skip
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_point_gives_verls_own_grpo(queue, tmp_path, normalized):
+    overrides = [f"algorithm.norm_adv_by_std_in_grpo={normalized}"]
+    batch = batch_of(MIXED)
+    theirs_config = compose_config("algorithm.adv_estimator=grpo", *overrides)
+    theirs = firsts(trainer(theirs_config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
+    metrics = {}
+    ours_trainer = trainer(posterior_config(tmp_path, *overrides))
+    with ours_trainer.posteriors:
+        ours = firsts(ours_trainer._compute_advantage(batch, metrics))
+    if normalized:  # verl divides by std + EPSILON, we by std
+        std = np.repeat([np.std(rewards, ddof=1) for _, _, rewards in MIXED], [4, 4, 3])
+        theirs = theirs * (std + EPSILON) / np.where(std > 0, std, 1)
+    assert ours == pytest.approx(theirs, abs=2e-7)
+    assert metrics["estimator/zero_variance"] == pytest.approx(3 / 11)
+
+
+def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    ours = trainer(config)
+    with ours.posteriors:
+        first = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 1.0])]), {}))
+        second = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [0.0, 1.0])]), {}))
+    # alpha, beta = 0.5 + 4, 0.5: (1 - 0.9) / sqrt(0.09); then 2.25 + 1, 0.25 + 1
+    assert first == pytest.approx([1 / 3] * 4, rel=1e-6)
+    mean = 3.25 / 4.5
+    deviation = math.sqrt(mean * (1 - mean))
+    assert second == pytest.approx([-mean / deviation, (1 - mean) / deviation], rel=1e-6)
+    sql = """SELECT step, prompt, label, rollouts, successes, alpha, beta
+             FROM posterior_history JOIN prompts USING (prompt_id)"""
+    assert query(tmp_path, sql) == [(1, "1+1=", "2", 4, 4.0, 4.5, 0.5), (2, "1+1=", "2", 2, 1.0, 3.25, 1.25)]
+    # 3 + 5 + 2 + 4 and 3 + 5 tokens
+    assert query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM usage") == [
+        (1, 4, 4, 14),
+        (2, 2, 2, 8),
+    ]
+
+
+def test_a_prompt_drawn_twice_in_a_step_is_one_group(queue, tmp_path):
+    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
+    twice = [(TEXTS[0], LABELS[0], [1.0, 1.0]), (TEXTS[0], LABELS[0], [0.0, 0.0])]
+    with ours.posteriors:
+        advantages = firsts(ours._compute_advantage(batch_of(twice), {}))
+    assert advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert query(tmp_path, "SELECT rollouts FROM posterior_history") == [(4,)]
+
+
+def test_padding_is_not_a_rollout(queue, tmp_path):
+    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
+    batch = upsample_batch_to_divisible_size(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0])]), 4, EOS)
+    batch.reorder([3, 0, 2, 1])  # as _balance_batch does
+    entropy = TensorDict({"entropy": torch.zeros(4)}, batch_size=4)
+    batch = tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=entropy)  # as _compute_old_log_prob does
+    with ours.posteriors:
+        advantages = firsts(ours._compute_advantage(batch, {}))
+    assert advantages == pytest.approx([0, 2 / 3, -1 / 3, -1 / 3])
+    assert query(tmp_path, "SELECT rollouts, successes FROM posterior_history") == [(3, 1.0)]
+
+
+def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
+    config = posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False")
+    batch = batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 0.0])], trajectories=3)
+    theirs_config = compose_config("algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False")
+    theirs = firsts(trainer(theirs_config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
+    ours = trainer(config)
+    with ours.posteriors:
+        advantages = firsts(ours._compute_advantage(batch, {}))
+    assert advantages.tolist() == theirs.tolist() == [0.75] * 3 + [-0.25] * 9
+    assert query(tmp_path, "SELECT rollouts FROM posterior_history") == [(4,)]
+    assert query(tmp_path, "SELECT generated_tokens FROM usage") == [(3 * (3 + 5 + 2 + 4),)]
+
+
+def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tmp_path):
+    config = posterior_config(
+        tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1",
+        "algorithm.norm_adv_by_std_in_grpo=False", "+algorithm.posterior.parameters.discount=0.5", estimator="dbb",
+    )  # fmt: skip
+    ours = trainer(config)
+    ours.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda **_: None)
+    with ours.posteriors:
+        advantages = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)), {}))
+    # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
+    assert advantages == pytest.approx([1 - 2.5 / 3, 1 + 0.1 * 0.125 * 5 - 2.5 / 3], abs=1e-6)
+    assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
+
+
+def test_a_reward_that_is_not_a_number_is_missing(queue, tmp_path):
+    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
+    metrics = {}
+    with ours.posteriors:
+        advantages = firsts(
+            ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0])]), metrics)
+        )
+    assert advantages.tolist() == [0.5, 0.0, -0.5]
+    assert metrics["estimator/missing"] == pytest.approx(1 / 3)
+
+
+def test_a_rollout_of_no_trained_token_is_observed_and_not_trained(queue, tmp_path):
+    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
+    with ours.posteriors:
+        batch = ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0])], masked=[1]), {})
+    assert [row[0] for row in result(batch)] == [0.5, 0.0]
+    assert query(tmp_path, "SELECT generated, trained FROM usage") == [(2, 1)]
+
+
+def test_an_unknown_prompt_is_named(queue, tmp_path):
+    ours = trainer(posterior_config(tmp_path))
+    with ours.posteriors, pytest.raises(ValueError, match=r"prompt '9.9=' with label '18' is not in the data set"):
+        ours._compute_advantage(batch_of([("9+9=", "18", [1.0, 0.0])]), {})
+
+
+def test_without_our_trainer_the_estimator_refuses():
+    with pytest.raises(ValueError, match=r"use trainer.use_v1=True and trainer.v1.trainer_mode sync, colocate_async"):
+        integration.advantages(torch.zeros(2, 3), torch.ones(2, 3))
+
+
+def test_another_estimator_is_verls_own(queue, tmp_path):
+    config = compose_config("algorithm.adv_estimator=grpo")
+    batch = batch_of(MIXED)
+    theirs = firsts(trainer(config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
+    ours = object.__new__(Sync)
+    ours.config, ours.posteriors = config, None
+    assert firsts(ours._compute_advantage(batch, {})).tolist() == theirs.tolist()
+
+
+# Checkpoints
+
+
+class Saving(PPOTrainer):
+    """verl's part of saving and loading, reduced to the file that says which checkpoint is the newest."""
+
+    def _save_checkpoint(self):
+        folder = Path(self.config.trainer.default_local_dir)
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(self.global_steps))
+
+    def _load_checkpoint(self):
+        latest = Path(self.config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+        self.global_steps = int(latest.read_text()) if latest.exists() else 0
+
+
+class Ours(integration.WithPosteriors, Saving):
+    on_step_end = on_sample_end = None
+
+
+def started(config):
+    """A trainer that has loaded what there is to load."""
+    made = object.__new__(Ours)
+    made.config, made.train_dataset, made.posteriors, made._form = config, Data(), None, "group_norm"
+    made._settings = Settings.of(config)
+    made._load_checkpoint()
+    return made
+
+
+def step(made, rewards):
+    made.global_steps += 1
+    made.posteriors.observe(made.posteriors.step + 1, [TEXTS[0]] * len(rewards), [LABELS[0]] * len(rewards), rewards)
+
+
+def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    with started(config).posteriors as posteriors:
+        assert posteriors.step == 0
+    made = started(config)
+    with made.posteriors:
+        step(made, [1, 1])
+        step(made, [0, 1])
+        step(made, [0, 0])  # separate_async: two steps of ours in one of verl's
+        made.global_steps = 2
+        made._save_checkpoint()
+        step(made, [1, 1])
+    made = started(config)
+    with made.posteriors as posteriors:
+        assert (made.global_steps, posteriors.step) == (2, 3)
+    assert query(tmp_path, "SELECT max(step) FROM posterior_history") == [(3,)]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(tmp_path):
+    config = posterior_config(tmp_path)
+    made = started(config)
+    with made.posteriors:
+        step(made, [1, 0])
+    with started(config).posteriors as posteriors:
+        assert posteriors.step == 0
+    config.trainer.resume_mode = "disable"
+    with pytest.raises(ValueError, match=r"run 'demo' is in the store, and trainer.resume_mode=disable begins anew"):
+        started(config)
+
+
+def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
+    config = posterior_config(tmp_path)
+    made = started(config)
+    with made.posteriors:
+        step(made, [1, 0])
+        made._save_checkpoint()
+        saved = Path(config.trainer.default_local_dir) / "global_step_1" / "posteriors.json"
+        text = saved.read_text()
+        assert json.loads(text) == {"run": made.posteriors.run.record.uuid, "step": 1}
+        made.posteriors.roll_back(0)
+    with pytest.raises(ValueError, match="is of steps that run 'demo' has undone; use an older one"):
+        started(config)
+    saved.write_text(text.replace('"run": "', '"run": "0'))
+    with pytest.raises(ValueError, match=r"belongs to run 0.*, not to 'demo'"):
+        started(config)
+    saved.unlink()
+    with pytest.raises(ValueError, match="was not saved with posteriors"):
+        started(config)
+    config.algorithm.posterior.estimator = "dbb"
+    with pytest.raises(ValueError, match="run 'demo' was begun with PointEstimator"):
+        started(config)
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(tmp_path):
+    config = posterior_config(tmp_path)
+    made = started(config)
+    with made.posteriors:
+        for _ in range(2):
+            step(made, [1, 0])
+            made._save_checkpoint()
+    (tmp_path / "checkpoints").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"run 'demo' has recorded global_step_1, global_step_2, and no checkpoint in"):
+        started(config)
+
+
+class Fitting(PPOTrainer):
+    error = None
+
+    def fit(self, agent_loop_manager):
+        if self.error:
+            raise self.error
+
+
+class FittingOurs(integration.WithPosteriors, Fitting):
+    on_step_end = on_sample_end = None
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, "finished"), (RuntimeError("out of memory"), "running")])
+def test_the_end_of_fit_finishes_the_run(tmp_path, error, status):
+    made = object.__new__(FittingOurs)
+    made.posteriors = Posteriors.create(f"sqlite:///{tmp_path}/runs.db", "demo", TEXTS, LABELS)
+    made.error = error
+    if error:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            made.fit(None)
+    else:
+        made.fit(None)
+    assert query(tmp_path, "SELECT status FROM runs") == [(status,)]
+
+
+def test_validation_alone_opens_no_run(tmp_path):
+    assert started(posterior_config(tmp_path, "trainer.val_only=True")).posteriors is None
+    assert not (tmp_path / "runs.db").exists()
+
+
+# Settings, prompts and labels
+
+
+def test_unknown_settings_and_what_does_not_go_together_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"algorithm.posterior.stor is not a setting.*store"):
+        Settings.of(compose_config("algorithm.adv_estimator=posterior", "+algorithm.posterior.stor=x"))
+    with pytest.raises(ValueError, match=r"algorithm.filter_groups.enable=True drops groups"):
+        Settings.of(compose_config("algorithm.adv_estimator=posterior", "algorithm.filter_groups.enable=True"))
+    with pytest.raises(ValueError, match="discount"):
+        Settings.of(posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=7", estimator="dbb"))
+    assert Settings.of(compose_config("algorithm.adv_estimator=posterior")) == Settings()
+
+
+def test_equal_rows_of_a_data_set_are_one_prompt():
+    assert keys_of(Data(["a", "b", "a"], ["1", 2, "1"])) == [("a", "1"), ("b", "2")]
+    unlabelled = Data(["a"], ["1"])
+    unlabelled.rows[0].pop("reward_model")
+    assert keys_of(unlabelled) == [("a", "")]
+
+
+def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
+    system = {"role": "system", "content": "Be brief."}
+    rows = [
+        {"prompt": message("1+1="), "reward_model": {"style": "rule", "ground_truth": "2"}, "data_source": "test"},
+        {
+            "prompt": [system, *message("é")],
+            "reward_model": {"style": "rule", "ground_truth": "4"},
+            "data_source": "test",
+        },
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = compose_config("data.filter_overlong_prompts=False", f"+data.cache_dir={tmp_path}")
+    data = RLHFDataset(str(path), tokenizer=None, config=config.data)
+    keys = keys_of(data)
+    shown = json.dumps(
+        [{"content": "Be brief.", "role": "system"}, {"content": "é", "role": "user"}], ensure_ascii=False
+    )
+    assert keys == [("1+1=", "2"), (shown, "4")]
+    batch = batch_of([("x", "y", [1.0]), ("x", "y", [0.0])])
+    fields = [
+        {"raw_prompt": row["raw_prompt"], "reward_model": row["reward_model"]} for row in map(data.__getitem__, (0, 1))
+    ]
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields))
+    rollouts = integration.Batch.of(batch)
+    assert list(zip(rollouts.prompts, rollouts.labels, strict=True)) == keys
+
+
+# What is reached of verl
+
+
+def parameters(method):
+    return ", ".join(name for name in inspect.signature(method).parameters if name != "self")
+
+
+def test_verl_has_what_is_overridden_and_called():
+    assert {name: parameters(getattr(PPOTrainer, name)) for name in OVERRIDDEN} == OVERRIDDEN
+    for path, expected in CALLED.items():
+        module, name = path.rsplit(".", 1)
+        assert parameters(getattr(importlib.import_module(module), name)) == expected
+    source = ast.parse(Path(integration.__file__).read_text())
+    defined = next(node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "WithPosteriors")
+    methods = {node.name for node in defined.body if isinstance(node, ast.FunctionDef)}
+    assert {name for name in methods if hasattr(PPOTrainer, name)} == set(OVERRIDDEN)
+
+
+def test_no_trainer_of_verls_overrides_what_we_do_without_calling_up():
+    for cls in TRAINERS.values():
+        theirs = cls.__mro__[2]
+        assert {name for name in OVERRIDDEN if name in vars(theirs)} <= {"__init__"}
+
+
+def test_verl_finds_our_trainers():
+    assert {name: get_trainer_cls(name) for name in TRAINERS} == TRAINERS
+
+
+@pytest.mark.slow
+def test_verl_loads_us_by_its_own_variable():
+    code = "import verl; from verl.trainer.ppo.v1 import get_trainer_cls; print(get_trainer_cls('sync').__module__)"
+    path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    env = os.environ | {"VERL_USE_EXTERNAL_MODULES": "openrlhf_dbb.integrations.verl", "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
+    assert run.stdout.split() == ["openrlhf_dbb.integrations.verl"], run.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("found", "allowed"), [("0.9.0", False), ("0.9.1", True), ("0.9.9", True), ("0.10.0", False)])
+def test_a_release_outside_the_range_is_refused(monkeypatch, found, allowed):
+    monkeypatch.setattr(versions.importlib.metadata, "version", lambda _: found)
+    if allowed:
+        versions.check("verl")
+    else:
+        with pytest.raises(ImportError, match=rf"verl {found} is installed, and .* pip install 'verl>=0.9.1,<0.10'"):
+            versions.check("verl")
+
+
+def test_verls_kl_penalty_is_what_the_test_above_assumes():
+    assert parameters(apply_kl_penalty) == "data, kl_ctrl, kl_penalty"

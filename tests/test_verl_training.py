@@ -1,0 +1,137 @@
+"""verl trains on a CPU, from its own command, with our advantages: what it says it rewarded is what the store has.
+
+Trainer, TransferQueue, agent loop, reward loop, FSDP and vLLM are verl's; ``verl_on_cpu.py`` is what it lacks for that.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl", reason="needs verl")
+pytest.importorskip("vllm", reason="needs vLLM")
+
+import storage
+from openrlhf_dbb.tiny.model import EOS, Recipe, prepare
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return float(solution_str.replace("<|im_end|>", "").strip() == ground_truth)
+"""
+PROMPTS, ROLLOUTS = 8, 4
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Model, data and reward as verl wants them, and vLLM under the name that verl looks for."""
+    folder = tmp_path_factory.mktemp("verl")
+    assets = prepare(folder / "tiny", recipe=Recipe(train_prompts=2 * PROMPTS, heldout_prompts=4, warmup_steps=200))
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # verl looks for Qwen's own end token
+        file = assets.model / name
+        file.write_text(file.read_text().replace(EOS, "<|im_end|>"))
+    settings = assets.model / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATE}))
+    for name, file in (("train", assets.train), ("heldout", assets.heldout)):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        shown = [
+            {
+                "data_source": "tiny",
+                "prompt": [{"role": "user", "content": row["input"]}],
+                "reward_model": {"style": "rule", "ground_truth": row["label"]},
+                "extra_info": {"index": number},
+            }
+            for number, row in enumerate(rows)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
+    (folder / "reward.py").write_text(REWARD)
+    (folder / "verl_on_cpu.py").write_text(Path(__file__).with_name("verl_on_cpu.py").read_text())
+    metadata = folder / "vllm-0.29.0+cpu.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.29.0+cpu\n")
+    return folder
+
+
+def train(folder, steps):
+    settings = f"""
+        trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
+        trainer.experiment_name=demo trainer.default_local_dir={folder}/checkpoints trainer.val_before_train=False
+        trainer.rollout_data_dir={folder}/rollouts trainer.total_training_steps={steps} trainer.total_epochs=100
+        trainer.save_freq=2 trainer.test_freq=2
+        data.train_files={folder}/train.jsonl data.val_files={folder}/heldout.jsonl data.train_batch_size={PROMPTS}
+        data.max_prompt_length=16 data.max_response_length=10 data.dataloader_num_workers=0
+        data.filter_overlong_prompts=False
+        actor_rollout_ref.model.path={folder}/tiny/model actor_rollout_ref.model.use_remove_padding=False
+        actor_rollout_ref.model.enable_gradient_checkpointing=False
+        +actor_rollout_ref.model.override_config.attn_implementation=sdpa
+        actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}
+        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={PROMPTS * ROLLOUTS}
+        actor_rollout_ref.actor.fsdp_config.use_torch_compile=False actor_rollout_ref.actor.use_torch_compile=False
+        actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n={ROLLOUTS}
+        actor_rollout_ref.rollout.tensor_model_parallel_size=1
+        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={PROMPTS * ROLLOUTS}
+        actor_rollout_ref.rollout.free_cache_engine=False ++actor_rollout_ref.rollout.enable_sleep_mode=False
+        actor_rollout_ref.rollout.enforce_eager=True actor_rollout_ref.rollout.dtype=bfloat16
+        actor_rollout_ref.rollout.max_model_len=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
+        actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.gpu_memory_utilization=0.1
+        actor_rollout_ref.rollout.enable_chunked_prefill=False actor_rollout_ref.rollout.load_format=auto
+        actor_rollout_ref.rollout.agent.num_workers=1
+        actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=64
+        reward.custom_reward_function.path={folder}/reward.py reward.num_workers=1
+        transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+        ray_kwargs.ray_init.num_cpus=8 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=False
+        +ray_kwargs.ray_init.object_store_memory=300000000
+        algorithm.adv_estimator=posterior +algorithm.posterior.estimator=dbb
+        +algorithm.posterior.parameters.discount=0.5 +algorithm.posterior.store=sqlite:///{folder}/runs.db
+    """
+    env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {
+        "PYTHONPATH": f"{folder}:{ROOT}", "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,openrlhf_dbb.integrations.verl",
+        "RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split()]
+    run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return run.stdout
+
+
+def query(folder, sql):
+    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
+        return [tuple(row) for row in store.query(sql)]
+
+
+def rewarded(folder, step):
+    """By prompt and label: rollouts, and how many were right, by verl's own record of the step."""
+    found = defaultdict(lambda: [0, 0.0])
+    for line in (folder / "rollouts" / f"{step}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        key = row["input"], row["gts"]
+        found[key] = [found[key][0] + 1, found[key][1] + row["score"]]
+    return {key: tuple(value) for key, value in found.items()}
+
+
+def stored(folder, step):
+    rows = query(
+        folder,
+        f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
+            WHERE step = {step}""",
+    )
+    return {(prompt, label): (rollouts, successes) for prompt, label, rollouts, successes in rows}
+
+
+def test_the_store_has_what_verl_rewarded(folder):
+    printed = train(folder, 3)
+    assert query(folder, "SELECT name, status, last_step FROM runs") == [("demo", "finished", 3)]
+    for step in (1, 2, 3):
+        assert stored(folder, step) == rewarded(folder, step)
+        assert {rollouts for rollouts, _ in stored(folder, step).values()} == {ROLLOUTS}
+    assert "estimator/rescued" in printed and "val-core/tiny" in printed
+    saved = json.loads((folder / "checkpoints" / "global_step_2" / "posteriors.json").read_text())
+    assert saved["step"] == 2
