@@ -222,8 +222,14 @@ def openrlhf_steps(name: str, folder: Path) -> tuple[list[float], dict[str, list
 
 
 def trl_steps(folder: Path) -> tuple[list[float], dict[str, list[float]]]:
-    path = folder / "steps.txt"
-    return ([float(line) for line in path.read_text().split()] if path.exists() else []), {}
+    """When each step ended, and the seconds of what ``--posteriors`` adds to a step."""
+    path, added = folder / "steps.txt", folder / "posteriors.txt"
+    ends = [float(line) for line in path.read_text().split()] if path.exists() else []
+    parts: dict[str, list[float]] = {}
+    for line in added.read_text().splitlines() if added.exists() else []:
+        name, seconds = line.split()
+        parts.setdefault(name, []).append(float(seconds))
+    return ends, parts
 
 
 def said(folder: Path) -> str:

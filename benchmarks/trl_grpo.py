@@ -17,6 +17,7 @@ import argparse
 import functools
 import runpy
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,31 @@ class Moments(TrainerCallback):
                 file.write(f"{time.time()}\n")
 
 
-def posterior_trainer() -> type[GRPOTrainer]:
+def posterior_trainer(times: Path) -> type[GRPOTrainer]:
+    """Observes every other step; writes the seconds of each observation, and of each step's storing beside it."""
+    import storage
     from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
+
+    def timed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def with_time(*args: Any) -> Any:
+            began = time.perf_counter()
+            result = call(*args)
+            with times.open("a") as file:
+                file.write(f"{name} {time.perf_counter() - began}\n")
+            return result
+
+        return with_time
 
     class EveryOtherStep(PosteriorGRPOTrainer):
         observes = False
+        _observe = timed(PosteriorGRPOTrainer._observe, "observe")
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             self.observes = not self.observes
             cls = PosteriorGRPOTrainer if self.observes else GRPOTrainer
             return cls._generate_and_score_completions(self, inputs)
 
+    storage.Run.record_step = timed(storage.Run.record_step, "store")  # type: ignore[method-assign]
     return EveryOtherStep
 
 
@@ -78,7 +93,10 @@ def main() -> None:
     assets = prepare(default_folder())
     prompts = load_dataset("json", data_files=str(assets.train), split="train")
     ours = {"estimator": "dbb", "store": f"sqlite:///{options.output}/posteriors.db", "label_column": "label"}
-    trainer = (functools.partial(posterior_trainer(), **ours) if options.posteriors else GRPOTrainer)(
+    make: Callable[..., GRPOTrainer] = GRPOTrainer
+    if options.posteriors:
+        make = functools.partial(posterior_trainer(options.output / "posteriors.txt"), **ours)
+    trainer = make(
         model=str(assets.model),
         reward_funcs=reward,
         train_dataset=prompts.rename_column("input", "prompt"),

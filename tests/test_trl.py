@@ -272,6 +272,13 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     assert sorted(rows(tmp_path, query)) == sorted(expected)
 
 
+def test_a_finished_run_can_still_be_evaluated(model, tmp_path):
+    made = trainer(model, tmp_path, Reward(missing=False), held_out=prompts().select(range(2)), max_steps=1)
+    made.train()
+    made.evaluate()
+    assert rows(tmp_path, "SELECT step, benchmark, count(*) FROM evaluation_results GROUP BY 1, 2") == [(1, "eval", 2)]
+
+
 def test_a_single_user_message_is_the_prompt_as_text(model, tmp_path):
     made = trainer(model, tmp_path, data=prompts(conversational=True), ours={"label_column": "answer"})
     assert set(made.posteriors.prompt_ids) == {(f"{n}+{n}=", str(2 * n)) for n in range(PROMPTS)}

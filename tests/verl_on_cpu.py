@@ -10,6 +10,8 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
 
+sys.modules["trl"] = None  # verl 0.9.1 would import a class from it that TRL 1.16 does not have
+
 device = types.ModuleType("verl_on_cpu.device")
 for _name in ("synchronize", "current_stream", "stream", "Stream"):
     setattr(device, _name, getattr(torch.cpu, _name))

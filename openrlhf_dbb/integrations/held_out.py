@@ -49,7 +49,7 @@ class HeldOut:
     def record(
         self,
         store: storage.PosteriorStore,
-        run: storage.Run,
+        run: storage.RunRecord,
         step: int,
         benchmark: str,
         samples: Sequence[Sample],
@@ -61,12 +61,13 @@ class HeldOut:
         """Store a benchmark's samples beside those of other benchmarks after the same step.
 
         Args:
+            run: may be finished.
             step: of the run, after which was evaluated; evaluated once more, it is replaced.
             per_prompt: N. A prompt's further samples are left out: some trainers fill up their last batch.
-            model, config: as for :meth:`storage.Run.record_evaluation`.
+            model, config: as for :meth:`storage.PosteriorStore.record_evaluation`.
 
         Raises:
-            storage.StoreError: the store cannot be written, or the run is no longer this owner's.
+            storage.StoreError: the store cannot be written, or the run has not got to the step.
         """
         if step != self.step:
             self.step, self.rows = step, {}
@@ -85,4 +86,5 @@ class HeldOut:
             truncated_R_P_N=np.array([[[sample.truncated for sample in samples_N] for samples_N in kept]]),
         )
         self.rows[benchmark] = rows(results, store.register_prompts(texts, labels))
-        run.record_evaluation(step, TRAINING, list(self.rows.values()), model=model, config=config)
+        stored = list(self.rows.values())
+        store.record_evaluation(TRAINING, stored, model=model, config=config, run=run, step=step)

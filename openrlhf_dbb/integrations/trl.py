@@ -164,6 +164,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             storage.StoreError: the posteriors cannot go back to that step.
         """
         folder, self._state.step = self._first(lambda: self._beginning(resume_from_checkpoint))
+        self._held_out = HeldOut()
         self._attach_state()
         result = super().train(folder, *args, **options)
         if self.state.global_step >= self.state.max_steps:
@@ -382,7 +383,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._run.settle()
         self._held_out.record(
             self._run.store,
-            self._run.run,
+            self._run.run.record,
             self._run.step,
             benchmark,
             samples,

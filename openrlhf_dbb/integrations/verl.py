@@ -372,7 +372,7 @@ def keys_of(dataset: Any) -> list[Key]:
     """Text and label of every row of a training data set of verl's, in its order; equal ones once.
 
     Raises:
-        ValueError: the data set is empty, or has a prompt with images, video or audio.
+        ValueError: the data set is empty, or has messages that are neither text nor JSON.
     """
     keys = dict.fromkeys(
         (text_of(row["raw_prompt"]), _label(row.get("reward_model")))
