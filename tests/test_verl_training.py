@@ -1,6 +1,8 @@
 """verl trains on a CPU, from its own command, with our advantages: what it says it rewarded is what the store has.
 
 Trainer, TransferQueue, agent loop, reward loop, FSDP and vLLM are verl's; ``verl_on_cpu.py`` is what it lacks for that.
+
+    OPENRLHF_DBB_LONG=1 PYTHONPATH=.venv/verl python -m pytest tests/test_verl_training.py        (minutes)
 """
 
 import json
@@ -91,7 +93,7 @@ def train(folder, steps):
         +algorithm.posterior.parameters.discount=0.5 +algorithm.posterior.store=sqlite:///{folder}/runs.db
     """
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {
-        "PYTHONPATH": f"{folder}:{ROOT}", "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,openrlhf_dbb.integrations.verl",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]), "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,openrlhf_dbb.integrations.verl",
         "RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
