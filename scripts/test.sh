@@ -25,5 +25,5 @@ failed=0
 python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || failed=$?
 mapfile -t trainings < <(grep --files-with-matches 'mark\.e2e' tests/test_*.py)
 python -m pytest -m e2e "${trainings[@]}" || failed=$?
-PYTHONPATH=$OPENRLHF_DBB_VENV/verl python -m pytest tests/test_verl.py || failed=$?  # verl is apart, see requirements/lock.sh
+PYTHONPATH=$OPENRLHF_DBB_VENV/verl python -m pytest tests/test_verl*.py || failed=$?  # verl is apart, see requirements/lock.sh
 exit "$failed"

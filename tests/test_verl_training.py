@@ -93,7 +93,8 @@ def train(folder, steps):
         +algorithm.posterior.parameters.discount=0.5 +algorithm.posterior.store=sqlite:///{folder}/runs.db
     """
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]), "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,openrlhf_dbb.integrations.verl",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu,openrlhf_dbb.integrations.verl",
         "RAY_ADDRESS": "local", "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",

@@ -2,8 +2,8 @@
 
     from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
 
-    trainer = PosteriorGRPOTrainer(model, reward, args=GRPOConfig(...), train_dataset=prompts,
-                                   estimator="dbb", store="sqlite:///runs.db", run_name="first")
+    ours = {"estimator": "dbb", "store": "sqlite:///runs.db", "run_name": "first"}
+    trainer = PosteriorGRPOTrainer(model, reward, args=GRPOConfig(...), train_dataset=prompts, **ours)
     trainer.train()
 
 ``OVERRIDDEN`` and ``READ`` list what is reached of TRL beyond its documentation. A *step* is one generation batch;
