@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import storage
 from estimators import build
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.integrations import trl as integration
 from openrlhf_dbb.integrations import versions
 from openrlhf_dbb.integrations.prompts import text_of
@@ -450,11 +451,24 @@ def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_pat
     assert Counter(step for step, *_ in history(tmp_path)) == Counter({step: 4 for step in range(1, 7)})
 
 
-def test_a_warm_start_begins_with_the_posteriors_of_another_run(model, tmp_path):
-    first = trainer(model, tmp_path, max_steps=1)
-    first.train()
-    warm = trainer(model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "warm_start_weight": 0.5})
+def test_a_warm_start_begins_with_the_posteriors_of_another_trainer_s_run(model, tmp_path):
+    data = prompts()
+    with Posteriors.create(f"sqlite:///{tmp_path}/runs.db", "loop", data["prompt"], data["answer"]) as loop:
+        loop.observe(1, data["prompt"][:4], data["answer"][:4], [1, 1, 0, 0])
+        loop.finish()
+    ours = {"run_name": "warm", "warm_start": "loop", "warm_start_weight": 0.5, "label_column": "answer"}
+    warm = trainer(model, tmp_path, ours=ours)
     assert warm.posteriors.warm_start.matched == 4
+
+
+def test_the_run_may_be_in_postgresql(model, tmp_path, new_url):
+    url = new_url("postgresql")
+    made = trainer(model, tmp_path, Reward(missing=False), ours={"store": url})
+    made.train()
+    made.posteriors.close()
+    by_step = "SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step"
+    with storage.open_store(url) as store:
+        assert [tuple(row) for row in store.query(by_step)] == [(1, 4 * ROLLOUTS), (2, 4 * ROLLOUTS)]
 
 
 def test_misuse_of_a_resume_is_refused(model, tmp_path):
