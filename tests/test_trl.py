@@ -498,7 +498,7 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"estimator": "dbbb"}, {}, "dbbb"),
         ({"resume": "yes"}, {}, "resume='yes' is unknown; use True, False or 'auto'"),
-        ({"label_column": "anwser"}, {}, "label_column 'anwser' is not a column of train_dataset, did you mean answer"),
+        ({"label_column": "anwser"}, {}, "label_column 'anwser' is not in train_dataset, did you mean answer"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "drops label_column 'answer' before it is read"),
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
@@ -507,6 +507,7 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
             "the weight of verifier 'correct' is 0; it must be above 0",
         ),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
+        ({}, {"data": Dataset.from_dict({"prompts": ["1"]})}, "column 'prompt' is not in train_dataset, did you"),
         ({}, {"data": "stream"}, "posteriors need to know every prompt: pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "row 1 .* its image may differ"),
         ({"estimator": build("dbb"), "parameters": {"discount": 0.5}}, {}, "go with an estimator's name"),

@@ -258,10 +258,10 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 "datasets.Dataset"
             )
         columns, label = self.train_dataset.column_names, self._label_column
-        for argument, column in (("prompt", "prompt"), ("label_column", label)):
+        for argument, column in (("column", "prompt"), ("label_column", label)):
             if column is not None and column not in columns:
                 raise ValueError(
-                    f"{argument} {column!r} is not a column of train_dataset{did_you_mean(column, columns)}; it has "
+                    f"{argument} {column!r} is not in train_dataset{did_you_mean(column, columns)}; it has "
                     f"{', '.join(columns)}"
                 )
         if label is not None and self.args.remove_unused_columns:
