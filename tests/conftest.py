@@ -109,9 +109,10 @@ def new_url(request, tmp_path):
     made = []
 
     def on_server(sql):
+        server = request.getfixturevalue("postgres")
         import psycopg
 
-        with psycopg.connect(request.getfixturevalue("postgres"), autocommit=True) as connection:
+        with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(sql)
 
     def make(kind):
