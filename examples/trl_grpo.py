@@ -4,7 +4,7 @@
     python examples/trl_grpo.py       writes trl_grpo.db and the folder trl_grpo
 
 Stop it whenever you like: the same command goes on from the last checkpoint. Several processes share the work with
-``accelerate launch --cpu --num_processes 2 examples/trl_grpo.py``.
+``torchrun --nproc_per_node 2 examples/trl_grpo.py``.
 """
 
 import argparse
