@@ -96,7 +96,7 @@ class Measured:
         rewarded: first call of the reward function.
         steps: end of each step.
         ended: end of the command.
-        parts: seconds of each part of each step, as OpenRLHF logs them; empty for TRL.
+        parts: seconds of each part of each step, as OpenRLHF logs them; for TRL, what posteriors add to it.
     """
 
     configured: float | None

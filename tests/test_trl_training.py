@@ -65,7 +65,8 @@ def killed(tmp_path_factory):
     with (folder / "log").open("w+") as log:
         for number in range(KILLS):
             process = start(folder, log)
-            target = last_step(folder) + 1 + chance.randrange(A_PASS * EPOCHS // (KILLS + 1) + 4)
+            # a checkpoint is made in between, at every fifth step
+            target = last_step(folder) + 6 + chance.randrange(A_PASS * EPOCHS // (KILLS + 1))
             deadline = time.monotonic() + 300
             while last_step(folder) < min(target, A_PASS * EPOCHS - 4):
                 assert process.poll() is None, f"ended by itself before step {target}: {text_of(log)}"
