@@ -7,6 +7,7 @@
     warm_start  posteriors carried over from another run, in this or another database
     evaluations results of benchmarks: EvaluationRows, and writing them
     records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
+    rollouts    RolloutRows: kept rollouts of a step with their texts; its metrics as text
     usage       UsageCounts: what is counted of rollouts; UsageRows of a step, and their sums
     checks      refusing columns that do not fit
     shared      the estimator's run-wide state, as text in the database
@@ -14,7 +15,7 @@
     events      what happened to a run besides steps
     log         reading for analysis, as numpy columns: read_log, read_posteriors, read_probes, read_usage,
                 read_evaluations
-    inspection  reading for people: progress, usage by step, run-wide state, prompts, one prompt's history
+    inspection  reading for people: progress, usage by step, run-wide state, prompts, rollouts, one prompt's history
     held_out    held-out accuracy of a run during its training, by step and by prompt
     owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once; creation and version check
@@ -71,6 +72,7 @@ from storage.migrations import migrate
 from storage.prompts import prompt_hash
 from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart
 from storage.retention import PruneResult, prune
+from storage.rollouts import RolloutRows
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
 from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
@@ -87,6 +89,7 @@ __all__ = [
     "ProbeLog",
     "ProbeRows",
     "PruneResult",
+    "RolloutRows",
     "Run",
     "RunRecord",
     "StepLog",

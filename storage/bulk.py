@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 Columns = Mapping[str, "int | str | NDArray[Any]"]
 """Values by column: one integer or text for all rows, or an array with an element for each row.
 
-Arrays are (P,) int64; (P,) float64, NaN for NULL; or (P, K) float64, stored as the bytes of K little-endian
-float64, a row of NaN for NULL. A column left out is NULL.
+Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts as objects; or (P, K) float64, stored as
+the bytes of K little-endian float64, a row of NaN for NULL. A column left out is NULL.
 """
 
 _GROUP = 32
@@ -68,7 +68,7 @@ def _values(column: int | str | NDArray[Any], size: int) -> list[Any]:
 
 
 def _postgresql_type(column: int | str | NDArray[Any]) -> str:
-    if isinstance(column, str):
+    if isinstance(column, str) or (isinstance(column, np.ndarray) and column.dtype.kind == "O"):
         return "text"
     if isinstance(column, int) or column.dtype.kind != "f":
         return "int8"

@@ -1,4 +1,4 @@
-"""Reading for people: progress of a run, its usage, run-wide state, prompts and events, one prompt's history."""
+"""Reading for people: progress of a run, its usage, run-wide state, prompts, rollouts, events, one prompt's history."""
 
 from __future__ import annotations
 
@@ -225,6 +225,19 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
         FROM visit v JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
         ORDER BY h.step"""
     return _rows(store, query, {"run": run.run_id, "prompt": prompt_id})
+
+
+def rollouts(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int | None = None) -> Rows:
+    """The kept rollouts of a step, or of one prompt in it; empty if none are kept.
+
+    Returns:
+        prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text of each, ordered by
+        prompt_id, then sample.
+    """
+    of_prompt = "" if prompt_id is None else "AND prompt_id = :prompt"
+    query = f"""SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text
+                FROM rollouts WHERE run_id = :run AND step = :step {of_prompt} ORDER BY prompt_id, sample"""
+    return _rows(store, query, {"run": run.run_id, "step": step, "prompt": prompt_id})
 
 
 @retried

@@ -190,6 +190,13 @@ _CHECKS = [
            WHERE coalesce(u.generated, 0) < h.rollouts""",
     ),
     (
+        "a kept rollout belongs to a recorded step, and has a reward exactly if it has a score",
+        "step {}, prompt {}, sample {}: reward {}, score {}",
+        """SELECT k.run_id, k.step, k.prompt_id, k.sample, k.reward, k.score FROM dbb_rollout k
+           WHERE (k.reward IS NULL AND k.score IS NOT NULL) OR (k.reward IS NOT NULL AND k.score IS NULL)
+              OR NOT EXISTS (SELECT 1 FROM dbb_step s WHERE s.run_id = k.run_id AND s.step = k.step)""",
+    ),
+    (
         "a checkpoint is of a recorded step",
         "checkpoint {} of step {}, last step {}",
         """SELECT c.run_id, c.tag, c.step, r.last_step FROM dbb_checkpoint c JOIN dbb_run r ON r.run_id = c.run_id
@@ -238,10 +245,10 @@ _CHECKS = [
 ]
 
 _OWNED = (
-    "dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_step", "dbb_checkpoint", "dbb_event",
+    "dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout", "dbb_step", "dbb_checkpoint", "dbb_event",
     "dbb_evaluation",
 )  # fmt: skip
-_OF_PROMPTS = ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage")
+_OF_PROMPTS = ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout")
 
 # The update of DBB, to the last bit; the first visit of a prompt starts from the prior.
 _DBB = """

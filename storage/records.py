@@ -16,6 +16,7 @@ from storage.bulk import Columns
 from storage.checks import check_finite, counts, reals, sorted_ids
 from storage.errors import StoreError
 from storage.owner import Owner
+from storage.rollouts import RolloutRows
 from storage.shared import SharedState, checked_shared, to_text
 from storage.usage import UsageRows
 
@@ -130,6 +131,7 @@ class StepRows:
         shared: the estimator's run-wide vectors after the step, finite; empty: none, or unchanged.
         probes: None if no prompt was probed.
         usage: where the step's rollouts went; None if not counted.
+        kept: some of its rollouts with their texts; None if none are kept.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -143,6 +145,7 @@ class StepRows:
     shared: SharedState = field(default_factory=dict)
     probes: ProbeRows | None = None
     usage: UsageRows | None = None
+    kept: RolloutRows | None = None
 
     def checked(self, step: int, num_fields: int) -> StepRows:
         """A copy with exact types, sorted by prompt id.
@@ -165,6 +168,7 @@ class StepRows:
             shared=checked_shared(step, self.shared),
             probes=None if self.probes is None else self.probes.checked(step),
             usage=None if self.usage is None else self.usage.checked(step),
+            kept=None if self.kept is None else self.kept.checked(step),
         )
         for name in ("successes", "mean", "variance", "state"):
             check_finite(step, name, ids, getattr(rows, name))
@@ -185,6 +189,7 @@ class StepRows:
         """16 bytes that identify the content of a step; only of checked rows (sorted, exact types)."""
         contents = vars(self).copy()
         shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
+        kept = contents.pop("kept")
         probed = 0 if probes is None else len(probes.prompt_ids)
         used = None if usage is None else len(usage.prompt_ids)
         arrays = [*contents.values()]
@@ -194,6 +199,8 @@ class StepRows:
         digest = hashlib.blake2b(header.encode(), digest_size=16)
         for values in arrays:
             digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
+        if kept is not None:
+            kept.add_to(digest)
         return digest.digest()
 
 

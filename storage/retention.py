@@ -22,7 +22,7 @@ from storage.store import PosteriorStore
 _Note = tuple[int | None, dict[str, int]]
 """Id and detail of the event that records a prune."""
 
-_COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "checkpoints")
+_COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "rollouts", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PruneResult:
     Attributes:
         first_kept: the first step whose history is kept.
         steps: steps whose history was deleted.
-        history_rows, probes, usage_rows, checkpoints: rows deleted.
+        history_rows, probes, usage_rows, rollouts, checkpoints: rows deleted; rollouts: kept ones, with their texts.
         bytes_freed: room for new rows in the file (SQLite); None if unknown (PostgreSQL, or nothing was deleted).
     """
 
@@ -42,6 +42,7 @@ class PruneResult:
     history_rows: int
     probes: int
     usage_rows: int
+    rollouts: int
     checkpoints: int
     bytes_freed: int | None
 
@@ -55,10 +56,10 @@ def prune(
     drop_checkpoints: bool = False,
     dry_run: bool = False,
 ) -> PruneResult:
-    """Delete the history, probes and usage of a run's old steps; give exactly one of ``keep_last`` and ``before``.
+    """Delete the history, probes, usage and kept rollouts of a run's old steps; give ``keep_last`` or ``before``.
 
-    Posteriors, recorded steps with their totals and run-wide state, and evaluations stay. To resume from a model
-    checkpoint, the history of every later step is needed: a prune that would delete it is refused, unless
+    Posteriors, recorded steps with their totals, metrics and run-wide state, and evaluations stay. To resume from a
+    model checkpoint, the history of every later step is needed: a prune that would delete it is refused, unless
     ``drop_checkpoints`` gives the checkpoint up; the newest one of an unfinished run (its start, if it has none) is
     never given up. A finished run is never resumed, so its checkpoints need no history. Afterwards a roll back needs
     every step it undoes to be kept.
@@ -70,7 +71,7 @@ def prune(
     beta; they are NULL for an estimator without these.
 
     The space is reused for new rows. To return it to the system: ``VACUUM`` on SQLite, ``VACUUM FULL dbb_history,
-    dbb_usage`` on PostgreSQL, while no run is being trained.
+    dbb_usage, dbb_rollout`` on PostgreSQL, while no run is being trained.
 
     Args:
         keep_last: number of steps to keep, >= 0.
@@ -140,7 +141,8 @@ def _parts(connection: Connection, run: RunRecord, first_kept: int) -> list[tupl
             """SELECT step, prompts + coalesce(groups + skipped, 0) FROM dbb_step
                WHERE run_id = :run AND step < :first_kept AND step >=
                      (SELECT min(step) FROM (SELECT min(step) AS step FROM dbb_history WHERE run_id = :run
-                      UNION ALL SELECT min(step) FROM dbb_usage WHERE run_id = :run) o)
+                      UNION ALL SELECT min(step) FROM dbb_usage WHERE run_id = :run
+                      UNION ALL SELECT min(step) FROM dbb_rollout WHERE run_id = :run) o)
                ORDER BY step"""
         ),
         {"run": run.run_id, "first_kept": first_kept},
@@ -187,12 +189,13 @@ _DELETED = {
     "history_rows": f"FROM dbb_history {_OLD}",
     "probes": f"FROM dbb_probe {_OLD}",
     "usage_rows": f"FROM dbb_usage {_OLD}",
+    "rollouts": f"FROM dbb_rollout {_OLD}",
     "checkpoints": "FROM dbb_checkpoint WHERE run_id = :run AND step < :given_up",
 }
 
 
 def _delete(connection: Connection, run_id: int, start: int, end: int, given_up: int) -> dict[str, int]:
-    """Delete history, probes and usage before step ``end``, and checkpoints before ``given_up``; how many of each."""
+    """Delete the rows of steps before ``end``, and checkpoints before ``given_up``; how many of each."""
     counts = _count(connection, run_id, start, end, given_up)
     for rows in _DELETED.values():
         connection.execute(text(f"DELETE {rows}"), {"run": run_id, "end": end, "given_up": given_up})

@@ -21,6 +21,7 @@ from storage.owner import NOBODY, Owner
 from storage.records import PosteriorTable, RunRecord, StateLayout, StepRows, WarmStart
 from storage.retry import retried
 from storage.roll_back import check_kept, undo
+from storage.rollouts import metrics_text
 from storage.warm_start import begin, check_source
 
 # Fence, order check, row lock and heartbeat in one: it changes the row only for the owner and the next step.
@@ -32,6 +33,8 @@ _HOLD = text(
     """UPDATE dbb_run SET heartbeat_at = :now
        WHERE run_id = :run AND writer_token = :token AND status = 'running'"""
 )
+
+_SET_METRICS = "UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step"
 
 _Result = TypeVar("_Result")
 
@@ -102,7 +105,7 @@ class Run:
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
-        """Store the posteriors and the run-wide state that a training step changed, its probes and its usage.
+        """Store the posteriors and the run-wide state that a training step changed, its probes, usage and rollouts.
 
         Recording a step again with the same content changes nothing, so a caller that does not know whether its
         last call succeeded may repeat it.
@@ -126,6 +129,27 @@ class Run:
                 return
             steps.write(connection, self.record, step, rows, digest, now)
         self.record = replace(self.record, last_step=step)
+
+    @retried
+    def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Store what the trainer logged of a recorded step, in its row; repeating the call is harmless.
+
+        Args:
+            step: 1 to the last recorded step.
+            metrics: numbers by name, stored with 7 significant digits, NULL where not finite; what is no number is
+                left out.
+
+        Raises:
+            StoreError: the step is not recorded, or the run is no longer this owner's.
+        """
+        key = {"run": self.record.run_id, "step": step, "metrics": metrics_text(metrics)}
+        with self._database.transaction(write=True) as connection:
+            last_step = self._hold(connection)
+            if not execute(connection, _SET_METRICS, key).rowcount:
+                raise StoreError(
+                    f"metrics are of step {step}, run {self.record.name!r} is at step {last_step}; "
+                    "record the step first"
+                )
 
     def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
         """The run's last step; raises StoreError unless ``step`` is recorded with this content."""

@@ -31,7 +31,7 @@ from storage.url import URL_VARIABLE
 from storage.usage import COUNTS, GROUPS
 from storage.views import VIEWS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -50,7 +50,7 @@ schema_version = Table(
     Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made or last migrated them"),
 )
 
-# Where development versions before 0.1.0 kept their version, 1 to 3; the present version 1 is none of them.
+# Where development versions before 0.1.0 kept their version, 1 to 3; the present versions are none of them.
 _DEVELOPMENT_TABLE = "dbb_schema"
 
 run = Table(
@@ -98,7 +98,7 @@ prompt = Table(
     sqlite_autoincrement=True,
 )
 
-# No foreign keys in the next four tables, nor in dbb_evaluation_result: they are large, and always written together
+# No foreign keys in the next five tables, nor in dbb_evaluation_result: they are large, and always written together
 # with a row of dbb_step or dbb_evaluation, which have them.
 posterior = Table(
     "dbb_posterior",
@@ -160,6 +160,24 @@ usage = Table(
     sqlite_with_rowid=False,
 )
 
+# With row ids, unlike its neighbours: its texts are long.
+rollout = Table(
+    "dbb_rollout",
+    metadata,
+    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
+    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
+    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
+    Column("sample", BigInteger, primary_key=True, autoincrement=False, comment="place in its group, from 0"),
+    Column("reward", Double, comment="what was optimized; NULL if it could not be verified"),
+    Column("score", Double, comment="the verifier's, before penalties; NULL if it could not be verified"),
+    Column("advantage", Double, nullable=False, comment="0 if it could not be verified"),
+    Column("length", BigInteger, nullable=False, comment="response tokens"),
+    Column("truncated", BigInteger, comment="1: cut at the length limit; 0: not; NULL: not known"),
+    Column("log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"),
+    Column("text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"),
+    comment="Some rollouts of every step",
+)
+
 step = Table(
     "dbb_step",
     metadata,
@@ -174,6 +192,7 @@ step = Table(
     # NULL: the step's rollouts were not counted.
     *(Column(name, BigInteger, comment="sum over dbb_usage; NULL if not counted") for name in COUNTS),
     *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, (_, comment) in GROUPS.items()),
+    Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
     comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
 )

@@ -1,4 +1,4 @@
-"""Write a step: its own row, its rows of history, probes and usage, and the posteriors it changed."""
+"""Write a step: its own row, its rows of history, probes, usage and rollouts, and the posteriors it changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from storage.bulk import insert_columns
 from storage.engine import execute
 from storage.errors import StoreError
 from storage.records import RunRecord, StateLayout, StepRows, history_columns, probe_columns
+from storage.rollouts import rollout_columns
 from storage.shared import to_text
 from storage.usage import TOTALS, usage_columns
 
@@ -57,6 +58,8 @@ def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, dig
         insert_columns(connection, "dbb_probe", probe_columns(run.run_id, step, rows.probes))
     if rows.usage is not None:
         insert_columns(connection, "dbb_usage", usage_columns(run.run_id, step, rows.usage))
+    if rows.kept is not None:
+        insert_columns(connection, "dbb_rollout", rollout_columns(run.run_id, step, rows.kept))
     stale: Any = execute(connection, _STALE, key).first()
     if stale is not None:
         raise StoreError(

@@ -17,11 +17,15 @@ VIEWS = {
     "usage": f"""
         SELECT run_id, step, prompt_id, {", ".join(COUNTS)}, generated - trained AS filtered
         FROM dbb_usage""",
+    "rollouts": """
+        SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
+               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text
+        FROM dbb_rollout""",
     # The sum of big integers is a decimal on PostgreSQL.
     "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,
                {", ".join(TOTALS)}, generated - trained AS filtered,
-               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total
+               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, metrics
         FROM dbb_step""",
     "evaluation_results": """
         SELECT r.evaluation_id, e.run_id, e.step, e.name, r.benchmark, r.repeat, r.place, r.prompt_id,

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from storage import EvaluationRows, StepRows, UsageRows, open_store
+from storage import EvaluationRows, RolloutRows, StepRows, UsageRows, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
@@ -224,6 +224,23 @@ class Filler:
         columns |= {name: np.array(values) for name, values in counts.items()}
         return UsageRows(prompt_ids=np.asarray(ids), **columns)
 
+    @staticmethod
+    def rollouts(ids, successes, samples=2):
+        """The first rollouts of each prompt, the right ones before the wrong ones, of 10 tokens."""
+        sample = np.tile(np.arange(samples), len(ids))
+        reward = (sample < np.repeat(successes, samples)).astype(float)
+        return RolloutRows(
+            prompt_ids=np.repeat(ids, samples),
+            sample=sample,
+            reward=reward,
+            score=reward,
+            advantage=reward - 0.5,
+            length=np.full(len(sample), 10),
+            truncated=np.zeros(len(sample)),
+            log_prob=np.full(len(sample), -1.5),
+            text=[f"answer {i}" for i in sample],
+        )
+
     @classmethod
     def step(cls, run, step, ids, successes, rollouts=4, **more):
         """Record one step; the rows recorded."""
@@ -288,60 +305,31 @@ def fill():
 
 
 @pytest.fixture
-def next_schema(monkeypatch):
-    """Function: make the imported ``storage`` one of a made-up schema version 2, with its migration from version 1.
+def make_version_1():
+    """Function: fill an empty database with what release 0.1.0 wrote, schema version 1.
 
-    Version 2 adds a column to dbb_run, which view ``runs`` shows, and table ``dbb_note`` with view ``notes``.
+    Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
     """
-    import sys
-    from types import ModuleType
 
-    from alembic import op
-    from sqlalchemy import BigInteger, Column, MetaData, Table, Text
+    def make(url):
+        kind = "sqlite" if url.startswith("sqlite") else "postgresql"
+        script = (ROOT / f"tests/store_versions/1.{kind}.sql").read_text()
+        if kind == "sqlite":
+            import sqlite3
+            from contextlib import closing
 
-    from storage import schema
-    from storage.views import VIEWS
+            from storage.url import parse_url
 
-    runs = VIEWS["runs"].replace("FROM dbb_run", ", remark FROM dbb_run")
-    notes = "SELECT run_id, note FROM dbb_note"
+            with closing(sqlite3.connect(parse_url(url).path)) as connection:
+                connection.executescript(f"PRAGMA journal_mode = WAL; {script}")
+        else:
+            import psycopg
 
-    def upgrade():
-        op.add_column("dbb_run", Column("remark", Text))
-        op.create_table(
-            "dbb_note",
-            Column("run_id", BigInteger, primary_key=True, autoincrement=False),
-            Column("note", Text, nullable=False),
-            sqlite_with_rowid=False,
-        )
-        op.execute(f"CREATE VIEW notes AS {notes}")
-        if op.get_bind().dialect.name == "sqlite":
-            op.execute("DROP VIEW runs")
-            op.execute(f"CREATE VIEW runs AS {runs}")
-        else:  # in place: grants, and views of others over it, stay
-            op.execute(f"CREATE OR REPLACE VIEW runs AS {runs}")
+            with psycopg.connect(url) as connection:
+                connection.execute(script)
+        return url
 
-    def install():
-        metadata = MetaData()
-        for table in schema.metadata.sorted_tables:
-            table.to_metadata(metadata)
-        metadata.tables["dbb_run"].append_column(Column("remark", Text, comment="a remark"))
-        Table(
-            "dbb_note",
-            metadata,
-            Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-            Column("note", Text, nullable=False, comment="a note"),
-            comment="Notes",
-            sqlite_with_rowid=False,
-        )
-        module = ModuleType("storage.migrations.version_2")
-        module.ADDS, module.upgrade = ("dbb_note", "notes"), upgrade
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(schema, "metadata", metadata)
-        monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
-        monkeypatch.setitem(VIEWS, "runs", runs)
-        monkeypatch.setitem(VIEWS, "notes", notes)
-
-    return install
+    return make
 
 
 def dump(store):
@@ -353,6 +341,7 @@ def dump(store):
         "dbb_history": "run_id, step, prompt_id",
         "dbb_probe": "run_id, step, prompt_id",
         "dbb_usage": "run_id, step, prompt_id",
+        "dbb_rollout": "run_id, step, prompt_id, sample",
         "dbb_step": "run_id, step",
         "dbb_checkpoint": "run_id, step, tag",
         "dbb_event": "event_id",

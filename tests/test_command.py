@@ -14,7 +14,6 @@ import pytest
 
 import openrlhf_dbb
 from openrlhf_dbb.cli.main import COMMANDS, main
-from storage import open_store
 
 ROOT = Path(__file__).parents[1]
 
@@ -188,7 +187,7 @@ def test_a_number_is_an_id_first_and_text_if_there_is_no_such_id(store, fill, ca
 
 # consent
 
-PRUNED = "6 history rows, 6 usage rows, 0 probe rows and 0 checkpoints of 3 steps"
+PRUNED = "6 history rows, 6 usage rows, 0 probe rows, 0 kept rollouts and 0 checkpoints of 3 steps"
 
 
 @pytest.fixture
@@ -237,10 +236,8 @@ def test_a_prune_that_nobody_can_be_asked_about(trained, monkeypatch, capsys):
         assert history_rows(trained) == 0
 
 
-def test_a_migration_asks(new_url, next_schema, terminal, capsys):
-    url = new_url("sqlite")
-    open_store(url).close()
-    next_schema()
+def test_a_migration_asks(new_url, make_version_1, terminal, capsys):
+    url = make_version_1(new_url("sqlite"))
     what = "this upgrades the database from schema version 1 to 2, which older releases cannot read; "
     assert main(["migrate", "--dry-run", "--store.url", url]) == 0
     assert capsys.readouterr().out == f"{what}nothing was changed\n"

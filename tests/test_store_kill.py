@@ -216,12 +216,10 @@ def test_a_resume_killed_anywhere_is_resumed_again_to_the_same_posteriors(new_ur
     assert all(state == seen[0] for state in seen)
 
 
-def test_a_migration_killed_anywhere_leaves_the_old_or_the_new_schema(new_url, fill, next_schema):
+def test_a_migration_killed_anywhere_leaves_the_old_or_the_new_schema(new_url, fill, make_version_1):
     import sqlite3
 
-    template = new_url("sqlite")
-    prepare_training(template, fill)
-    next_schema()
+    template = make_version_1(new_url("sqlite"))
 
     def look(url):
         with sqlite3.connect(parse_url(url).path) as connection:

@@ -1,4 +1,4 @@
-"""Migration to a made-up next version: all data kept, the schema of a fresh database; what is refused, and why."""
+"""Migration of a database that release 0.1.0 wrote: all data kept, a fresh one's schema; refusals."""
 
 import multiprocessing
 import os
@@ -8,40 +8,15 @@ import sqlite3
 import numpy as np
 import pytest
 
-from storage import URL_VARIABLE, ProbeRows, StepRows, StoreError, migrate, open_store, schema
+from storage import URL_VARIABLE, StoreError, migrate, open_store, schema
 from storage.invariants import check
 from storage.url import parse_url
 
 
 @pytest.fixture
-def old(url, fill, next_schema):
-    """URL of a database of version 1, which the imported ``storage`` no longer works with: its version is 2.
-
-    Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
-    """
-    with open_store(url) as store:
-        ids = store.register_prompts(["1 + 1 = ?", "2 + 2 = ?", "NUL \0, <b>HTML</b> and \u00fcnicode"], ["2", "4", ""])
-        first = fill.run(store, "first")
-        fill.step(first, 1, ids[:2], [4, 1], shared={"clock": np.array([1.0, 0.1])})
-        first.finish(unused_rollouts=3, unused_tokens=30)
-        second = fill.run(store, "second", method="dapo")
-        second.warm_start(store, first.record, ids, weight=0.5)
-        probes = ProbeRows(ids[:1], np.array([8]), np.array([3.0]), np.array([3.0]))
-        fill.step(second, 1, ids[:2], [0, 4], probes=probes)
-        second.record_checkpoint(1, "global_step1")
-        fill.step(second, 2, ids, [4, 4, 1])
-        second.record_evaluation(2, "training", [fill.evaluation(ids, [4, 1, 0])], model="tiny", config={})
-        second.release()
-        packed = fill.run(store, "packed", fields=("alpha", "beta", "level", "speed"))
-        state, one = np.array([[1.0, 2.0, 3.0, 4.0]]), np.ones(1)
-        rows = StepRows(
-            prompt_ids=ids[:1], rollouts=np.array([4]), successes=one, mean=one, variance=one, state=state,
-            previous_state=np.full((1, 4), np.nan), previous_step=np.array([-1]),
-        )  # fmt: skip
-        packed.record_step(1, rows)
-        packed.release()
-    next_schema()
-    return url
+def old(url, make_version_1):
+    """URL of a database as release 0.1.0 wrote it."""
+    return make_version_1(url)
 
 
 def rows_of(url, statement):
@@ -152,8 +127,10 @@ def test_an_upgraded_database_is_used_as_any_other(old, fill):
         packed = store.claim_run(store.find_run("packed").run_id)
         assert packed.load(ids[:1]).state.tolist() == [[1.0, 2.0, 3.0, 4.0]]
         assert check(store) == []
-        assert store.query("SELECT name, method, remark FROM runs WHERE name = 'second'") == [("second", "dapo", None)]
-        assert store.query("SELECT count(*) FROM notes") == [(0,)]
+        run.record_metrics(2, {"kl": 0.5})
+        metrics = "SELECT step, metrics FROM steps WHERE run_id = 2 ORDER BY step"
+        assert store.query(metrics) == [(1, None), (2, '{"kl": 0.5}')]
+        assert store.query("SELECT count(*) FROM rollouts") == [(0,)]
 
 
 def test_opening_an_older_database_names_both_versions_and_the_command(old, kind):
@@ -173,7 +150,7 @@ def test_a_newer_database_is_refused_with_both_versions(url):
     open_store(url).close()
     execute(url, "UPDATE dbb_version SET version = 99, library_version = '9.9'")
     for refused in (migrate, open_store):
-        with pytest.raises(StoreError, match=r"version 99, .* version 1; upgrade .* to 9.9 or later"):
+        with pytest.raises(StoreError, match=r"version 99, .* version 2; upgrade .* to 9.9 or later"):
             refused(url)
 
 
@@ -197,7 +174,7 @@ def test_there_is_nothing_to_migrate(url):
     with pytest.raises(StoreError, match=r"there is no store at|holds no posteriors"):
         migrate(url)
     open_store(url).close()
-    assert migrate(url) == (1, 1)
+    assert migrate(url) == (2, 2)
 
 
 def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old):
@@ -221,9 +198,9 @@ def test_a_run_owned_on_another_host_is_migrated_only_when_asked(old):
 
 
 def test_another_programs_view_is_not_overwritten(old):
-    execute(old, "CREATE VIEW notes AS SELECT 1 AS x")
+    execute(old, "CREATE VIEW rollouts AS SELECT 1 AS x")
     before = schema_of(old)
-    with pytest.raises(StoreError, match="already has a table or view 'notes' that is not openrlhf-dbb's"):
+    with pytest.raises(StoreError, match="already has a table or view 'rollouts' that is not openrlhf-dbb's"):
         migrate(old)
     assert schema_of(old) == before
 
@@ -240,7 +217,6 @@ def _migrate_together(url, barrier, outcomes):
 
 
 def test_four_processes_may_migrate_at_once(old):
-    # Forked, so that each of them knows the made-up version.
     fork = multiprocessing.get_context("fork")
     barrier, outcomes = fork.Barrier(4), fork.Queue()
     children = [fork.Process(target=_migrate_together, args=(old, barrier, outcomes)) for _ in range(4)]

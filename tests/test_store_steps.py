@@ -242,7 +242,10 @@ def test_roll_back_notes_what_was_undone(store, fill):
     run.roll_back(1)
     with store.database.transaction() as connection:
         event = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).one()
-    detail = '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "usage_rows": 4, "evaluations": 0}'
+    detail = (
+        '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "usage_rows": 4, "rollouts": 0, '
+        '"evaluations": 0}'
+    )
     assert tuple(event) == ("roll_back", 3, 1, detail)
     assert store.checkpoints(run.record) == [(1, "global_step1")]
 

@@ -217,8 +217,10 @@ def test_roll_back_deletes_the_usage_of_undone_steps(store, counted, fill):
     details = store.query("SELECT detail FROM dbb_event WHERE run_id = :run ORDER BY event_id", run=run.record.run_id)
     # Steps 2 and 3: 2 + 1 rows of history and 2 of usage; step 1: 2 and 3.
     assert [detail for (detail,) in details] == [
-        '{"history_rows": 3, "steps": 2, "checkpoints": 0, "probes": 0, "usage_rows": 2, "evaluations": 0}',
-        '{"history_rows": 2, "steps": 1, "checkpoints": 0, "probes": 0, "usage_rows": 3, "evaluations": 0}',
+        '{"history_rows": 3, "steps": 2, "checkpoints": 0, "probes": 0, "usage_rows": 2, "rollouts": 0, '
+        '"evaluations": 0}',
+        '{"history_rows": 2, "steps": 1, "checkpoints": 0, "probes": 0, "usage_rows": 3, "rollouts": 0, '
+        '"evaluations": 0}',
     ]
 
 

@@ -1,0 +1,130 @@
+"""Kept rollouts of a step: what the model wrote, with its reward and advantage; and the step's metrics.
+
+Axis in comments: K kept rollouts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.bulk import Columns
+from storage.checks import counts, integers, reals
+from storage.errors import StoreError
+from storage.prompts import storable
+
+DIGITS = 7
+"""Significant digits of a stored metric."""
+
+
+@dataclass
+class RolloutRows:
+    """Some rollouts of one training step, with their texts.
+
+    Attributes:
+        prompt_ids: (K,) int.
+        sample: (K,) int, >= 0, place among the rollouts of the prompt in this step; unique for each prompt.
+        reward: (K,) float, what was optimized; NaN where it could not be verified.
+        score: (K,) float, the verifier's, before penalties; NaN where it could not be verified.
+        advantage: (K,) float, finite.
+        length: (K,) int, >= 0, response tokens.
+        truncated: (K,) float, 1 if cut at the length limit, else 0; NaN if not known.
+        log_prob: (K,) float, sum of the response tokens' log-probabilities when they were sampled; NaN if not known.
+        text: (K,) responses.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    reward: NDArray[np.float64]
+    score: NDArray[np.float64]
+    advantage: NDArray[np.float64]
+    length: NDArray[np.int64]
+    truncated: NDArray[np.float64]
+    log_prob: NDArray[np.float64]
+    text: Sequence[str]
+
+    def checked(self, step: int) -> RolloutRows:
+        """A copy with exact types, sorted by prompt id and sample.
+
+        Raises:
+            StoreError: a wrong shape or type, a rollout that is there twice, an infinite value, or no finite advantage.
+        """
+        ids, sample = integers("rollouts.prompt_ids", self.prompt_ids), integers("rollouts.sample", self.sample)
+        size = len(ids)
+        counts(step, "rollouts.sample", sample, size, 0)
+        order = np.lexsort((sample, ids))
+        ids, sample = ids[order], sample[order]
+        twice = (ids[1:] == ids[:-1]) & (sample[1:] == sample[:-1])
+        if twice.any():
+            at = int(twice.argmax())
+            raise StoreError(
+                f"step {step}: rollouts holds sample {sample[at]} of prompt {ids[at]} more than once; number them"
+            )
+        if len(self.text) != size or not all(isinstance(each, str) for each in self.text):
+            raise StoreError(f"step {step}: rollouts.text must be {size} texts, one for each of rollouts.prompt_ids")
+        columns = {
+            name: reals(step, f"rollouts.{name}", getattr(self, name), (size,))[order]
+            for name in ("reward", "score", "advantage", "truncated", "log_prob")
+        }
+        for name, values in columns.items():
+            bad = np.isinf(values) | (np.isnan(values) if name == "advantage" else False)
+            if bad.any():
+                at = int(bad.argmax())
+                raise StoreError(
+                    f"step {step}: rollouts.{name} of prompt {ids[at]}, sample {sample[at]}, is {values[at]}; "
+                    "it must be finite"
+                )
+        length = counts(step, "rollouts.length", self.length, size, 0)[order]
+        return RolloutRows(
+            prompt_ids=ids, sample=sample, length=length, text=[storable(self.text[at]) for at in order], **columns
+        )
+
+    def add_to(self, digest: hashlib.blake2b) -> None:
+        """Let a step's digest stand for these rows too; only of checked rows."""
+        for values in (v for v in vars(self).values() if isinstance(v, np.ndarray)):
+            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
+        for text in self.text:
+            encoded = text.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+
+
+def rollout_columns(run_id: int, step: int, rows: RolloutRows) -> Columns:
+    """The columns of ``dbb_rollout``."""
+    unknown = np.isnan(rows.truncated)
+    zeros_and_ones = np.where(unknown, 0, rows.truncated).astype(np.int64)
+    truncated: Any = np.ma.array(zeros_and_ones, mask=unknown)  # type: ignore[no-untyped-call]
+    texts = np.empty(len(rows.text), dtype=object)
+    texts[:] = rows.text
+    return {
+        "run_id": run_id,
+        "step": step,
+        "prompt_id": rows.prompt_ids,
+        "sample": rows.sample,
+        "reward": rows.reward,
+        "score": rows.score,
+        "advantage": rows.advantage,
+        "length": rows.length,
+        "truncated": truncated,
+        "log_prob": rows.log_prob,
+        "text": texts,
+    }
+
+
+def metrics_text(metrics: Mapping[str, Any]) -> str:
+    """The numbers among a step's metrics as JSON, names sorted; what is not finite becomes null.
+
+    Example:
+        >>> metrics_text({"kl": 0.12345678, "loss": float("nan"), "note": "text"})
+        '{"kl": 0.1234568, "loss": null}'
+    """
+    numbers = {name: value for name, value in sorted(metrics.items()) if isinstance(value, (int, float, np.number))}
+    return json.dumps(
+        {name: float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for name, value in numbers.items()}
+    )
