@@ -70,8 +70,10 @@ def test_it_is_noted_once(store, trained):
     assert prune(store, run.record, before=3).steps == 0
     with store.database.transaction() as connection:
         noted = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).all()
-    detail = '{"before": 3, "steps": 2, "history_rows": 5, "probes": 2, "samples": 16, "usage_rows": 5, "rollouts": 0, '
+    detail = (
+        '{"before": 3, "steps": 2, "history_rows": 5, "probes": 2, "samples": 16, "usage_rows": 5, "rollouts": 0, '
         '"checkpoints": 0}'
+    )
     assert [tuple(row) for row in noted] == [("prune", 6, 6, detail)]
 
 
