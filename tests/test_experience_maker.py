@@ -25,8 +25,10 @@ from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.core.probes import Probes  # noqa: E402
+from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
 PROMPTS = [f"{i}+1=" for i in range(4)]
+TOKENIZER = build_tokenizer()
 TOKENS = 5
 BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
 
@@ -70,7 +72,7 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
 
 def maker(cls, args, **options):
     kl = SimpleNamespace(value=0.0)
-    return cls(None, None, None, None, kl, SimpleNamespace(args=args), None, **options)
+    return cls(None, None, None, None, kl, SimpleNamespace(args=args), TOKENIZER, **options)
 
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=(), probed=None):
@@ -298,6 +300,8 @@ def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on."""
     return [
         Experience(
+            sequences=torch.ones(1, 1 + TOKENS, dtype=torch.int32),
+            action_mask=(torch.arange(TOKENS) < length)[None],
             rewards=torch.tensor([score]).nan_to_num(),
             scores=torch.tensor([score]),
             response_length=torch.tensor([length]),
@@ -331,6 +335,43 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     assert metrics["estimator/missing"] == 0
     assert metrics["rollout/filtered"] == 10 / 26
     assert metrics["rollout/skipped"] == 2
+
+
+def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
+    mine, store = ours("dbb", "--rollouts.keep", "all", discount=0.5)
+    (batch,) = experiences(np.array([[1.0, math.nan]]), lengths=[5, 3], log_prob=-0.5)
+    eos = TOKENIZER.eos_token_id
+    said = TOKENIZER.encode("0+1=2")
+    batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
+    batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
+    batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
+    advantages(mine, [batch], filtered=filtered_group(1, [1.0], length=2))
+    mine.posteriors.settle()
+    rows = store.query(
+        "SELECT prompt, sample, reward, score, length, truncated, missing, log_prob, text FROM rollouts "
+        "JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
+    )
+    one = TOKENIZER.decode([1])
+    # The token that ended the first response is left out. The filtered one comes without log-probs.
+    assert rows == [
+        (PROMPTS[0], 0, 1.0, 1.0, 5, 0, 0, -1.0, "="),
+        (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one),
+        (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one),
+    ]
+    # Beta(0.5, 0.5) and one success: (1 - 0.75) / sqrt(0.75 * 0.25)
+    ordered = "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
+    found = [value for (value,) in store.query(ordered)]
+    assert found == pytest.approx([0.577350, 0.0, 0.577350], abs=1e-5)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("0", 0), ("5", 5), ("all", 32)])
+def test_how_many_are_kept_changes_nothing_else(ours, keep, kept):
+    mine, store = ours("dbb", "--rollouts.keep", keep)
+    batch, metrics = advantages(mine, experiences(RANDOM))
+    other, _ = ours("dbb")
+    expected, expected_metrics = advantages(other, experiences(RANDOM))
+    assert stored(mine, store, "SELECT count(*) FROM rollouts") == [(kept,)]
+    assert column(batch, "advantages").equal(column(expected, "advantages")) and metrics == expected_metrics
 
 
 def test_length_penalties_hold_for_filtered_groups(ours):

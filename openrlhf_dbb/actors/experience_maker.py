@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb.actors.agreement import Agreement
 from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
+from openrlhf_dbb.core import ALL
+from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import Probes
 from openrlhf_dbb.core.rollouts import Floats, Key
@@ -122,8 +125,21 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             skipped=step.rollouts.skipped,
             form=self.advantage_estimator,
             probed=step.probed,
+            responses=self._responses(experiences),
         )
         return rewards_R, scored
+
+    def _responses(self, experiences: list[Experience]) -> Responses:
+        """What the model wrote; decoded only where it is kept."""
+        keep = self.args.rollouts.keep
+        if keep == 0:
+            return NONE
+        return Responses(
+            texts=ResponseTexts(experiences, self.tokenizer),
+            truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
+            log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
+            keep=None if keep == ALL else keep,
+        )
 
     def _finish(self, experience: Experience, advantage: torch.Tensor) -> None:
         """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
@@ -141,6 +157,39 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         ranks = len(group._actor_handlers) // group.duplicate_actors
         shares = [rows[rank::ranks] for rank in range(ranks)]
         ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
+
+
+class ResponseTexts(Sequence[str]):
+    """The response of each rollout, decoded when it is asked for, without the token that ended it.
+
+    Args:
+        experiences: with token ids and the mask of those that were generated.
+        tokenizer: of the model.
+    """
+
+    def __init__(self, experiences: list[Experience], tokenizer: Any) -> None:
+        self._rows = [(experience, row) for experience in experiences for row in range(len(experience.sequences))]
+        self._tokenizer = tokenizer
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        experience, row = self._rows[place]
+        tokens = experience.sequences[row, 1:][experience.action_mask[row].bool()].tolist()
+        if tokens and tokens[-1] == self._tokenizer.eos_token_id:
+            tokens.pop()
+        return self._tokenizer.decode(tokens)
+
+
+def _log_prob_sums(experience: Experience) -> torch.Tensor:
+    """Of each response, shape (B,): by the engine that sampled it, else by the trainer before the update, else NaN."""
+    log_probs = experience.rollout_log_probs
+    if log_probs is None:
+        log_probs = experience.action_log_probs
+    if log_probs is None:
+        return torch.full((len(experience.sequences),), torch.nan)
+    return (log_probs.double() * experience.action_mask).sum(dim=-1)
 
 
 def _prompts(experiences: list[Experience]) -> list[Key]:

@@ -38,7 +38,7 @@ class RolloutBatch:
 
     Attributes:
         trained: rollouts to train on, group by group.
-        filtered: rollouts that are not trained on: scores, rewards and lengths only.
+        filtered: rollouts that are not trained on, with what is needed to observe and to read them.
         skipped: how often each prompt was drawn and nothing was generated for it.
     """
 
@@ -142,7 +142,7 @@ class RolloutGenerator:
         full, self._batch = self._batch, RolloutBatch()
         kept, self._kept = self._kept, []
         full.trained = [rollout for group in kept[:batch] for rollout in group]
-        full.filtered += [_scores_only(rollout) for group in kept[batch:] for rollout in group]
+        full.filtered += [_to_observe(rollout) for group in kept[batch:] for rollout in group]
         return full, 100 * len(full) / len(full.all), consumed, self.at_end_of_episode
 
     def unused(self) -> tuple[int, int]:
@@ -247,7 +247,7 @@ class RolloutGenerator:
                         kept[place] = group
                         self.watch(len(self._kept) + len(kept))
                         continue
-                    self._batch.filtered += map(_scores_only, group)
+                    self._batch.filtered += map(_to_observe, group)
                     replaced = decision is Decision.REPLACE
                     if replaced and self._dataloader_iter is not None and self._groups_left() >= 1:
                         sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
@@ -390,9 +390,12 @@ def _scores(group: list[Experience]) -> NDArray[np.float64] | None:
     return np.array([value.item() for value in values], dtype=np.float64)
 
 
-def _scores_only(rollout: Experience) -> Experience:
-    """What the estimator and the counts need of a rollout that is not trained on."""
+def _to_observe(rollout: Experience) -> Experience:
+    """What is needed of a rollout that is not trained on; its tokens, in half the space, may be read."""
     return Experience(
+        sequences=rollout.sequences.int(),
+        action_mask=rollout.action_mask.bool(),
+        rollout_log_probs=rollout.rollout_log_probs,
         rewards=rollout.rewards,
         scores=rollout.scores,
         response_length=rollout.response_length,

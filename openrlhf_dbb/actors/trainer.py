@@ -250,6 +250,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self.samples_generator.at_end_of_episode:
             # A finished data loader would serve its whole episode again after a resume.
             states |= {"episode": states["episode"] + 1, "data_loader_state_dict": {}}
+        plan = {"plan/steps": self._progress.total}
+        self._posteriors.record_metrics(global_step, {**(logs_dict or {}), **plan})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
         if saves:
             checkpoints.begin(self._folder, tag)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 import estimators
 import storage
 from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
-from openrlhf_dbb.core import probes
+from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
 from openrlhf_dbb.core.usage import usage
@@ -215,6 +215,7 @@ class Posteriors:
         skipped: Mapping[Key, int] | None = None,
         form: Form = "group_norm",
         probed: probes.Probes | None = None,
+        responses: kept.Responses = kept.NONE,
     ) -> Scored:
         """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
 
@@ -235,6 +236,8 @@ class Posteriors:
             skipped: by (prompt, label), how often it was drawn and nothing was generated for it.
             form: "group_norm" for (X - mean) / sqrt(variance), "dr_grpo" for X - mean; X is the reward.
             probed: probes of some of the step's prompts, to be stored with it; the estimator never sees them.
+            responses: what the model wrote; some of it is stored with the step (view ``rollouts``), see
+                :class:`openrlhf_dbb.core.kept.Responses`.
 
         Raises:
             ValueError: columns of different lengths, a score the estimator is not defined for, an unknown prompt or
@@ -263,6 +266,7 @@ class Posteriors:
         groups = Groups.of(self._positions(rollouts.prompts))
         rewards_P_G, scores_P_G = groups.matrix(rollouts.rewards), groups.matrix(rollouts.scores)
         observed_P_G = rewards_P_G if self.estimator.support == "real" else scores_P_G
+        kept_K, kept_rows = kept.rows(responses, step, rollouts, groups, self._ids[groups.prompts_P])
         seen_P: NDArray[np.bool_] = np.any(~np.isnan(observed_P_G), axis=1)
         if not seen_P.any():
             raise ValueError(
@@ -287,6 +291,8 @@ class Posteriors:
             rollouts, self.prompt_ids, groups.group_R, self._ids[groups.prompts_P], zero_variance_P, advantages_R
         )
         probe_metrics = {} if probed is None else self._add_probes(rows, at, probed)
+        if len(kept_K):
+            kept_rows.advantage, rows.kept = advantages_R[kept_K], kept_rows
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         self._known[at], self._step[at], self._last_step = True, step, step
 
@@ -298,6 +304,19 @@ class Posteriors:
         scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
         scored.metrics.update(means(scored, rollouts) | self._run_wide() | probe_metrics)
         return scored
+
+    def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Begin to store what the trainer logged of a step that was observed, in that step's row (view ``steps``).
+
+        Args:
+            metrics: numbers by name, such as losses and times; what is no number is left out. "plan/steps" is the last
+                step that the run is meant to have: ``openrlhf-dbb serve`` shows the time left by it.
+
+        Raises:
+            storage.StoreError: the step cannot be stored.
+        """
+        self.settle()
+        self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
 
     def settle(self) -> None:
         """Wait until the last step is stored: all of it, in one transaction.

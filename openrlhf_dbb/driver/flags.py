@@ -11,7 +11,7 @@ from typing import Any
 import estimators
 from estimators.registry import parameter_fields
 from openrlhf_dbb import machine, methods, presets, upstream
-from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
 from openrlhf_dbb.errors import UsageError
@@ -29,6 +29,19 @@ _MOST_USED = (
     "train.batch_size", "train.micro_batch_size", "train.num_episodes", "actor.adam.lr", "eval.dataset", "eval.steps",
     "ckpt.save_steps", "actor.num_gpus_per_node", "vllm.num_engines", "train.colocate_all", "logger.wandb.key",
 )  # fmt: skip
+
+
+def _count_or_all(text: str) -> int | str:
+    if text == ALL:
+        return ALL
+    try:
+        count = int(text)
+    except ValueError:
+        count = -1
+    if count < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rollouts, 0 or more, nor {ALL}")
+    return count
+
 
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -78,6 +91,12 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "in [0, 1]: share of the prompts for which extra rollouts measure the estimates; never trained on (default 0)",
     ),
     ("--probe.samples", {"type": int, "default": 128}, "extra rollouts of a probed prompt at each visit (default 128)"),
+    (
+        "--rollouts.keep",
+        {"type": _count_or_all, "default": KEEP, "metavar": f"N|{ALL}"},
+        f"rollouts of each step that are stored with their texts, for serve, report and SQL: a number, 0 for none, "
+        f"{ALL} (default {KEEP}); changes nothing of the training",
+    ),
     (
         "--train.max_rollouts",
         {"type": int},

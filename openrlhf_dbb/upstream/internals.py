@@ -109,7 +109,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ppo_utils.experience_maker": (
         Internal("RemoteExperienceMaker", "subclassed", "actors/experience_maker.py",
-                 attributes="args, advantage_estimator, actor_model_group, kl_ctl"),
+                 attributes="args, advantage_estimator, actor_model_group, kl_ctl, tokenizer"),
         Internal("RemoteExperienceMaker.__init__", "overridden", "actors/experience_maker.py",
                  "actor_model_group, critic_model_group, reward_model_group, initial_model_group, kl_controller, "
                  "strategy, tokenizer, **kwargs"),

@@ -7,6 +7,8 @@ changed once released, so it spells out what it adds and imports nothing from ``
 
 - ``ADDS``: names of its new tables and views
 - ``upgrade()``: from version N - 1 to N, by ``alembic.op``; inside the one transaction of all steps
+
+    version_2   kept rollouts with their texts, and each step's metrics
 """
 
 from __future__ import annotations
