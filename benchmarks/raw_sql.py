@@ -50,6 +50,7 @@ UNDO = """
         visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
 DROP_LATER = ("DELETE FROM dbb_history WHERE run_id = {0} AND step > {0}",
               "DELETE FROM dbb_usage WHERE run_id = {0} AND step > {0}",
+              "DELETE FROM dbb_rollout WHERE run_id = {0} AND step > {0}",
               "DELETE FROM dbb_step WHERE run_id = {0} AND step > {0}")  # fmt: skip
 SET_STEP = "UPDATE dbb_run SET last_step = {0} WHERE run_id = {0}"
 
@@ -68,13 +69,14 @@ class RawSQLite:
     def prepared(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def step(self, totals: Row, history: list[Row], usage: list[Row]) -> None:
+    def step(self, totals: Row, history: list[Row], usage: list[Row], rollouts: list[Row]) -> None:
         run, step, now = totals[0], totals[1], totals[7]
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
         self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 14)})", history)
         self.connection.executemany(f"INSERT INTO dbb_usage VALUES ({', '.join('?' * 13)})", usage)
+        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 11)})", rollouts)
         self.connection.execute(APPLY.format("?"), (run, step))
         self.connection.execute("COMMIT")
 
@@ -117,12 +119,12 @@ class RawPostgreSQL:
         """The rows as the text of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
         return b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"".join(map(_binary, rows)) + b"\xff\xff"
 
-    def step(self, totals: Row, history: bytes, usage: bytes) -> None:
+    def step(self, totals: Row, history: bytes, usage: bytes, rollouts: bytes) -> None:
         run, step, now = totals[0], totals[1], totals[7]
         with self.connection.cursor() as cursor:
             cursor.execute(ADVANCE.format("%s"), (step, now, run, step - 1))
             cursor.execute(RECORD.format("%s"), totals)
-            for table, rows in (("dbb_history", history), ("dbb_usage", usage)):
+            for table, rows in (("dbb_history", history), ("dbb_usage", usage), ("dbb_rollout", rollouts)):
                 with cursor.copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
                     copy.write(rows)
             cursor.execute(APPLY.format("%s"), (run, step))
@@ -175,7 +177,8 @@ def _binary(row: Row) -> bytes:
     for value in row:
         if value is None:
             fields.append(b"\xff\xff\xff\xff")
-        elif isinstance(value, bytes):
+        elif isinstance(value, bytes | str):
+            value = value.encode() if isinstance(value, str) else value
             fields.append(struct.pack(">i", len(value)) + value)
         else:
             fields.append(struct.pack(">iq" if isinstance(value, int) else ">id", 8, value))

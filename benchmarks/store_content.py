@@ -13,13 +13,15 @@ import numpy as np
 import psycopg
 from sqlalchemy import text
 
-from storage import PosteriorStore, Run, StepRows, UsageRows
+from openrlhf_dbb.core import KEEP
+from storage import PosteriorStore, RolloutRows, Run, StepRows, UsageRows
 from storage.usage import COUNTS
 
 WIDE_STEP = 512  # prompts of a step of the long run
 STRIDE = 611_953  # coprime with the number of prompts: steps of scattered prompts
 PASSES = 5  # over the prompts of the long run
 DBB = ("alpha", "beta")
+TEXT = 1_000  # characters of a kept response
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Trainer:
     prompts: int
     fields: tuple[str, ...] = DBB
     shared: dict[str, int] = field(default_factory=dict)
+    keep: int = KEEP
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -55,6 +58,7 @@ class Trainer:
             previous_step=self.last_P[at],
             shared={name: self.rng.random(length) for name, length in self.shared.items()},
             usage=self.usage(at + 1),
+            kept=self.kept(at + 1) if self.keep else None,
         )
         self.state_P_F[at], self.last_P[at] = state_P_F, self.step
         return rows
@@ -69,8 +73,20 @@ class Trainer:
             replayed_tokens=none, skipped=none,
         )  # fmt: skip
 
-    def raw(self, rows: StepRows) -> tuple[tuple[Any, ...], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-        """The step's row of dbb_step, and its rows of history and of usage, in the order of the tables' columns."""
+    def kept(self, ids: np.ndarray[Any, Any]) -> RolloutRows:
+        """Groups of 8 responses of 1,000 characters."""
+        size = min(self.keep, 8 * len(ids))
+        place = np.arange(size)
+        reward = self.rng.integers(0, 2, size).astype(float)
+        letters = self.rng.integers(97, 123, (size, TEXT), dtype=np.uint8)
+        return RolloutRows(
+            prompt_ids=ids[place // 8], sample=place % 8, reward=reward, score=reward, advantage=reward - 0.5,
+            length=self.rng.integers(100, 1_000, size), truncated=np.zeros(size), log_prob=-self.rng.random(size),
+            text=[row.tobytes().decode() for row in letters],
+        )  # fmt: skip
+
+    def raw(self, rows: StepRows) -> tuple[Any, ...]:
+        """The step's row of dbb_step, and its rows of history, usage and rollouts, in the order of the columns."""
         assert rows.usage is not None
         run, size = self.run.record.run_id, len(rows.prompt_ids)
         shared = {name: values.tolist() for name, values in rows.shared.items()}
@@ -90,7 +106,14 @@ class Trainer:
         ]
         counts = (getattr(rows.usage, name)[order].tolist() for name in ("prompt_ids", *COUNTS))
         usage = [[run] * size, [self.step] * size, *counts]
-        return totals, list(zip(*columns, strict=True)), list(zip(*usage, strict=True))
+        kept = [] if rows.kept is None else _rollouts(run, self.step, rows.kept)
+        return totals, list(zip(*columns, strict=True)), list(zip(*usage, strict=True)), kept
+
+
+def _rollouts(run: int, step: int, rows: RolloutRows) -> list[tuple[Any, ...]]:
+    numbers = (rows.prompt_ids, rows.sample, rows.reward, rows.score, rows.advantage, rows.length)
+    columns = (*(each.tolist() for each in numbers), rows.truncated.astype(int).tolist(), rows.log_prob.tolist())
+    return [(run, step, *row) for row in zip(*columns, rows.text, strict=True)]
 
 
 def _columns(state_P_F: np.ndarray[Any, Any]) -> list[list[Any]]:
@@ -166,6 +189,16 @@ def _size(store: PosteriorStore, connection: Any) -> int:
     if store.database.is_sqlite:
         return connection.scalar(text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"))
     return connection.scalar(text("SELECT pg_total_relation_size('dbb_history') + pg_total_relation_size('dbb_usage')"))
+
+
+def kept_bytes(store: PosteriorStore) -> float:
+    """Bytes of a kept rollout of ``TEXT`` characters, its index included."""
+    with store.database.transaction() as connection:
+        if store.database.is_sqlite:
+            size = "SELECT sum(pgsize) FROM dbstat WHERE name IN ('dbb_rollout', 'sqlite_autoindex_dbb_rollout_1')"
+        else:
+            size = "SELECT pg_total_relation_size('dbb_rollout')"
+        return float(connection.scalar(text(size)) / connection.scalar(text("SELECT count(*) FROM dbb_rollout")))
 
 
 def texts(prompts: int) -> tuple[list[str], list[str]]:

@@ -38,6 +38,8 @@ def prompt_hash(prompt: str, label: str) -> bytes:
 
 def storable(string: str) -> str:
     """The text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
+    if string.isascii() and "\0" not in string:
+        return string
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

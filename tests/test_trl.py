@@ -250,6 +250,26 @@ def test_each_generation_batch_is_observed_once(model, tmp_path):
     ]  # fmt: skip
 
 
+def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
+    reward = Reward()
+    made = trainer(
+        model, tmp_path, reward, max_steps=4, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
+        logging_strategy="steps", logging_steps=1, ours={"keep_rollouts": 10},
+    )  # fmt: skip
+    made.train()
+    kept = rows(tmp_path, "SELECT step, text, score, truncated, length FROM rollouts ORDER BY step, prompt_id, sample")
+    assert [step for step, *_ in kept] == [1] * 10 + [2] * 10  # two generation batches of 16
+    for _, text, score, truncated, length in kept:
+        assert score == reward.of(text)
+        assert truncated in (0, 1) and (not truncated or length == 6)
+    logged = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    history = [entry for entry in made.state.log_history if "loss" in entry]
+    # Of the two optimizer steps on a batch, the second one's; the summary at the end is beside it.
+    assert [found["loss"] for found in logged] == pytest.approx([history[1]["loss"], history[3]["loss"]], abs=1e-6)
+    assert {found["plan/steps"] for found in logged} == {2}
+    assert logged[1]["train_runtime"] > 0
+
+
 def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     reward = Reward()
     held_out = {"sums": prompts().select(range(3)), "more": prompts().select(range(3, 5))}

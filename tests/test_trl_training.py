@@ -230,7 +230,11 @@ def test_two_ranks_share_one_run(two_ranks, model, tmp_path):
             " WHERE runs.name = 'dbb'"
         ).fetchall()
         writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
+        written = connection.execute("SELECT run_id, step, score, text FROM rollouts").fetchall()
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
+    # Of each run's two steps all twelve rollouts, each decoded by the rank that has it.
+    assert Counter((run, step) for run, step, *_ in written) == {(run, step): 12 for run in (1, 2) for step in (1, 2)}
+    assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
     assert writers == (0,)
     assert (first["dbb owns"], second["dbb owns"]) == (True, False)
     assert first["weights"] == second["weights"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ import torch
 import estimators
 import storage
 from estimators import Form, RewardEstimator
+from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core.kept import NONE, Responses, chosen
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.rollouts import Floats, Key
 from openrlhf_dbb.core.scored import Scored
@@ -47,13 +50,14 @@ OVERRIDDEN = {
     "evaluate": "eval_dataset, ignore_keys, metric_key_prefix",
     "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     "_generate_and_score_completions": "inputs",
+    "log": "logs, start_time",
     "_save_checkpoint": "model, trial",
 }
 """Methods and their parameters; a test holds the installed TRL to them."""
 
 READ = (
     *("reward_func_names", "reward_weights", "multi_objective_aggregation", "scale_rewards", "num_generations"),
-    *("num_generations_eval", "eos_token_ids", "_metrics", "_logs"),
+    *("num_generations_eval", "num_iterations", "eos_token_ids", "_metrics", "_logs"),
 )
 """Attributes of TRL's trainer; a test holds the installed TRL to them."""
 
@@ -80,6 +84,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         warm_start_weight: in (0, 1], multiplies the imported counts.
         warm_start_store: where that run is, if not in ``store``.
         label_column: column of the data sets that is stored with a prompt, and tells equal ones apart; None for none.
+        keep_rollouts: how many of a step's rollouts are stored with their texts; None: all; 0: none.
         verifier: name of the reward function whose 0 or 1 the estimator sees, where there are several; what the others
             give is centred by its group, as GRPO does. Estimators of real rewards see the weighted sum instead.
 
@@ -104,6 +109,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
         label_column: str | None = None,
+        keep_rollouts: int | None = KEEP,
         verifier: str | None = None,
         **options: Any,
     ) -> None:
@@ -115,12 +121,13 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             raise ValueError(f"parameters {dict(parameters)} go with an estimator's name; the object has its own")
         super().__init__(*args, **options)
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
-        self._label_column = label_column
+        self._label_column, self._keep_rollouts = label_column, keep_rollouts
         self._check()
         self._form: Form = "group_norm" if self.scale_rewards == "group" else "dr_grpo"
         self._read_prompts()
         self.posteriors: Posteriors | None = None
         self._resumes, self._ended = bool(resume), False
+        self._logged: tuple[int, dict[str, float]] = 0, {}
         self._held_out, self._samples = HeldOut(), list[Sample]()
         self._scored: tuple[torch.Tensor, list[Any]] | None = None
         name = run_name or self.args.run_name or Path(self.args.output_dir).name
@@ -202,6 +209,18 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         else:
             self._keep(inputs, rewards_R_F, responses_B)
         return output
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's; the numbers are stored too, in the row of the last step."""
+        super().log(logs, start_time)  # adds its averages to logs
+        step = self._state.step
+        if not (self.model.training and step and self.accelerator.is_main_process):
+            return
+        if self._logged[0] != step:  # else further optimizer steps on the same rollouts, or the summary at the end
+            a_step = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
+            self._logged = step, {"plan/steps": math.ceil(self.state.max_steps / a_step)}
+        self._logged[1].update(logs)
+        self._run.record_metrics(step, self._logged[1])
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """TRL's, once the posteriors are durable up to it."""
@@ -331,8 +350,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         device = rewards_R_F.device
         rows = gather(torch.tensor([*zip(places, lengths, trained, strict=True)], dtype=torch.long, device=device))
 
+        places_R, tokens_R, trained_R = rows.cpu().numpy().T
+        keys_R = [self._keys[place] for place in places_R]
+        written = self._responses(keys_R, responses_B)
+
         def score() -> tuple[Floats, dict[str, float], int]:
-            advantages, scored = self._score(_numpy(rewards_R_F), *rows.cpu().numpy().T)
+            advantages, scored = self._score(_numpy(rewards_R_F), keys_R, tokens_R, trained_R, written)
             return advantages, scored.metrics, self._run.step
 
         advantages_R, metrics, self._state.step = self._first(score)
@@ -345,12 +368,34 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         return torch.tensor(advantages_R[first : first + len(inputs)], dtype=torch.float32, device=device)
 
-    def _score(self, rewards_R_F: Floats, places: Any, tokens: Any, trained: Any) -> tuple[Floats, Scored]:
+    def _responses(self, keys_R: list[Key], responses_B: list[Any]) -> Responses:
+        """What was written in all processes; each decodes those of its own that are kept."""
+        if self._keep_rollouts == 0:
+            return NONE
+        first = self.accelerator.process_index * len(responses_B)
+        kept = chosen(keys_R, self._state.step + 1, self._keep_rollouts).tolist()
+        mine = {
+            row: (
+                self.processing_class.decode(responses_B[row - first], skip_special_tokens=True),
+                responses_B[row - first][-1] not in self.eos_token_ids,
+            )
+            for row in kept
+            if first <= row < first + len(responses_B)
+        }
+        texts, truncated = [""] * len(keys_R), np.full(len(keys_R), np.nan)
+        for found in gather_object([mine]):
+            for row, (text, cut) in found.items():
+                texts[row], truncated[row] = text, cut
+        return Responses(texts, truncated=truncated, keep=self._keep_rollouts)
+
+    def _score(
+        self, rewards_R_F: Floats, keys_R: list[Key], tokens: Any, trained: Any, responses: Responses
+    ) -> tuple[Floats, Scored]:
         """The advantages of all R rollouts."""
         rewards, scores, weight = combine(
             rewards_R_F, _numpy(self.reward_weights), self._verifier, self.num_generations
         )
-        prompts, labels = zip(*(self._keys[place] for place in places), strict=True)
+        prompts, labels = zip(*keys_R, strict=True)
         scored = self._run.observe(
             self._run.step + 1,
             prompts,
@@ -360,6 +405,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             tokens=tokens,
             trained=trained,
             form=self._form,
+            responses=responses,
         )
         if self.scale_rewards == "none":
             return scored.advantages * weight, scored
