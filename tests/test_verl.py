@@ -35,6 +35,7 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.integrations import verl as integration
 from openrlhf_dbb.integrations import versions
 from openrlhf_dbb.integrations.verl import CALLED, OVERRIDDEN, TRAINERS, Settings, Sync, keys_of
+from openrlhf_dbb.tiny import build_tokenizer
 
 ROOT = Path(__file__).parents[1]
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -97,6 +98,7 @@ def trainer(config, *, cls=Sync, global_steps=0, data=None):
     """A trainer without its workers: what verl's ``__init__`` and ``_setup`` start on GPUs is left out."""
     made = object.__new__(cls)
     made.config, made.train_dataset, made.global_steps = config, data or Data(), global_steps
+    made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
         made.posteriors, made._settings = None, Settings.of(config)
         made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "dr_grpo"
@@ -119,7 +121,7 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
             for index in range(trajectories):
                 output = AgentLoopOutput(
                     prompt_ids=list(range(4)),
-                    response_ids=[EOS] * length,
+                    response_ids=[rollout % 10] * length,  # digits
                     response_mask=[0 if rollout in masked else 1] * length,
                     response_logprobs=[-1.0] * length,
                     reward_score=reward,
@@ -197,6 +199,11 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     sql = """SELECT step, prompt, label, rollouts, successes, alpha, beta
              FROM posterior_history JOIN prompts USING (prompt_id)"""
     assert query(tmp_path, sql) == [(1, "1+1=", "2", 4, 4.0, 4.5, 0.5), (2, "1+1=", "2", 2, 1.0, 3.25, 1.25)]
+    written = "SELECT step, sample, score, length, text FROM rollouts ORDER BY step, sample"
+    assert query(tmp_path, written) == [
+        (1, 0, 1.0, 3, "000"), (1, 1, 1.0, 5, "11111"), (1, 2, 1.0, 2, "22"), (1, 3, 1.0, 4, "3333"),
+        (2, 0, 0.0, 3, "000"), (2, 1, 1.0, 5, "11111"),
+    ]  # fmt: skip
     # 3 + 5 + 2 + 4 and 3 + 5 tokens
     assert query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM usage") == [
         (1, 4, 4, 14),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -31,6 +31,8 @@ import torch
 
 import estimators
 from estimators import Form, RewardEstimator
+from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.rollouts import Floats, Key, Positions
 from openrlhf_dbb.integrations import runs, versions
@@ -54,6 +56,7 @@ OVERRIDDEN = {
     "_load_checkpoint": "",
     "_compute_advantage": "batch, metrics",
     "_save_checkpoint": "",
+    "_compute_metrics": "batch, metrics, timing_raw, global_steps, epoch",
     "fit": "agent_loop_manager",
 }
 """Methods of verl's trainer and their parameters; a test holds the installed verl to them."""
@@ -68,7 +71,7 @@ CALLED = {
 """Functions that stand between ``_compute_advantage`` and :func:`advantages`; held to likewise."""
 
 _log = logging.getLogger(__name__)
-_FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask"]
+_FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
 _SAVED = "posteriors.json"
 
 
@@ -86,6 +89,7 @@ class Settings:
         warm_start_weight: in (0, 1], multiplies the imported counts.
         warm_start_store: where that run is, if not in ``store``.
         take_over: continue a run whose owner is on another machine and known to be dead.
+        keep_rollouts: how many of a step's rollouts are stored with their texts; null: all; 0: none.
     """
 
     estimator: str = "dbb"
@@ -96,6 +100,7 @@ class Settings:
     warm_start_weight: float = 1.0
     warm_start_store: str | None = None
     take_over: bool = False
+    keep_rollouts: int | None = KEEP
 
     @classmethod
     def of(cls, config: DictConfig) -> Settings:
@@ -137,6 +142,7 @@ class Batch:
         prompts, labels: (S,) as in the data set.
         scores_S: (S,) the reward function's, without any KL penalty; NaN where it gave NaN.
         tokens_S: (S,) tokens that the model generated, over all trajectories.
+        responses: token ids of each rollout's last trajectory.
     """
 
     rollout_R: Positions
@@ -145,6 +151,7 @@ class Batch:
     labels: list[str]
     scores_S: Floats
     tokens_S: Positions
+    responses: list[torch.Tensor]
 
     @classmethod
     def of(cls, batch: KVBatchMeta) -> Batch:
@@ -175,7 +182,21 @@ class Batch:
             labels=[_label(rewarding[row]) for row in last_S],
             scores_S=scores_R[last_S],
             tokens_S=np.bincount(rollout_R[real], weights=tokens_R[real], minlength=len(last)).astype(np.int64),
+            responses=[data["responses"][int(row)] for row in last_S],
         )
+
+
+class Texts(Sequence[str]):
+    """Responses, decoded when they are asked for."""
+
+    def __init__(self, responses: list[torch.Tensor], tokenizer: Any) -> None:
+        self._responses, self._tokenizer = responses, tokenizer
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._tokenizer.decode(self._responses[place], skip_special_tokens=True)
 
 
 class Turn:
@@ -185,8 +206,8 @@ class Turn:
         metrics: of the step, to be logged; empty until then.
     """
 
-    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: Form) -> None:
-        self._posteriors, self._rollouts, self._form = posteriors, rollouts, form
+    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: Form, responses: Responses) -> None:
+        self._posteriors, self._rollouts, self._form, self._responses = posteriors, rollouts, form, responses
         self.metrics: dict[str, float] = {}
 
     def advantages_R(self, rewards_R_T: torch.Tensor, mask_R_T: torch.Tensor) -> Floats:
@@ -204,6 +225,7 @@ class Turn:
             tokens=rollouts.tokens_S,
             trained=trained_S,
             form=self._form,
+            responses=self._responses,
         )
         self.metrics = scored.metrics
         return np.where(rollouts.rollout_R >= 0, scored.advantages[rollouts.rollout_R], 0.0)
@@ -260,9 +282,11 @@ class WithPosteriors(PPOTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's, with our estimator's answer."""
-        if self.posteriors is None:
+        if self.posteriors is None or self._settings is None:
             return super()._compute_advantage(batch, metrics)
-        turn = Turn(self.posteriors, Batch.of(batch), self._form)
+        rollouts, keep = Batch.of(batch), self._settings.keep_rollouts
+        responses = Responses(Texts(rollouts.responses, self.tokenizer), keep=keep) if keep != 0 else NONE
+        turn = Turn(self.posteriors, rollouts, self._form, responses)
         token = _TURN.set(turn)
         try:
             batch = super()._compute_advantage(batch, metrics)
@@ -270,6 +294,13 @@ class WithPosteriors(PPOTrainer):
             _TURN.reset(token)
         metrics.update(turn.metrics)
         return batch
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
+        """verl's, stored too in the row of the last step."""
+        super()._compute_metrics(batch, metrics, *args, **options)
+        if self.posteriors is not None and self.posteriors.step:
+            planned = self.total_training_steps * self.posteriors.step / max(self.global_steps, 1)
+            self.posteriors.record_metrics(self.posteriors.step, {**metrics, "plan/steps": round(planned)})
 
     def _save_checkpoint(self) -> None:
         """verl's, once every step up to here is durable."""
