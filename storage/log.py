@@ -211,9 +211,32 @@ def history_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Seque
                       p.prompt, p.label
                FROM dbb_history h JOIN dbb_prompt p ON p.prompt_id = h.prompt_id
                WHERE h.run_id = :run ORDER BY h.step, h.prompt_id"""
+    yield from _in_parts(store, run, query)
+
+
+def _in_parts(store: PosteriorStore, run: RunRecord, query: str) -> Generator[Sequence[Sequence[Any]], None, None]:
     with store.database.transaction() as connection:
         statement = text(query).execution_options(yield_per=_ROWS_WITH_TEXT)
         yield from connection.execute(statement, {"run": run.run_id}).partitions(_ROWS_WITH_TEXT)
+
+
+ROLLOUT_COLUMNS = (
+    "step", "prompt_id", "sample", "reward", "score", "advantage", "length", "truncated", "missing", "log_prob", "text",
+    "prompt", "label",
+)  # fmt: skip
+
+
+def rollouts_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
+    """All kept rollouts of a run with prompt and label, in parts, as :func:`history_with_texts`.
+
+    Yields:
+        Rows of ``ROLLOUT_COLUMNS``, ordered by step, prompt_id, then sample.
+    """
+    query = """SELECT k.step, k.prompt_id, k.sample, k.reward, k.score, k.advantage, k.length, k.truncated, k.missing,
+                      k.log_prob, k.text, p.prompt, p.label
+               FROM rollouts k JOIN dbb_prompt p ON p.prompt_id = k.prompt_id
+               WHERE k.run_id = :run ORDER BY k.step, k.prompt_id, k.sample"""
+    yield from _in_parts(store, run, query)
 
 
 @retried

@@ -268,6 +268,23 @@ def test_export_parquet(exported, tmp_path, capsys):
     assert parquet.read_table(path).to_pylist() == [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
+def test_export_of_kept_rollouts(store, fill, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    run = fill.run(store)
+    (prompt,) = store.register_prompts([NASTY], ["7"])
+    fill.step(run, 1, [prompt], [1], kept=fill.rollouts([prompt], [1]))
+    path, rows = tmp_path / "rollouts.parquet", []
+    argv = ["export", "--what", "rollouts", "--format", "parquet", "-o", str(path), "--store.url", store.url]
+    assert main(argv) == 0
+    for sample, score in ((0, 1.0), (1, 0.0)):
+        rows.append({
+            "step": 1, "prompt_id": prompt, "sample": sample, "reward": score, "score": score, "advantage": score - 0.5,
+            "length": 10, "truncated": 0, "missing": 0, "log_prob": -1.5, "text": f"answer {sample}", "prompt": NASTY,
+            "label": "7",
+        })  # fmt: skip
+    assert parquet.read_table(path).to_pylist() == rows
+
+
 def test_parquet_without_pyarrow_is_one_clear_line(exported, tmp_path, capsys, monkeypatch):
     store, _ = exported
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -44,7 +44,8 @@ def _fill(store, fill):
     usage = fill.usage(
         [p0, p3], [4, 2], generated=[8, 4], generated_tokens=[80, 40], informative=[0, 4], rescued=[0, 0]
     )
-    fill.step(second, 2, [p0, p3], [4, 2], probes=_probes([p0, p3], [5, 5], [3, 5]), usage=usage)
+    kept = fill.rollouts([p0, p3], [4, 1])  # the second response to p3 is wrong
+    fill.step(second, 2, [p0, p3], [4, 2], kept=kept, probes=_probes([p0, p3], [5, 5], [3, 5]), usage=usage)
     return ids
 
 
@@ -82,6 +83,7 @@ def _expected(p0, p1, p2, p3):
             ("first", None, 16, 4, 4, 40), ("second", "dapo", 20, 3, 20 / 3, 200 / 3),
         ],
         "14_success_rate_over_rollouts": [(2, 8, 0.5), (2, 20, 0.75)],
+        "15_long_wrong_responses": [(2, p3, 0, -0.5, 10, 0, "prompt 3", "3", "answer 1")],
     }  # fmt: skip
 
 
@@ -113,7 +115,7 @@ def test_the_views_hold_only_what_is_documented(store):
     inspector = inspect(store.database.engine)
     columns = {view: [column["name"] for column in inspector.get_columns(view)] for view in inspector.get_view_names()}
     assert set(columns) == {
-        "posterior_history", "posteriors", "probes", "runs", "prompts", "steps", "usage", "evaluations",
+        "posterior_history", "posteriors", "probes", "rollouts", "runs", "prompts", "steps", "usage", "evaluations",
         "evaluation_results",
     }  # fmt: skip
     assert columns["posterior_history"] == [
@@ -130,6 +132,10 @@ def test_the_views_hold_only_what_is_documented(store):
         "step",
     ]
     assert columns["probes"] == ["run_id", "step", "prompt_id", "samples", "successes", "mean"]
+    assert columns["rollouts"] == [
+        *("run_id", "step", "prompt_id", "sample", "reward", "score", "advantage", "length", "truncated", "missing"),
+        *("log_prob", "text"),
+    ]
     counts = [
         "generated", "generated_tokens", "trained", "trained_tokens", "zero_variance", "informative", "rescued",
         "replayed", "replayed_tokens", "skipped",
@@ -137,7 +143,7 @@ def test_the_views_hold_only_what_is_documented(store):
     assert columns["usage"] == ["run_id", "step", "prompt_id", *counts, "filtered"]
     assert columns["steps"] == [
         *("run_id", "step", "prompts", "rollouts", "successes", "shared", "created_at"),
-        *(*counts, "groups", "informative_groups", "filtered", "generated_total"),
+        *(*counts, "groups", "informative_groups", "filtered", "generated_total", "metrics"),
     ]
     assert columns["evaluations"] == [
         "evaluation_id", "run_id", "step", "name", "model", "benchmark", "repeats", "prompts", "samples",

@@ -1,4 +1,4 @@
-"""The command export: a run's history with prompts and labels, or its rollout usage, as CSV, JSON lines or Parquet."""
+"""The command export: a run's history, its kept rollouts, or where they went, as CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import add_run, chosen
 from storage import PosteriorStore, RunRecord, read_usage
-from storage.log import HISTORY_COLUMNS, history_with_texts
+from storage.log import HISTORY_COLUMNS, ROLLOUT_COLUMNS, history_with_texts, rollouts_with_texts
 from storage.usage import COUNTS
 
 Rows = Sequence[Sequence[Any]]
@@ -31,7 +31,8 @@ def add_commands(add: Any) -> None:
         "--what",
         choices=tuple(_TABLES),
         default="history",
-        help="visits with posterior, prompt and label (default), or where the rollouts of each step and prompt went",
+        help="visits with posterior, prompt and label (default); kept rollouts with their texts; or where the rollouts "
+        "of each step and prompt went",
     )
     parser.add_argument("--format", choices=("csv", "jsonl", "parquet"), default="csv", help="default: csv")
     parser.add_argument(
@@ -77,6 +78,7 @@ def _usage_rows(store: PosteriorStore, run: RunRecord) -> Generator[Rows, None, 
 
 _TABLES = {
     "history": (HISTORY_COLUMNS, history_with_texts),
+    "rollouts": (ROLLOUT_COLUMNS, rollouts_with_texts),
     "usage": (("step", "prompt_id", *COUNTS), _usage_rows),
 }
 
@@ -105,8 +107,9 @@ def _write_parquet(path: Path, columns: Sequence[str], parts: Parts) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    real, text = ("successes", "alpha", "beta", "mean", "variance"), ("prompt", "label")
-    types = {name: pyarrow.float64() for name in real} | {name: pyarrow.string() for name in text}
+    real = ("successes", "alpha", "beta", "mean", "variance", "reward", "score", "advantage", "log_prob")
+    types = {name: pyarrow.float64() for name in real}
+    types |= {name: pyarrow.string() for name in ("prompt", "label", "text")}
     layout = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in columns])
     with parquet.ParquetWriter(path, layout) as writer:
         for rows in parts:
