@@ -135,6 +135,11 @@ def test_the_store_has_what_verl_rewarded(folder):
     for step in (1, 2, 3):
         assert stored(folder, step) == rewarded(folder, step)
         assert {rollouts for rollouts, _ in stored(folder, step).values()} == {ROLLOUTS}
+    kept = query(folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step")
+    assert [(step, missing) for step, _, missing in kept] == [(1, 0), (2, 0), (3, 0)]
+    assert all(0 < count <= 64 for _, count, _ in kept)
+    logged = query(folder, "SELECT metrics FROM steps ORDER BY step")
+    assert all(json.loads(metrics)["plan/steps"] == 3 for (metrics,) in logged)
     assert "estimator/rescued" in printed and "val-core/tiny" in printed
     saved = json.loads((folder / "checkpoints" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
