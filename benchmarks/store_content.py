@@ -131,9 +131,11 @@ def create(store: PosteriorStore, name: str, fields: tuple[str, ...] = DBB) -> R
     )  # fmt: skip
 
 
-def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
-    """Give a run a long history: ``PASSES`` over its prompts; bytes per row of history and of usage."""
-    run_id, rows = run.record.run_id, prompts * PASSES
+def fill(
+    store: PosteriorStore, run: Run, prompts: int, *, passes: int = PASSES, a_step: int = WIDE_STEP
+) -> tuple[float, float]:
+    """Give a run a long history: ``passes`` over its prompts; bytes per row of history and of usage."""
+    run_id, rows = run.record.run_id, prompts * passes
     series = f"generate_series(0, CAST({rows - 1} AS BIGINT)) AS k(i)"
     if store.database.is_sqlite:
         series = (
@@ -145,10 +147,10 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         connection.execute(
             text(
                 f"""INSERT INTO dbb_history
-                    SELECT {run_id}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
+                    SELECT {run_id}, i / {a_step} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
                            0.5 + i % 97, 0.5 + i % 89, NULL, 0.5 + (i % 7) / 64.0, 0.25, {before.format(prompts, 97)},
                            {before.format(prompts, 89)}, NULL,
-                           CASE WHEN i >= {prompts} THEN (i - {prompts}) / {WIDE_STEP} + 1 ELSE -1 END
+                           CASE WHEN i >= {prompts} THEN (i - {prompts}) / {a_step} + 1 ELSE -1 END
                     FROM {series}"""
             )
         )
@@ -156,7 +158,7 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         connection.execute(
             text(
                 f"""INSERT INTO dbb_usage
-                    SELECT {run_id}, i / {WIDE_STEP} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1,
+                    SELECT {run_id}, i / {a_step} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1,
                            8, 800 + i % 7200, 8, 800 + i % 7200, i % 2 * 8, 8, i % 2 * 8, 0, 0, 0
                     FROM {series}"""
             )
@@ -164,8 +166,8 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
         with_usage = _size(store, connection)
         connection.execute(
             text(
-                f"""INSERT INTO dbb_posterior SELECT run_id, prompt_id, alpha, beta, state, {PASSES}, step
-                    FROM dbb_history WHERE run_id = {run_id} AND step > {rows // WIDE_STEP - prompts // WIDE_STEP}
+                f"""INSERT INTO dbb_posterior SELECT run_id, prompt_id, alpha, beta, state, {passes}, step
+                    FROM dbb_history WHERE run_id = {run_id} AND step > {rows // a_step - prompts // a_step}
                     ORDER BY prompt_id"""
             )
         )
@@ -177,7 +179,7 @@ def fill(store: PosteriorStore, run: Run, prompts: int) -> tuple[float, float]:
             ),
             {"digest": bytes(16)},
         )
-        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // WIDE_STEP} WHERE run_id = {run_id}"))
+        connection.execute(text(f"UPDATE dbb_run SET last_step = {rows // a_step} WHERE run_id = {run_id}"))
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE")

@@ -1,0 +1,214 @@
+"""The page of ``openrlhf-dbb serve`` in a real Chromium beside a long run, and what watching costs the run.
+
+- First paint, and all that the first view draws, of a run with 5 million rows of history, beside the time of the plain
+  SQL that the view needs; how long the whole history takes to read behind it.
+- An update: a step is recorded while the page is open; from its commit to its drawing, and the drawing alone.
+- Ten clients that ask as the page does, while a run records 20 steps a second: the writer's time for a step with them
+  over the same without, in turns.
+
+    python benchmarks/watch.py            about 5 minutes, 2 GiB of memory and of a local disk
+    python benchmarks/watch.py --quick    a tenth of the rows
+    python benchmarks/watch.py --check    exit code 1 if a bound is missed
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from chromium import CHROMIUM, Browser
+from store_content import Trainer, create, fill, texts
+
+from storage import open_store
+
+PROMPTS, PASSES, A_STEP = 50_048, 100, 128  # 39,100 steps
+BOUNDS = {
+    "first paint s": 1.0,
+    "drawing an update ms": 100.0,
+    "commit to drawn s": 2.0,
+    "step with clients / without": 1.05,
+}
+CLIENTS, STEPS_A_SECOND, TURN_S, TURNS = 10, 20, 5.0, 6
+METRICS = ("policy_loss", "kl", "entropy_loss", "actor_grad_norm", "ppo_clip_ratio", "response_length")
+RUNNING = "Object.fromEntries(performance.getEntriesByType('{}').map((e) => [e.name, e.startTime + e.duration]))"
+
+
+class Measured:
+    """What was measured, printed as it comes, and which bounds it misses."""
+
+    def __init__(self) -> None:
+        self.missed: list[str] = []
+
+    def add(self, what: str, value: float, note: str = "") -> None:
+        bound = BOUNDS.get(what)
+        if bound is not None and value > bound:
+            self.missed.append(f"{what}: {value:.3g}")
+        print(f"{what:<44}{value:>10,.3f}{'' if bound is None else f'{bound:>8g}'}  {note}".rstrip(), flush=True)
+
+
+def make(url: str, passes: int) -> None:
+    """A store with one long run, whose steps are 10 s apart and have metrics."""
+    with open_store(url) as store:
+        store.register_prompts(*texts(PROMPTS))
+        run = create(store, "long")
+        fill(store, run, PROMPTS, passes=passes, a_step=A_STEP)
+        names = ", ".join(f"'{name}', round(0.5 + (step * {i + 3} % 97) / 200.0, 6)" for i, name in enumerate(METRICS))
+        with store.database.transaction(write=True) as connection:
+            connection.exec_driver_sql(
+                f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
+                    generated_tokens = 500 * rollouts, trained = rollouts, trained_tokens = 500 * rollouts,
+                    zero_variance = rollouts / 2, informative = rollouts, rescued = rollouts / 2, replayed = 0,
+                    replayed_tokens = 0, skipped = 0, groups = prompts, informative_groups = prompts,
+                    created_at = strftime('%Y-%m-%dT%H:%M:%fZ', '2026-01-01', '+' || (10 * step) || ' seconds')"""
+            )
+
+
+def plain_sql(path: Path) -> float:
+    """Seconds of the SQL that the first view needs, by the driver alone: every step's totals and metrics."""
+    began = time.perf_counter()
+    with sqlite3.connect(path) as connection:
+        for _ in connection.execute("SELECT * FROM dbb_step WHERE run_id = 1 ORDER BY step"):
+            pass
+    return time.perf_counter() - began
+
+
+class Server:
+    """``openrlhf-dbb serve`` as a user starts it."""
+
+    def __init__(self, url: str) -> None:
+        command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--port", "0", "--store.url", url]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        found = re.search(r"http://\S+", self._process.stdout.readline())
+        assert found is not None, "the server did not print its address"
+        self.address = found[0]
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.address.rstrip('/')}/api/{path}", timeout=120) as answer:
+            return json.load(answer)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+def look(measured: Measured, url: str, folder: Path) -> None:
+    """Paint, history and updates of the long run."""
+    sql = statistics.median(plain_sql(Path(url.removeprefix("sqlite:///"))) for _ in range(3))
+    server, browser = Server(url), Browser(folder / "chromium")
+    try:
+        browser.open(f"{server.address}#view=curves&runs=1&run=1")
+        paint = browser(RUNNING.format("paint"))["first-contentful-paint"] / 1000
+        measured.add("first paint s", paint, f"{paint / sql:.2f} of the plain SQL, {sql:.3f} s")
+        drawn = float(browser("document.documentElement.dataset.ready")) / 1000
+        measured.add("all curves drawn s", drawn, f"{drawn / sql:.2f} of the plain SQL")
+        updates(measured, url, browser)
+        began = time.perf_counter()
+        while (found := server.ask("runs/1/posteriors"))["read"] < 1:
+            time.sleep(0.2)
+        rows = sum(found["epochs"]["prompts"])
+        measured.add("whole history read s", time.perf_counter() - began, f"{rows:,} rows, behind the page")
+        browser.open(f"{server.address}#view=prompts&run=1")
+        drawn = float(browser("document.documentElement.dataset.ready")) / 1000
+        measured.add("table of prompts drawn s", drawn, f"{found['all_prompts']:,} prompts")
+    finally:
+        browser.close()
+        server.close()
+
+
+def updates(measured: Measured, url: str, browser: Browser) -> None:
+    """Record steps while the page is open."""
+    with open_store(url) as store:
+        trainer = Trainer(store.claim_run(1), PROMPTS)
+        lags = []
+        for _ in range(12):
+            rows = trainer.rows(A_STEP)
+            trainer.run.record_step(trainer.step, rows)
+            trainer.run.record_metrics(trainer.step, dict.fromkeys(METRICS, 0.5))
+            lags.append(browser.until(f"Number(document.documentElement.dataset.step) >= {trainer.step}"))
+        trainer.run.release()
+    measured.add("commit to drawn s", max(lags), f"the longest of {len(lags)}; median {statistics.median(lags):.2f}")
+    draws = browser("performance.getEntriesByName('update-draw').map((e) => e.duration)")
+    measured.add(
+        "drawing an update ms", max(draws), f"the longest of {len(draws)}; median {statistics.median(draws):.0f}"
+    )
+    whole = browser("performance.getEntriesByName('update-all').map((e) => e.duration)")
+    measured.add("asking and drawing ms", max(whole), f"the longest; median {statistics.median(whole):.0f}")
+
+
+def crowd(measured: Measured, url: str) -> None:
+    """The writer's time for a step, with clients and without, in turns."""
+    server, stop, watching = Server(url), threading.Event(), threading.Event()
+
+    def client() -> None:
+        version, after, width = "", 0, 0
+        while not stop.is_set():
+            if watching.wait(0.1):
+                (run,) = (run for run in server.ask("state")["runs"] if run["name"] == "fast")
+                if run["version"] != version:
+                    version = run["version"]
+                    found = server.ask(f"runs/{run['id']}/series?points=500&after={after}&width={width}")
+                    width, after = found["width"], max(0, found["last"] - found["width"])
+                time.sleep(1)
+
+    with open_store(url) as store:
+        trainer = Trainer(create(store, "fast"), PROMPTS)
+        clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
+        for each in clients:
+            each.start()
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(TURNS):
+            watched = turn % 2 == 1
+            (watching.set if watched else watching.clear)()
+            time.sleep(1)
+            until = time.perf_counter() + TURN_S
+            while time.perf_counter() < until:
+                rows, due = trainer.rows(A_STEP), time.perf_counter() + 1 / STEPS_A_SECOND
+                began = time.perf_counter()
+                trainer.run.record_step(trainer.step, rows)
+                times[watched].append(time.perf_counter() - began)
+                time.sleep(max(0.0, due - time.perf_counter()))
+        (run,) = (run for run in server.ask("state")["runs"] if run["name"] == "fast")
+        assert run["step"] == trainer.step, "a step is missing"
+        stop.set()
+        for each in clients:
+            each.join()
+    server.close()
+    alone, beside = (statistics.median(each) for each in times)
+    note = f"{1000 * beside:.2f} over {1000 * alone:.2f} ms, {len(times[0])} and {len(times[1])} steps"
+    measured.add("step with clients / without", beside / alone, note)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed")
+    options = parser.parse_args()
+    if CHROMIUM is None:
+        raise SystemExit("needs a Chromium; on Debian: apt-get install chromium")
+    measured = Measured()
+    with tempfile.TemporaryDirectory(prefix="dbb_watch_") as name:
+        url = f"sqlite:///{name}/store.db"
+        make(url, PASSES // 10 if options.quick else PASSES)
+        print(f"{'':<44}{'':>10}{'bound':>8}")
+        look(measured, url, Path(name))
+        crowd(measured, url)
+    print(json.dumps({"missed": measured.missed}))
+    return 1 if options.check and measured.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
