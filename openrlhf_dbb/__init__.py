@@ -26,6 +26,7 @@ machine     what this host has for CUDA: GPUs, driver, compiler
 shims       stand-ins for compiled modules that are imported but not called
 evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order
+watch       runs in the browser: a live page, or one that opens offline
 lab         estimators measured without training
 figures     matplotlib in the house style
 user_cache  the user's folder for what can be made again

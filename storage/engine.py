@@ -26,6 +26,9 @@ from storage.url import Address
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one, in seconds."""
 
+_READER_TIMEOUT_S = 2.0
+_READERS = 4
+
 CHUNK = 50_000
 """Rows fetched or inserted at a time in unbounded copies; bounds memory, not results."""
 
@@ -59,11 +62,12 @@ class Database:
     Cannot be pickled or used in a forked child: a connection shared by two processes corrupts both.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, read_only: bool = False) -> None:
         self.kind = address.kind
         self.location = address.location
         self.is_sqlite = address.kind == "sqlite"
-        self.engine = _sqlite_engine(address.path) if self.is_sqlite else _postgresql_engine(address)
+        self.engine = (_sqlite_engine if self.is_sqlite else _postgresql_engine)(address, read_only)
+        self._read_only = read_only
         self._path = address.path
         self._pid = os.getpid()
         self._reached = False
@@ -88,6 +92,8 @@ class Database:
         """
         if os.getpid() != self._pid:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
+        if write and self._read_only:
+            raise StoreError(f"{self.location} was opened for reading only; open it again to write")
         try:
             with self.engine.connect() as connection:
                 self._reached = True
@@ -162,7 +168,8 @@ class Database:
         if "readonly database" in message:
             return "the file or its folder is read-only; make both writable or name another file"
         if "database is locked" in message:
-            return f"another process has held the write lock for {BUSY_TIMEOUT_S:g} s"
+            waited = _READER_TIMEOUT_S if self._read_only else BUSY_TIMEOUT_S
+            return f"another process has held the write lock for {waited:g} s"
         if "disk is full" in message or "disk I/O error" in message or getattr(cause, "sqlstate", "") == "53100":
             return f"{message}: the disk is full, over quota or failing; the transaction was rolled back, make room"
         return message
@@ -288,17 +295,19 @@ def file_system(path: str, mounts: str) -> str:
     return kind
 
 
-def _sqlite_engine(path: str) -> Engine:
+def _sqlite_engine(address: Address, read_only: bool) -> Engine:
     def connect() -> sqlite3.Connection:
-        # Threads may share it: the pool below lends its only connection to one user at a time.
+        # Threads may share it: the pool below lends a connection to one user at a time.
         # Isolation level None: the driver leaves BEGIN to _begin_sqlite.
-        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        for setting in _SQLITE_SETTINGS:
+        timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
+        connection = sqlite3.connect(address.path, timeout=timeout, isolation_level=None, check_same_thread=False)
+        for setting in (*_SQLITE_SETTINGS, *(["PRAGMA query_only = ON"] if read_only else [])):
             connection.execute(setting)
         return connection
 
+    size = _READERS if read_only else 1
     return create_engine(
-        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=1, max_overflow=0, hide_parameters=True
+        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=0, hide_parameters=True
     )
 
 
@@ -306,7 +315,7 @@ def _sqlite_engine(path: str) -> Engine:
 _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
 
 
-def _postgresql_engine(address: Address) -> Engine:
+def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
     options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES | address.secrets
     options = {key: value for key, value in options.items() if key not in address.url.query}
@@ -316,7 +325,7 @@ def _postgresql_engine(address: Address) -> Engine:
             address.url,
             connect_args=options,
             isolation_level="READ COMMITTED",
-            pool_size=1,
+            pool_size=_READERS if read_only else 1,
             max_overflow=1,
             pool_pre_ping=True,
             hide_parameters=True,

@@ -213,7 +213,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     Returns:
         step, rollouts, successes, alpha, beta, mean, variance of each, oldest first.
     """
-    # Walks back from step to step: an index of the history by prompt would slow every step down.
+    # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
+    # order of a cross join; of a plain one it may read all steps of the run first.
     query = """
         WITH RECURSIVE visit(step) AS (
             SELECT step FROM dbb_posterior WHERE run_id = :run AND prompt_id = :prompt
@@ -222,8 +223,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
             JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
             WHERE h.prev_step > 0)
         SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance
-        FROM visit v JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
-        ORDER BY h.step"""
+        FROM visit v CROSS JOIN dbb_history h
+        WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
     return _rows(store, query, {"run": run.run_id, "prompt": prompt_id})
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -18,12 +20,23 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
 _log = logging.getLogger("storage")
+_waits = ContextVar("waits", default=True)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 class Interrupted(StoreError):
     """A transaction was cut short by an outage that may pass; it may or may not have been committed."""
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """In this block of this thread :func:`retried` repeats nothing: an outage is an :class:`Interrupted` at once."""
+    before = _waits.set(False)
+    try:
+        yield
+    finally:
+        _waits.reset(before)
 
 
 def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -42,6 +55,8 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
         try:
             return work(*args, **kwargs)
         except Interrupted as error:
+            if not _waits.get():
+                raise
             began = time.monotonic()
             _log.warning("%s; retrying for up to %g s", error, LIMIT_S)
         pause = _FIRST_PAUSE_S

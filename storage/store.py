@@ -32,22 +32,24 @@ _NEWEST_SHOWN = 5
 _SHORTEST_PREFIX = 4
 
 
-def open_store(url: str | None = None, *, create: bool = True) -> PosteriorStore:
+def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> PosteriorStore:
     """Open a store, creating its tables if there are none.
 
     Args:
         url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
             variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
         create: False: a missing file or missing tables are an error.
+        read_only: nothing can be written through it, nothing is created, and several threads read at once.
 
     Raises:
         StoreError: something is wrong with the URL, the file, the server, the driver or the tables' version.
     """
+    create = create and not read_only
     text_url = choose_url(url)
     address = parse_url(text_url)
     if address.kind == "sqlite":
         check_sqlite_path(address.path, create=create)
-    database = Database(address)
+    database = Database(address, read_only=read_only)
     try:
         schema.prepare(database, create=create)
     except BaseException:

@@ -19,7 +19,17 @@ LAYERS = (
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
-        *("inspect", "figures", "terminal", "options", "csv_files", "weight_buckets", "cuda", "training_strategy"),
+        *(
+            "inspect",
+            "watch",
+            "figures",
+            "terminal",
+            "options",
+            "csv_files",
+            "weight_buckets",
+            "cuda",
+            "training_strategy",
+        ),
     ),
     ("core",),
     ("errors", "machine", "ray_address", "shims", "spelling", "user_cache"),
@@ -166,7 +176,8 @@ def test_a_fresh_process_loads_only_what_the_package_needs(imports, own, absent)
     ("command", "own", "absent"),
     [
         ("runs", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib")),
-        ("report", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib")),
+        ("report", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib", "starlette")),
+        ("serve", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib", "starlette", "uvicorn")),
         ("evaluate", {"openrlhf_dbb", "storage"}, (*STACK, "scipy", "matplotlib", "pyarrow")),
         ("lab", {"openrlhf_dbb", "storage", "estimators"}, (*STACK, "matplotlib")),
     ],

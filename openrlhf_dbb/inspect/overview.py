@@ -69,7 +69,7 @@ def from_start_to_last(numbers: Mapping[str, Any] | None) -> Styled | None:
 
 def state(run: RunRecord) -> str:
     """ "finished", "running", or "stale": not finished, and its owner seems to have ended."""
-    stale = run.status == "running" and has_ended(run.owner, _seconds_since(run.heartbeat_at))
+    stale = run.status == "running" and has_ended(run.owner, seconds_since(run.heartbeat_at))
     return "stale" if stale else run.status
 
 
@@ -81,7 +81,7 @@ def status(run: RunRecord) -> Styled:
 
 def age(moment: str) -> str:
     """The time since a moment (UTC, ISO 8601) in its largest unit, such as "3 h"."""
-    seconds = max(_seconds_since(moment), 0)
+    seconds = max(seconds_since(moment), 0)
     name, size = next((unit for unit in _UNITS if seconds >= unit[1]), _UNITS[-1])
     return f"{int(seconds // size)} {name}"
 
@@ -91,5 +91,6 @@ def method(run: RunRecord) -> str:
     return f"{run.method}+{run.estimator}" if run.method else run.estimator
 
 
-def _seconds_since(moment: str) -> float:
+def seconds_since(moment: str) -> float:
+    """The time since a moment (UTC, ISO 8601), in seconds."""
     return (datetime.now(timezone.utc) - datetime.fromisoformat(moment.replace("Z", "+00:00"))).total_seconds()

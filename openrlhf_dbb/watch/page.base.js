@@ -1,0 +1,223 @@
+"use strict";
+// Draws the page from a server's answers, or from the same answers in the file. All text goes in as text nodes.
+
+const byId = (id) => document.getElementById(id);
+
+function fill(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
+// Only what differs is written: most of a live page stays as it is.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+function setAttributes(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null) node.removeAttribute(name);
+    else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+  }
+}
+function setValue(field, value) {
+  if (field !== document.activeElement && field.value !== value) field.value = value;
+}
+
+const keptNodes = new WeakMap();
+
+// Makes the children of host those of items, one each; a node lives as long as its key does.
+function keyed(host, items, keyOf, make, update = () => {}) {
+  const old = keptNodes.get(host) ?? new Map(), now = new Map();
+  for (const item of items) now.set(String(keyOf(item)), item);
+  for (const [key, node] of old) if (!now.has(key)) { node.remove(); old.delete(key); }
+  let place = host.firstChild;
+  for (const [key, item] of now) {
+    let node = old.get(key);
+    if (!node) old.set(key, node = make(item));
+    update(node, item);
+    if (node === place) place = place.nextSibling;
+    else host.insertBefore(node, place);
+  }
+  const order = [...now.keys()];
+  keptNodes.set(host, new Map(order.map((key) => [key, old.get(key)])));
+}
+
+// The first n children of a group, all of one tag; more are made, the rest is dropped.
+function fit(group, tag, n, attributes = {}) {
+  while (group.childNodes.length > n) group.lastChild.remove();
+  while (group.childNodes.length < n) group.append(svg(tag, attributes));
+  return group.childNodes;
+}
+
+// ---- numbers and texts
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const or = (format) => (value) => isNumber(value) ? format(value) : "-";
+const whole = or((value) => Math.round(value).toLocaleString("en"));
+const percent = or((value) => `${(100 * value).toFixed(1)}\u00a0%`);
+const fixed = or((value) => value.toFixed(3));
+const signed = or((value) => Math.abs(value) < 0.005 ? "0.00" : (value > 0 ? "+" : "") + value.toFixed(2));
+const decimal = or((value) => {
+  const size = Math.abs(value);
+  return size >= 1000 ? whole(value) : size && size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+});
+const short = or((value) => {
+  const [unit, letter] = Math.abs(value) >= 1e9 ? [1e9, "G"] : Math.abs(value) >= 1e6 ? [1e6, "M"] : Math.abs(value) >= 1e4 ? [1e3, "k"] : [1, ""];
+  const part = value / unit;
+  return (part && Math.abs(part) < 1e-3 ? part.toExponential(0) : String(Number(part.toPrecision(4)))) + letter;
+});
+const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  if (!isNumber(seconds)) return "-";
+  const [value, unit] = seconds < 90 ? [seconds, "s"] : seconds < 5400 ? [seconds / 60, "min"] : seconds < 172800 ? [seconds / 3600, "h"] : [seconds / 86400, "days"];
+  return `${unit === "h" && value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
+}
+
+// Control characters are shown, not obeyed.
+const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f\x7f]/g, (c) => String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
+
+// A name within a sentence: what is written from right to left in it must not turn what follows.
+const LEFTWARD = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc]/;
+const inSentence = (text) => LEFTWARD.test(text) ? `\u2068${visible(text)}\u2069` : visible(text);
+
+// The beginning that at least half of the texts share, such as a chat template's, up to a line's or mark's end; "" if there is none.
+function sharedStart(texts) {
+  if (texts.length < 3) return "";
+  const sorted = texts.map((text) => (text ?? "").slice(0, 2000)).sort(); // equal beginnings are neighbours
+  const one = sorted[Math.floor(sorted.length / 4)], other = sorted[Math.ceil(3 * sorted.length / 4) - 1];
+  let same = 0;
+  while (same < one.length && one[same] === other[same]) same++;
+  const end = Math.max(...["\n", ">"].map((mark) => one.lastIndexOf(mark, same - 1))) + 1;
+  return end >= 20 ? one.slice(0, end) : "";
+}
+function brief(text, shared) {
+  text ??= "";
+  return visible((shared && text.startsWith(shared) ? "\u2026" + text.slice(shared.length) : text).slice(0, 300));
+}
+
+const LONGEST = 4000;
+
+// A text in a box of its own; a very long one only when it is asked for.
+function textBox(text, label, longest = LONGEST) {
+  const box = element("pre", { dir: "auto", tabindex: "0", role: "group", "aria-label": label });
+  const parts = [box];
+  const cut = text.length > longest + 200;
+  box.textContent = visible(cut ? text.slice(0, longest) + " \u2026" : text);
+  if (cut) {
+    const all = element("button", { type: "button", class: "all", onclick: () => { box.textContent = visible(text); all.remove(); box.focus(); } },
+      `Show all ${whole(text.length)} characters`);
+    parts.push(all);
+  }
+  return parts;
+}
+
+const swatch = (className) => svg("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" },
+  svg("rect", { width: 10, height: 10, rx: 2, class: className }));
+
+const pairs = (list) => list.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, visible(String(value ?? "-"))))]);
+
+function drawNumbers(host, numbers) {
+  keyed(host, numbers, ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),
+    (node, [, value]) => setText(node.lastChild, value));
+}
+
+// ---- where the answers come from
+
+const given = JSON.parse(byId("data").textContent);
+const isLive = given.live === true;
+
+const source = {
+  async get(path) {
+    if (!isLive) {
+      const answer = given.answers[path.split("?")[0]];
+      if (answer === undefined) throw Object.assign(new Error("not in this file."), { status: 404 });
+      return answer;
+    }
+    const response = await fetch(`api/${path}`, { cache: "no-store" });
+    const answer = await response.json().catch(() => ({}));
+    if (!response.ok) throw Object.assign(new Error(answer.error ?? `the server answered ${response.status}`), { status: response.status });
+    return answer;
+  },
+  // The steps of a run whose rollouts lie in the file; null if there is a server to ask.
+  steps(id) {
+    if (isLive) return null;
+    const found = Object.keys(given.answers).map((path) => path.match(`^runs/${id}/rollouts/(\\d+)$`)).filter(Boolean);
+    return found.map((match) => Number(match[1])).sort((a, b) => a - b);
+  },
+};
+
+const underWay = new Map();
+
+// One request of a kind at a time: who asks meanwhile waits for the same.
+function once(key, ask) {
+  if (!underWay.has(key)) underWay.set(key, ask().finally(() => underWay.delete(key)));
+  return underWay.get(key);
+}
+
+const READ_AGAIN_MS = 900; // what is answered while the history is still being read
+const answers = new Map(); // path -> {version, answer, error, asked}
+
+// A promise if the answer of this version has to be asked for, otherwise null.
+function need(path, version) {
+  const kept = answers.get(path);
+  const partial = kept?.answer?.read < 1 && performance.now() - kept.asked > READ_AGAIN_MS;
+  if (kept && kept.version === version && !partial) return null;
+  return once(path, async () => {
+    const entry = { version, answer: kept?.answer, error: null, asked: performance.now() };
+    try {
+      entry.answer = await source.get(path);
+    } catch (problem) {
+      if (!(problem.status >= 400 && problem.status < 500)) throw problem; // to be asked for again
+      entry.error = problem.message;
+    }
+    answers.delete(path);
+    answers.set(path, entry);
+    if (answers.size > 200) answers.delete(answers.keys().next().value);
+  });
+}
+
+const got = (path) => answers.get(path)?.answer;
+
+// ---- the address: everything that is chosen is in its hash
+
+const GENERAL = ["run", "runs", "x", "smooth"]; // these hold in all views
+const VIEWS = {}; // each: needs() gives what is being asked for, draw() gives the newest step drawn
+const VIEW_NAMES = { runs: "Runs", curves: "Curves", usage: "Where the rollouts went", posteriors: "Posteriors", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
+let at = {};
+const lastOf = new Map(); // view -> what was chosen in it
+
+function hashOf(chosen) {
+  const given = Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined);
+  return "#" + new URLSearchParams(given).toString().replaceAll("%2C", ",");
+}
+
+function readAddress() {
+  at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = runs.length > 1 ? "runs" : "curves";
+  lastOf.set(at.view, at);
+}
+
+// The address of another view, as it was left.
+function viewHash(view, changes = {}) {
+  const general = Object.fromEntries(GENERAL.filter((name) => name in at).map((name) => [name, at[name]]));
+  const left = { ...lastOf.get(view) };
+  for (const name of [...GENERAL, "view", "prompt", "visit"]) delete left[name];
+  return hashOf({ view, ...left, ...general, ...changes });
+}
+
+const addressWith = (changes) => hashOf({ ...at, ...changes });
+
+// A new entry of the browser's history, unless replace: sliders and typing would flood it.
+function go(changes, { replace = false } = {}) {
+  const hash = addressWith(changes);
+  if (hash === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", hash);
+  render();
+}

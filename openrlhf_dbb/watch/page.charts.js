@@ -1,0 +1,341 @@
+// ---- charts: curves or stacked bars over one axis, with a cursor, a readout and a table of the values
+
+const MOST_ROWS = 50; // of a chart's table
+const FEW = 12; // so few points are drawn as dots, too
+
+function ticks(low, high, most) {
+  const rough = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
+  const gap = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const found = [];
+  for (let i = Math.ceil(low / gap - 1e-9) + 0; i * gap <= high + gap * 1e-6; i++) found.push(Number((i * gap).toPrecision(12)));
+  return found;
+}
+
+// Index of the value nearest to x among ascending ones.
+function nearest(values, x) {
+  let low = 0, high = values.length - 1;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= x) low = middle;
+    else high = middle;
+  }
+  return high >= 0 && Math.abs(values[high] - x) < Math.abs(values[low] - x) ? high : low;
+}
+
+// At most `most` of 0 ... size - 1, evenly, with the first and the last.
+function evenly(size, most) {
+  if (size <= most) return [...Array(size).keys()];
+  return [...Array(most).keys()].map((i) => Math.round(i * (size - 1) / (most - 1)));
+}
+
+const charts = new WeakMap(); // figure -> chart
+
+// Charts out of sight are drawn when they come into it.
+const inSight = new IntersectionObserver((entries) => {
+  for (const entry of entries) charts.get(entry.target)?.seen(entry.isIntersecting);
+}, { rootMargin: "150px" });
+const sized = new ResizeObserver((entries) => {
+  for (const entry of entries) charts.get(entry.target)?.resized();
+});
+
+// A figure's chart, made when it is first asked for.
+// options: height; onZoom(from, to), both null for all; onPick(x), when the cursor is put somewhere by hand.
+function chartOf(figure, options = {}) {
+  if (!charts.has(figure)) {
+    charts.set(figure, makeChart(figure, options));
+    inSight.observe(figure);
+    sized.observe(figure);
+  }
+  return charts.get(figure);
+}
+
+// What update() takes: title; note; xLabel, xText(x), nameOf(x); yText, yAxis; low, high (of y, if fixed); from, to (of x, if fixed);
+// lines [{run, name, slot, second, x, y, raw, low, high, dots}], where run and name may be empty, second tells a run's second measure and low, high are a band, or
+// bars {x, edges, parts [{name, className, y}]}; legend [[mark, name]]; whole: ticks at whole numbers only; marked: a chosen x.
+function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
+  const caption = element("figcaption"), toggle = element("button", { type: "button", class: "small", "aria-expanded": "false" }, "Table");
+  const note = element("p", { class: "note" }), legend = element("ul", { class: "legend" });
+  const [gridY, textY, textX, bands, faint, curves, dots, bars] = ["grid", "y", "x", "bands", "faint", "curves", "dots", "bars"].map((name) => svg("g", { class: name }));
+  const [cursor, marked] = ["cursor", "marked"].map((name) => svg("path", { class: name }));
+  const label = svg("text", { "text-anchor": "middle" }), dragged = svg("rect", { class: "dragged" });
+  const plot = svg("svg", {}, bars, bands, faint, curves, dots); // cuts off what lies outside the axes
+  const drawing = svg("svg", { role: "img", tabindex: "0", height, class: onZoom ? "zoomable" : null },
+    gridY, textY, textX, label, plot, marked, dragged, cursor);
+  const readout = element("p", { class: "readout" });
+  const table = element("div", { class: "wide tall", hidden: true, tabindex: "0", role: "region" });
+  figure.replaceChildren(element("div", { class: "over" }, caption, toggle), note, legend, drawing, readout, table);
+
+  let spec = null, visible = false, stale = false, width = 0, cursorAt = null, dragFrom = null;
+  let across = null, back = null, left = 52;
+
+  const inside = (x) => x.filter((value) => value >= spec.from && value <= spec.to);
+  // The points that the cursor moves along: those that reach furthest, and of these the most.
+  function mainX() {
+    if (spec.bars) return spec.bars.x;
+    const end = (x) => x.length ? x[x.length - 1] : -Infinity;
+    return spec.lines.map((line) => inside(line.x)).reduce((best, x) => end(x) > end(best) || (end(x) === end(best) && x.length > best.length) ? x : best, []);
+  }
+
+  function valuesAt(x, last) {
+    if (spec.bars) {
+      const i = nearest(spec.bars.x, x);
+      return spec.bars.parts.map((part) => `${part.name} ${spec.yText(part.y[i])}`).join(", ");
+    }
+    const reach = (spec.to - spec.from) / 20, byRun = new Map();
+    for (const line of spec.lines) {
+      const i = nearest(line.x, x);
+      if (!line.x.length || (!last && Math.abs(line.x[i] - x) > reach)) continue;
+      const band = line.low && isNumber(line.low[i]) ? ` (${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : "";
+      const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText(line.y[i])}${band}`;
+      byRun.set(run, byRun.has(run) ? `${byRun.get(run)}, ${told}` : `${run ? run + " " : ""}${told}`);
+    }
+    return [...byRun.values()].join("; ");
+  }
+  const describe = (x, last = false) => `${spec.nameOf(x)}: ${valuesAt(x, last)}`;
+  // Of each curve the last value, also of those that end before the others do.
+  const describeLast = (x) => {
+    const ends = new Set(spec.lines.map((line) => inside(line.x).pop()));
+    return ends.size > 1 ? `last: ${valuesAt(x, true)}` : describe(x);
+  };
+
+  function showCursor(x, byHand) {
+    if (x === undefined) return;
+    cursorAt = byHand ? x : null;
+    setAttributes(cursor, { d: byHand ? `M${across(x).toFixed(1)} 8V${height - 40}` : "" });
+    setText(readout, byHand || isNumber(spec.marked) ? describe(x) : describeLast(x));
+  }
+  const pointAt = (event) => event.clientX - drawing.getBoundingClientRect().left;
+  function follow(event) {
+    const x = inside(mainX());
+    if (!x.length) return;
+    const to = x[nearest(x, back(pointAt(event)))];
+    if (event.type === "pointerdown") onPick?.(to);
+    showCursor(to, true);
+  }
+  function endDrag(event, take) {
+    if (dragFrom === null) return;
+    const ends = [dragFrom, pointAt(event)].sort((a, b) => a - b).map(back);
+    const far = Math.abs(pointAt(event) - dragFrom) > 8;
+    dragFrom = null;
+    setAttributes(dragged, { width: 0 });
+    if (take && far) onZoom(Math.max(spec.from, ends[0]), Math.min(spec.to, ends[1]));
+  }
+  drawing.addEventListener("pointerdown", (event) => {
+    if (!spec || !across) return;
+    readout.removeAttribute("aria-live");
+    if (onZoom && event.button === 0) {
+      dragFrom = pointAt(event);
+      drawing.setPointerCapture(event.pointerId);
+    }
+    follow(event);
+  });
+  drawing.addEventListener("pointermove", (event) => {
+    if (!spec || !across) return;
+    follow(event);
+    if (dragFrom === null) return;
+    const ends = [dragFrom, pointAt(event)].sort((a, b) => a - b);
+    setAttributes(dragged, { x: ends[0], width: ends[1] - ends[0], y: 8, height: height - 48 });
+  });
+  drawing.addEventListener("pointerup", (event) => endDrag(event, true));
+  drawing.addEventListener("pointercancel", (event) => endDrag(event, false));
+  if (onZoom) drawing.addEventListener("dblclick", () => onZoom(null, null));
+  drawing.addEventListener("keydown", (event) => {
+    if (!spec || event.ctrlKey || event.metaKey || event.altKey) return;
+    const x = inside(mainX()), here = x.length ? nearest(x, cursorAt ?? spec.marked ?? x[x.length - 1]) : 0;
+    const to = { ArrowLeft: here - 1, ArrowRight: here + 1, PageUp: here - 10, PageDown: here + 10, Home: 0, End: x.length - 1 }[event.key];
+    if (to !== undefined) {
+      setAttributes(readout, { "aria-live": "polite" });
+      const next = x[Math.max(0, Math.min(x.length - 1, to))];
+      onPick?.(next);
+      showCursor(next, true);
+    } else if (onZoom && ["+", "=", "-"].includes(event.key)) {
+      const middle = cursorAt ?? (spec.from + spec.to) / 2, reach = (spec.to - spec.from) * (event.key === "-" ? 1 : 0.25);
+      onZoom(middle - reach, middle + reach);
+    } else if (onZoom && (event.key === "0" || event.key === "Escape")) onZoom(null, null);
+    else return;
+    event.preventDefault();
+  });
+  drawing.addEventListener("pointerleave", () => {
+    if (!spec || !across || drawing === document.activeElement) return;
+    cursorAt = null;
+    draw();
+  });
+  // A live chart must not speak by itself: its readout is only read out while the keys move the cursor.
+  drawing.addEventListener("blur", () => readout.removeAttribute("aria-live"));
+  toggle.addEventListener("click", () => {
+    table.hidden = !table.hidden;
+    setAttributes(toggle, { "aria-expanded": String(!table.hidden) });
+    drawTable();
+  });
+
+  function drawTable() {
+    if (table.hidden || !spec) return;
+    const x = inside(mainX()), rows = evenly(x.length, MOST_ROWS).map((i) => x[i]);
+    const columns = spec.bars ? spec.bars.parts.map((part) => ({ name: part.name, x: spec.bars.x, y: part.y })) : spec.lines;
+    const value = (column, at_) => {
+      const i = nearest(column.x, at_);
+      return column.x.length && Math.abs(column.x[i] - at_) <= (spec.to - spec.from) / 100 ? spec.yText((column.raw ?? column.y)[i]) : "-";
+    };
+    const header = [spec.xLabel, ...columns.map((column) => [column.run, column.name].filter(Boolean).join(", ") || spec.title)];
+    const made = element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col" }, name)))),
+      element("tbody", {}, ...rows.map((at_) => element("tr", {}, element("th", { scope: "row" }, spec.xText(at_)),
+        ...columns.map((column) => element("td", {}, value(column, at_)))))));
+    const top = table.scrollTop;
+    table.replaceChildren(made);
+    table.scrollTop = top;
+  }
+
+  function range() {
+    let { low = Infinity, high = -Infinity } = spec;
+    if (spec.bars) {
+      low = 0;
+      if (spec.high === undefined) high = Math.max(1e-9, ...spec.bars.x.map((_, i) => spec.bars.parts.reduce((sum, part) => sum + (part.y[i] ?? 0), 0)));
+    } else {
+      for (const line of spec.lines) for (const values of [line.y, line.raw, line.low, line.high]) {
+        if (!values) continue;
+        for (let i = 0; i < values.length; i++) {
+          const y = values[i];
+          if (!isNumber(y) || line.x[i] < spec.from || line.x[i] > spec.to) continue;
+          if (spec.low === undefined && y < low) low = y;
+          if (spec.high === undefined && y > high) high = y;
+        }
+      }
+    }
+    if (high - low > 1e-9 * Math.abs(high)) return [low, high]; // else it is one value, give or take its rounding
+    const size = Number.isFinite(low) && low ? Math.abs(low) * 0.1 : 0.5;
+    return Number.isFinite(low) ? [low - size, low + size] : [0, 1];
+  }
+
+  function pathOf(line, values, up) {
+    let path = "", pen = "M", alone = false;
+    for (let i = 0; i < values.length; i++) {
+      if (!isNumber(values[i])) { if (alone) path += "h0"; pen = "M"; alone = false; continue; }
+      if (line.x[i + 1] < spec.from || line.x[i - 1] > spec.to) continue; // one point beyond each end stays
+      path += `${pen}${across(line.x[i]).toFixed(1)} ${up(values[i]).toFixed(1)}`;
+      alone = pen === "M"; // without any length it has to get a round end to be seen
+      pen = "L";
+    }
+    return alone ? path + "h0" : path;
+  }
+
+  function drawLines(up) {
+    const drawn = spec.lines;
+    const withRaw = drawn.filter((line) => line.raw);
+    fit(faint, "path", withRaw.length).forEach((node, i) => setAttributes(node, { d: pathOf(withRaw[i], withRaw[i].raw, up), class: `curve s${withRaw[i].slot}` }));
+    const asLines = drawn.filter((line) => !line.dots);
+    fit(curves, "path", asLines.length).forEach((node, i) => setAttributes(node,
+      { d: pathOf(asLines[i], asLines[i].y, up), class: `curve s${asLines[i].slot}${asLines[i].second ? " second" : ""}` }));
+    const points = drawn.flatMap((line) => {
+      const found = [];
+      line.x.forEach((x, i) => { if (isNumber(line.y[i]) && x >= spec.from && x <= spec.to) found.push([line, x, line.y[i]]); });
+      return line.dots || found.length <= FEW ? found : line.second ? evenly(found.length, FEW).map((i) => found[i]) : [];
+    });
+    fit(dots, "circle", points.length, { r: 3.5 }).forEach((node, i) => {
+      const [line, x, y] = points[i];
+      setAttributes(node, { cx: across(x).toFixed(1), cy: up(y).toFixed(1), class: `dot s${line.slot}${line.second || line.dots ? " second" : ""}` });
+    });
+    const banded = drawn.filter((line) => line.low);
+    fit(bands, "path", banded.length).forEach((node, b) => {
+      const line = banded[b], points = [...line.x.keys()].filter((i) => isNumber(line.low[i]) && isNumber(line.high[i]));
+      const edge = (values, order) => order.map((i) => `${across(line.x[i]).toFixed(1)} ${up(values[i]).toFixed(1)}`).join("L");
+      const only = points.length === 1 ? across(line.x[points[0]]) : null;
+      setAttributes(node, { class: "band", d: !points.length ? "" : only === null ? `M${edge(line.high, points)}L${edge(line.low, [...points].reverse())}Z`
+        : `M${only - 6} ${up(line.high[points[0]])}h12V${up(line.low[points[0]])}h-12Z` });
+    });
+  }
+
+  function drawBars(up) {
+    const { x, edges, parts } = spec.bars;
+    const below = x.map(() => 0);
+    fit(bars, "path", parts.length).forEach((node, p) => {
+      let path = "";
+      for (let i = 0; i < x.length; i++) {
+        const value = parts[p].y[i] ?? 0, start = across(edges[i]), end = across(edges[i + 1]), gap = end - start > 6 ? 1 : 0;
+        const [foot, top] = [up(below[i]), up(below[i] + value)].map((y) => y.toFixed(1));
+        if (value > 0) path += `M${start.toFixed(1)} ${foot}V${top}H${(end - gap).toFixed(1)}V${foot}Z`;
+        below[i] += value;
+      }
+      setAttributes(node, { d: path, class: parts[p].className });
+    });
+  }
+
+  function draw() {
+    if (!spec || !width || !visible) { stale = true; return; }
+    stale = false;
+    const [low, high] = range();
+    const top = 10, bottom = height - 40, right = width - 12;
+    const up = (value) => bottom - (value - low) / (high - low) * (bottom - top);
+    const marksY = ticks(low, high, height / 46).filter((y) => spec.yText !== whole || Number.isInteger(y)), textsY = marksY.map(spec.yAxis);
+    left = Math.max(34, 13 + 7.6 * Math.max(...textsY.map((text) => text.length)));
+    const pad = spec.bars ? 0 : 8, size = spec.to - spec.from;
+    across = (x) => size > 0 ? left + pad + (x - spec.from) / size * (right - left - 2 * pad) : (left + right) / 2;
+    back = (position) => size > 0 ? spec.from + (position - left - pad) / (right - left - 2 * pad) * size : spec.from;
+    setAttributes(drawing, { viewBox: `0 0 ${width} ${height}` });
+    const box = { x: left, y: 0, width: Math.max(1, right - left + 6), height };
+    setAttributes(plot, { ...box, viewBox: `${box.x} 0 ${box.width} ${height}` });
+    fit(gridY, "path", marksY.length, { class: "grid" }).forEach((node, i) => setAttributes(node, { d: `M${left} ${up(marksY[i]).toFixed(1)}H${right}` }));
+    fit(textY, "text", marksY.length, { "text-anchor": "end" }).forEach((node, i) => {
+      setAttributes(node, { x: left - 7, y: (up(marksY[i]) + 4).toFixed(1) });
+      setText(node, textsY[i]);
+    });
+    const marksX = size > 0 ? ticks(spec.from, spec.to, Math.max(2, (right - left) / 80)).filter((x) => !spec.whole || Number.isInteger(x)) : [spec.from];
+    fit(textX, "text", marksX.length, { "text-anchor": "middle" }).forEach((node, i) => {
+      const text = short(marksX[i]);
+      setAttributes(node, { x: Math.min(across(marksX[i]), width - 4 * text.length).toFixed(1), y: bottom + 18 });
+      setText(node, text);
+    });
+    setAttributes(label, { x: (left + right) / 2, y: height - 4 });
+    setText(label, spec.xLabel);
+    if (spec.bars) drawBars(up);
+    else drawLines(up);
+    setAttributes(marked, { d: isNumber(spec.marked) ? `M${across(spec.marked).toFixed(1)} ${top - 6}V${bottom}` : "" });
+    const x = inside(mainX()), last = x[x.length - 1];
+    const summary = x.length ? ` First, ${describe(x[0])}. Last, ${describeLast(last).replace(/^last: /, "")}.` : "";
+    setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it${onZoom ? "; plus, minus and 0 zoom" : ""}.` });
+    if (!x.length) { setText(readout, "nothing in this range"); setAttributes(cursor, { d: "" }); }
+    else if (cursorAt === null || cursorAt < spec.from || cursorAt > spec.to) showCursor(isNumber(spec.marked) ? spec.marked : last, false);
+    else {
+      setAttributes(cursor, { d: `M${across(cursorAt).toFixed(1)} 8V${bottom}` });
+      if (!readout.hasAttribute("aria-live")) setText(readout, describe(cursorAt));
+    }
+    drawTable();
+  }
+
+  return {
+    update(next) {
+      if (next.xLabel !== spec?.xLabel || next.marked !== spec?.marked) cursorAt = null;
+      spec = { yText: decimal, yAxis: short, nameOf: next.xText, lines: [], ...next };
+      let low = Infinity, high = -Infinity;
+      for (const x of spec.bars ? [spec.bars.edges] : spec.lines.map((line) => line.x)) {
+        if (x.length) { low = Math.min(low, x[0]); high = Math.max(high, x[x.length - 1]); }
+      }
+      spec.from ??= Number.isFinite(low) ? low : 0;
+      spec.to ??= Number.isFinite(high) ? high : 1;
+      setText(caption, spec.title);
+      setText(note, spec.note ?? "");
+      note.hidden = !spec.note;
+      setAttributes(toggle, { "aria-label": `Table of ${spec.title}` });
+      setAttributes(table, { "aria-label": `Values of ${spec.title}` });
+      keyed(legend, spec.legend ?? [], ([, name]) => name, ([mark, name]) => element("li", {}, mark(), name));
+      legend.hidden = !spec.legend?.length;
+      draw();
+    },
+    seen(now) {
+      visible = now;
+      if (visible && stale) draw();
+    },
+    resized() {
+      if (figure.clientWidth === width) return;
+      width = figure.clientWidth;
+      draw();
+    },
+  };
+}
+
+// The marks of curves in a legend.
+const sample = (...children) => svg("svg", { viewBox: "0 0 36 10", class: "sample", "aria-hidden": "true" }, ...children);
+const sampleDot = (slot) => svg("circle", { cx: 18, cy: 5, r: 3.5, class: `dot s${slot} second` });
+const sampleLine = (slot, second) => svg("path", { d: "M0 5H36", class: `curve s${slot}${second ? " second" : ""}` });
+const lineMark = (slot, second = false) => () => sample(sampleLine(slot, second), ...(second ? [sampleDot(slot)] : []));
+const dotMark = (slot) => () => sample(sampleDot(slot));
+const percentAxis = { yText: percent, yAxis: (value) => `${Number((100 * value).toPrecision(4))}\u00a0%` };

@@ -1,0 +1,267 @@
+// ---- the curves of several runs, drawn over each other
+
+const MOST_POINTS = 500;
+const MOST_RUNS = 8;
+const AXES = {
+  steps: { xLabel: "step", xText: whole, whole: true },
+  rollouts: { xLabel: "rollouts generated", xText: whole, whole: true },
+  tokens: { xLabel: "tokens generated", xText: short },
+  hours: { xLabel: "hours of training", xText: or((value) => `${value.toFixed(2)} h`) },
+};
+const CHARTS = [
+  { key: "held-out", title: "Held-out accuracy", dots: true, ...percentAxis,
+    note: ({ held_out: held }) => held && `Mean score of ${plural(held.prompts, "prompt")} \u00d7 ${plural(held.samples, "sample")} that are not trained on.`,
+    read: (series) => series.held_out && [{ ...series.held_out, y: series.held_out.accuracy }] },
+  { key: "reward", title: "Training reward", of: [["reward"]] },
+  { key: "length", title: "Response length, tokens", of: [["length", "m:response_length"]] },
+  { key: "entropy", title: "Entropy", of: [["m:entropy_loss", "m:entropy", "m:actor/entropy"]] },
+  { key: "clip", title: "Clip fraction", of: [["m:ppo_clip_ratio", "m:clip_ratio/region_mean", "m:actor/pg_clipfrac"]] },
+  { key: "grad-norm", title: "Gradient norm", of: [["m:actor_grad_norm", "m:grad_norm", "m:actor/grad_norm"]] },
+  { key: "kl", title: "KL divergence", of: [["m:kl", "m:actor/kl_loss"], ["m:ppo_kl", "m:actor/ppo_kl"]], names: ["from the reference", "from the rollout policy"] },
+  { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
+  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance"], ["rescued"]], names: ["zero variance", "rescued"], low: 0, ...percentAxis,
+    note: () => "Share of the generated rollouts whose group has all its rewards the same; rescued: it had an advantage anyway." },
+  { key: "probes", title: "Error against the probes", dots: true, names: ["stored estimate", "group's own mean"],
+    note: ({ probes }) => probes && `Mean squared error against ${plural(probes.samples, "extra rollout")} of ${plural(probes.groups, "group")}`
+      + " that were never trained on, less their own noise: chance can make it negative.",
+    read: (series) => series.probes && [{ step: series.probes.step, y: series.probes.estimate }, { step: series.probes.step, y: series.probes.group }] },
+  { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
+];
+
+const seriesOf = new Map(); // run id -> {version, answer}
+const zoomedOf = new Map(); // run id -> {key, answer}: finer points of the zoomed range
+const slots = new Map(); // run id -> its colour and dashes
+
+// A promise if points are to be asked for; only those after the last complete ones.
+function needSeries(run) {
+  const kept = seriesOf.get(run.id);
+  if (kept?.version === run.version) return null;
+  return once(`series ${run.id}`, async () => {
+    const path = `runs/${run.id}/series`;
+    const { curves: { step: steps }, width, tag, settled } = kept?.answer ?? { curves: { step: [] } };
+    // The last points may still grow: metrics are written a moment after their step.
+    const after = settled ?? steps[steps.length - 3] ?? 0;
+    let answer = await source.get(`${path}?points=${MOST_POINTS}` + (after ? `&after=${after}&width=${width}${tag ? `&tag=${tag}` : ""}` : ""));
+    if (after && !answer.full) {
+      // Fewer steps than before: the run was rolled back.
+      if (answer.last < steps[steps.length - 1]) answer = await source.get(`${path}?points=${MOST_POINTS}`);
+      else answer.curves = appended(kept.answer.curves, answer.curves, after);
+    }
+    seriesOf.set(run.id, { version: run.version, answer });
+  });
+}
+
+function appended(old, added, after) {
+  const keep = old.step.filter((step) => step <= after).length, size = added.step.length;
+  const names = new Set([...Object.keys(old), ...Object.keys(added)]);
+  const part = (values, length) => values ?? Array(length).fill(null);
+  return Object.fromEntries([...names].map((name) => [name, [...part(old[name]?.slice(0, keep), keep), ...part(added[name], size)]]));
+}
+
+const axesOf = new WeakMap(); // answer -> its axes by name
+
+// Steps as values of the chosen axis, and back; null if the run does not tell.
+function axisOf(answer, axis) {
+  if (!axesOf.has(answer)) axesOf.set(answer, {});
+  return axesOf.get(answer)[axis] ??= makeAxis(answer, axis);
+}
+
+function makeAxis(answer, axis) {
+  const { curves } = answer, held = answer.held_out;
+  if (axis === "steps") return { of: (step) => step, stepAt: (x) => x };
+  if (!curves[axis]?.some(isNumber)) return null;
+  const knots = [[answer.first - 1, answer.first > 1 ? null : 0], ...curves.step.map((step, i) => [step, curves[axis][i]])].filter(([, value]) => isNumber(value));
+  if (axis === "rollouts" && held?.rollouts) held.step.forEach((step, i) => isNumber(held.rollouts[i]) && knots.push([step, held.rollouts[i]]));
+  knots.sort((a, b) => a[0] - b[0]);
+  const between = (from, to) => (value) => {
+    if (knots.length < 2) return knots[0][to];
+    let low = 0, high = knots.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (knots[middle][from] < value) low = middle;
+      else high = middle;
+    }
+    const [a, b] = [knots[low], knots[high]];
+    const part = b[from] === a[from] ? 1 : (value - a[from]) / (b[from] - a[from]);
+    return a[to] + Math.min(1, Math.max(0, part)) * (b[to] - a[to]);
+  };
+  const exact = new Map(knots), line = between(0, 1);
+  return { of: (step) => exact.get(step) ?? line(step), stepAt: between(1, 0) };
+}
+
+// An exponential moving average with the weight per step, so that thinned and whole curves look alike; its start is not pulled to 0.
+function smoothed(values, weight) {
+  let sum = 0, mass = 0;
+  return values.map((value) => {
+    sum = weight * sum + (1 - weight) * value;
+    mass = weight * mass + 1 - weight;
+    return sum / mass;
+  });
+}
+
+// The slider's 0 ... 100 as the weight of what was before, 0 ... 0.999.
+const weightOf = (position) => position > 0 ? 1 - 10 ** (-3 * position / 100) : 0;
+const positionOf = (weight) => Math.round(-100 / 3 * Math.log10(1 - Math.min(0.999, Math.max(0, weight))));
+
+const chosenAxis = () => Object.hasOwn(AXES, at.x) ? at.x : "steps";
+const smoothing = () => at.smooth === undefined || !(Number(at.smooth) >= 0) ? 0.6 : Math.min(0.999, Number(at.smooth));
+const numberIn = (name) => at[name] !== undefined && at[name] !== "" && Number.isFinite(Number(at[name])) ? Number(at[name]) : null;
+const zoom = () => ({ from: numberIn("from"), to: numberIn("to") });
+const zoomTo = (from, to) => {
+  const digits = (value, up) => {
+    const unit = 10 ** Math.floor(Math.log10(Math.max(1e-9, to - from)) - 2), size = chosenAxis() === "hours" ? unit : Math.max(1, unit);
+    return String(Number(((up ? Math.ceil : Math.floor)(value / size) * size).toPrecision(12)));
+  };
+  go(from === null ? { from: null, to: null } : { from: digits(Math.max(0, from), false), to: digits(to, true) });
+};
+
+// The runs to be drawn, and for each its own look as long as it is drawn.
+function drawnRuns() {
+  const wanted = at.runs === undefined ? runs.slice(0, 3) : at.runs.split(",").map((id) => runs.find((run) => String(run.id) === id)).filter(Boolean);
+  const drawn = [...new Set(wanted)].slice(0, MOST_RUNS);
+  for (const id of slots.keys()) if (!drawn.some((run) => run.id === id)) slots.delete(id);
+  const taken = new Set(slots.values());
+  for (const run of drawn) {
+    if (slots.has(run.id)) continue;
+    const free = [...Array(MOST_RUNS).keys()].find((slot) => !taken.has(slot));
+    slots.set(run.id, free);
+    taken.add(free);
+  }
+  return drawn;
+}
+
+// Finer points of the part of the axis that is looked at.
+function needZoomed(run) {
+  const { from, to } = zoom(), kept = seriesOf.get(run.id);
+  if (!isLive || !kept || kept.answer.width === 1 || (from === null && to === null)) { zoomedOf.delete(run.id); return null; }
+  const axis = axisOf(kept.answer, chosenAxis());
+  if (!axis) return null;
+  const { first, last } = kept.answer;
+  const begin = Math.max(first, Math.floor(axis.stepAt(from ?? 0)) - 1), end = Math.min(last, Math.ceil(to === null ? last : axis.stepAt(to)) + 1);
+  const key = `from=${begin}&to=${end}`;
+  if (begin > end || zoomedOf.get(run.id)?.key === key) return null;
+  return once(`zoom ${run.id} ${key}`, async () => {
+    zoomedOf.set(run.id, { key, answer: await source.get(`runs/${run.id}/series?points=${MOST_POINTS}&${key}`) });
+  });
+}
+
+// One chart of one run: its curves in the order of the chart's measures; null where the run has none.
+function readChart(chart, answer) {
+  if (chart.read) return chart.read(answer);
+  return chart.of.map((names) => {
+    const name = names.find((each) => answer.curves[each]?.some(isNumber));
+    return name ? { step: answer.curves.step, y: answer.curves[name] } : null;
+  });
+}
+
+function chartLines(chart, run, several) {
+  const all = seriesOf.get(run.id)?.answer;
+  if (!all) return [];
+  const axis = axisOf(all, chosenAxis()), finer = zoomedOf.get(run.id)?.answer;
+  const found = readChart(chart, chart.read ? all : finer ?? all);
+  if (!axis || !found) return [];
+  const weight = chart.dots ? 0 : smoothing() ** (finer ?? all).width;
+  return found.flatMap((curve, m) => {
+    if (!curve) return [];
+    // What was not measured in every step is drawn from one measurement to the next.
+    const known = [...curve.y.keys()].filter((i) => isNumber(curve.y[i]));
+    const y = known.map((i) => curve.y[i]), x = known.map((i) => axis.of(curve.step[i]));
+    if (!known.length) return [];
+    const named = { run: several ? shortName(run) : "", name: found.filter(Boolean).length > 1 ? chart.names[m] : "" };
+    const drawn = weight > 0 && y.length > 1 ? { raw: y, y: smoothed(y, weight) } : { y };
+    return [{ ...named, ...drawn, x, slot: slots.get(run.id), second: m > 0 }];
+  });
+}
+
+const shortName = (run) => inSentence(run.name.length > 28 ? `${run.name.slice(0, 27)}\u2026` : run.name);
+
+function drawCurveCharts(host, list, drawn) {
+  const { from, to } = zoom(), axis = AXES[chosenAxis()];
+  const specs = list.map((chart) => ({ chart, lines: drawn.flatMap((run) => chartLines(chart, run, drawn.length > 1)) })).filter(({ lines }) => lines.length);
+  // All charts have the same axis, whatever part of it their own curves cover.
+  let low = Infinity, high = -Infinity;
+  for (const run of drawn) {
+    const answer = seriesOf.get(run.id)?.answer, own = answer && axisOf(answer, chosenAxis());
+    if (!own) continue;
+    low = Math.min(low, own.of(Math.min(answer.first, answer.held_out?.step[0] ?? answer.first)));
+    high = Math.max(high, own.of(answer.last));
+  }
+  const span = from !== null || to !== null ? { from: from ?? low, to: to ?? high } : low <= high ? { from: low, to: high } : {};
+  const unit = { rollouts: " rollouts", tokens: " tokens" }[chosenAxis()] ?? "", before = chosenAxis() === "steps" ? "step " : "";
+  const nameOf = (x) => `${before}${axis.xText(x)}${unit}`;
+  keyed(host, specs, ({ chart }) => chart.key, ({ chart }) => element("figure", { "data-chart": chart.key }), (figure, { chart, lines }) => {
+    const measures = (chart.names ?? []).filter((_, m) => lines.some((line) => line.second === m > 0));
+    const notes = new Set(chart.note ? drawn.map((run) => chart.note(seriesOf.get(run.id).answer)).filter(Boolean) : []);
+    const slot = drawn.length > 1 ? "x" : slots.get(drawn[0].id);
+    chartOf(figure, { onZoom: zoomTo, height: host.id === "charts" ? 230 : 180 }).update({
+      title: chart.title, note: notes.size === 1 ? [...notes][0] : "", lines, ...axis, ...span, nameOf,
+      yText: chart.yText ?? decimal, yAxis: chart.yAxis ?? short, low: chart.low,
+      legend: measures.length > 1 ? measures.map((name) => [lineMark(slot, chart.names.indexOf(name) > 0), name]) : [] });
+  });
+  return specs.length;
+}
+
+VIEWS.curves = {
+  needs: () => drawnRuns().flatMap((run) => [needSeries(run), needZoomed(run)]).filter(Boolean),
+  draw() {
+    const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf.has(run.id));
+    for (const radio of byId("axis").elements) radio.checked = radio.value === axis;
+    if (byId("smooth") !== document.activeElement) byId("smooth").value = positionOf(smoothing());
+    setText(byId("smooth-text"), smoothing() ? `${smoothing().toFixed(2)}, about ${plural(Math.round(1 / (1 - smoothing())), "step")}` : "none");
+    setAttributes(byId("smooth"), { "aria-valuetext": byId("smooth-text").textContent });
+    setValue(byId("from"), from === null ? "" : String(from));
+    setValue(byId("to"), to === null ? "" : String(to));
+    byId("reset").disabled = from === null && to === null;
+    const entry = (run) => element("li", {}, lineMark(slots.get(run.id))(), element("a", { dir: "auto" }), element("span", { class: "note" }));
+    keyed(byId("legend"), drawn, (run) => `${run.id} ${slots.get(run.id)}`, entry, (item, run) => {
+      setAttributes(item.children[1], { href: viewHash("run", { run: run.id }) });
+      setText(item.children[1], visible(run.name));
+      setText(item.children[2], ` ${run.state}, step ${whole(run.step ?? 0)}`);
+    });
+    const count = drawCurveCharts(byId("charts"), CHARTS, loaded);
+    const known = new Set(CHARTS.flatMap((chart) => (chart.of ?? []).flat()));
+    const metrics = new Set(loaded.filter((run) => axisOf(seriesOf.get(run.id).answer, axis)).flatMap((run) => {
+      const { curves } = seriesOf.get(run.id).answer;
+      return Object.keys(curves).filter((name) => name.startsWith("m:") && !known.has(name) && curves[name].some(isNumber));
+    }));
+    const others = [...metrics].sort(), filter = byId("metric").value.trim().toLowerCase();
+    const shown = others.filter((name) => name.slice(2).toLowerCase().includes(filter));
+    byId("others").hidden = !others.length;
+    setText(byId("others").firstElementChild, plural(others.length, "other metric"));
+    setText(byId("metric-hits"), filter ? `${whole(shown.length)} of ${whole(others.length)}` : "");
+    const own = shown.map((name) => ({ key: name, title: visible(name.slice(2)), of: [[name]] }));
+    if (byId("others").open) drawCurveCharts(byId("other-charts"), own, loaded);
+    setText(byId("curves-note"), curvesNote(drawn, loaded, axis, count));
+    return Math.max(0, ...loaded.map((run) => seriesOf.get(run.id).answer.last ?? 0));
+  },
+};
+
+function curvesNote(drawn, loaded, axis, count) {
+  const names = (list) => list.map((run) => inSentence(run.name)).join(", ");
+  const answer = (run) => seriesOf.get(run.id).answer;
+  const notes = [];
+  if (!drawn.length) notes.push("No run is chosen: tick some in the view Runs.");
+  const empty = loaded.filter((run) => !answer(run).curves.step.length), rest = loaded.filter((run) => !empty.includes(run));
+  if (empty.length) notes.push(`No step was recorded yet: ${names(empty)}.`);
+  const without = rest.filter((run) => !axisOf(answer(run), axis));
+  if (without.length) notes.push(`Left out, as ${axis} were not recorded: ${names(without)}.`);
+  const older = rest.filter((run) => !Object.keys(answer(run).curves).some((name) => name.startsWith("m:")));
+  if (older.length) notes.push(`No metrics of the optimizer (loss, entropy, gradient norm) were recorded: ${names(older)}.`);
+  const pruned = rest.filter((run) => answer(run).first > 1);
+  if (pruned.length) notes.push(`The store no longer holds the first steps: ${names(pruned)}.`);
+  if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
+  const thinned = loaded.map((run) => (zoomedOf.get(run.id)?.answer ?? answer(run)).width), widest = Math.max(1, ...thinned);
+  if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps${isLive ? "; zoom in for finer ones" : ""}.`);
+  if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it, plus, minus and 0 zoom.");
+  return notes.join(" ");
+}
+
+function setUpCurves() {
+  byId("tools").addEventListener("submit", (event) => event.preventDefault());
+  byId("axis").addEventListener("change", (event) => go({ x: event.target.value === "steps" ? null : event.target.value, from: null, to: null }));
+  byId("smooth").addEventListener("input", (event) => go({ smooth: Number(weightOf(Number(event.target.value)).toFixed(3)) }, { replace: true }));
+  for (const name of ["from", "to"]) byId(name).addEventListener("change", (event) => go({ [name]: event.target.value === "" ? null : event.target.value }));
+  byId("reset").addEventListener("click", () => zoomTo(null, null));
+  byId("others").addEventListener("toggle", () => render());
+  byId("metric").addEventListener("input", () => render());
+}

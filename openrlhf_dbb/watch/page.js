@@ -1,0 +1,192 @@
+// ---- the head, the table of runs, and what keeps the page up to date
+
+const POLL_MS = 1000, RETRY_MS = 2000;
+let runs = [], shownState = null, arrived = 0, lost = null, refreshTurn = 0;
+
+const theRun = () => runs.find((run) => String(run.id) === at.run) ?? runs[0];
+const sinceWrite = (run) => run.age_s + (isLive ? (performance.now() - arrived) / 1000 : 0);
+const about = (run) => [run.method || run.estimator, run.model, run.dataset].filter(Boolean).map(inSentence).join(" \u00b7 ");
+const view = () => VIEWS[at.view];
+
+const MARKS = { running: "\u25cf", stale: "\u26a0", finished: "\u2713" };
+const RUN_COLUMNS = ["draw", "run", "state", "last write", "held-out accuracy", "reward", "step", "rollouts", "time left"];
+
+VIEWS.runs = {
+  needs: () => [],
+  draw() {
+    const drawn = drawnRuns();
+    const heading = (name) => element("th", { scope: "col", class: ["draw", "run", "state"].includes(name) ? "state" : null }, name);
+    keyed(byId("runs").tHead, ["head"], (name) => name, () => element("tr", {}, ...RUN_COLUMNS.map(heading)));
+    keyed(byId("runs").tBodies[0], runs, (run) => run.id, (run) => element("tr", {},
+      element("td", { class: "state" }, element("label", { class: "tick" },
+        element("input", { type: "checkbox", onchange: (event) => tick(run.id, event.target.checked) }), element("span"))),
+      element("td", { class: "state" }, element("a", { dir: "auto" }), element("div", { class: "note" })),
+      element("td", { class: "state" }, element("span", { class: "mark", "aria-hidden": "true" }), element("span")),
+      ...Array.from({ length: 6 }, () => element("td"))), (row, run) => {
+      const [draw, name, state, written, held, reward, step, rollouts, left] = row.cells;
+      const box = draw.firstChild.firstChild, mark = draw.firstChild.lastChild, slot = slots.get(run.id);
+      box.checked = drawn.includes(run);
+      box.disabled = !box.checked && drawn.length >= MOST_RUNS;
+      setAttributes(box, { "aria-label": `Draw ${run.name}` });
+      if (mark.dataset.slot !== String(slot)) {
+        mark.dataset.slot = slot;
+        mark.replaceChildren(...slot === undefined ? [] : [lineMark(slot)()]);
+      }
+      setText(name.firstChild, visible(run.name));
+      setAttributes(name.firstChild, { href: viewHash("run", { run: run.id }) });
+      setText(name.lastChild, about(run));
+      setAttributes(state, { class: `state is-${run.state}`, title: run.state === "stale" ? "It is not finished, but its process no longer writes." : null });
+      setText(state.firstChild, MARKS[run.state] ?? "");
+      setText(state.lastChild, ` ${run.state}`);
+      setText(written, isNumber(run.age_s) ? `${duration(sinceWrite(run))} ago` : "-");
+      setText(held, heldOutText(run.held_out));
+      setAttributes(held, { title: run.held_out && `best ${percent(run.held_out.best)}, step ${whole(run.held_out.best_step)}` });
+      setText(reward, decimal(run.reward === null ? null : Number(run.reward.toFixed(3))));
+      setText(step, whole(run.step ?? 0) + (isNumber(run.planned) ? ` / ${whole(run.planned)}` : ""));
+      setText(rollouts, whole(run.rollouts));
+      setText(left, run.state === "running" ? duration(run.time_left_s) : "-");
+    });
+    return Math.max(0, ...runs.map((run) => run.step ?? 0));
+  },
+};
+
+function heldOutText(held) {
+  if (!held) return "-";
+  return (held.start_step === held.last_step ? "" : `${percent(held.start)} \u2192 `) + percent(held.last);
+}
+
+function tick(id, checked) {
+  const ids = drawnRuns().map((run) => run.id).filter((each) => each !== id);
+  go({ runs: [...ids, ...(checked ? [id] : [])].join(",") }, { replace: true });
+}
+
+// ---- the head
+
+function liveText() {
+  const newest = runs.reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
+  if (!isLive) return shownState.now ? `as of ${shownState.now.slice(0, 16).replace("T", " ")}` : "a file";
+  if (lost) return lost;
+  if (shownState.error) return shownState.error;
+  if (!newest) return "live";
+  return `live, ${newest.state === "running" ? `step ${whole(newest.step ?? 0)},` : "no run is being written; last write"} ${duration(sinceWrite(newest))} ago`;
+}
+
+function drawHead() {
+  if (!shownState) return setText(byId("live"), lost ?? "connecting \u2026");
+  setText(byId("store"), visible(shownState.store));
+  setText(byId("count"), plural(runs.length, "run"));
+  setText(byId("live"), liveText());
+  byId("live").className = isLive && (lost || shownState.error) ? "is-lost" : isLive && runs.some((run) => run.state === "running") ? "is-live" : "";
+  // Read out: only that the connection is lost or back, not every step.
+  setText(byId("status"), isLive ? lost ? "Connection lost, trying again." : shownState.error ? visible(shownState.error) : "Live." : "");
+}
+
+function drawFrame() {
+  document.title = (view().ofOneRun && runs.length ? `${inSentence(theRun().name)} \u00b7 ` : "") + `${VIEW_NAMES[at.view]} \u00b7 openrlhf-dbb`;
+  keyed(byId("tabs"), runs.length ? Object.keys(VIEW_NAMES) : [], (name) => name, (name) => element("a", { "data-view": name }, VIEW_NAMES[name]),
+    (link, name) => setAttributes(link, { href: viewHash(name), "aria-current": name === at.view ? "page" : null }));
+  for (const name of Object.keys(VIEW_NAMES)) byId(`view-${name}`).hidden = name !== at.view || !runs.length;
+  byId("which").hidden = !view().ofOneRun || !runs.length;
+  byId("no-runs").hidden = runs.length > 0;
+  if (!runs.length) setText(byId("no-runs"), `No runs yet in ${visible(shownState.store)}; start one: openrlhf-dbb train \u2026`);
+  keyed(byId("run-choice"), runs, (run) => run.id, (run) => element("option", { value: run.id }),
+    (option, run) => setText(option, `${inSentence(run.name)} (${run.state})`));
+  if (!runs.length) return;
+  const run = theRun();
+  setValue(byId("run-choice"), String(run.id));
+  setText(byId("run-line"), about(run) + ` \u00b7 step ${whole(run.step ?? 0)}${isNumber(run.planned) ? ` of ${whole(run.planned)}` : ""}`);
+}
+
+// ---- drawing
+
+const needed = () => runs.length ? [...view().needs(), ...PROMPT.needs()] : [];
+
+function draw() {
+  drawHead();
+  drawFrame();
+  if (!runs.length) return 0;
+  const step = view().draw();
+  PROMPT.draw();
+  document.documentElement.dataset.step = step;
+  return step;
+}
+
+// Asks for what the view lacks, then draws it; started: when an answer told that something changed.
+async function refresh(started = null) {
+  const mine = ++refreshTurn;
+  let problem = null, asking = needed();
+  if (asking.length && !started) byId("loading").hidden = draw() > 0;
+  // Some answers tell what else is needed: a prompt's visits, which rollouts.
+  for (let round = 0; asking.length && !problem && round < 3; round++) {
+    problem = (await Promise.allSettled(asking)).find((outcome) => outcome.status === "rejected")?.reason;
+    if (mine !== refreshTurn) return;
+    asking = needed();
+  }
+  byId("loading").hidden = true;
+  byId("problem").hidden = !problem || lost !== null;
+  if (problem) setText(byId("problem"), `This could not be read: ${problem.message}`);
+  const drawing = performance.now();
+  draw();
+  if (started) {
+    void document.body.offsetHeight; // layout is part of what an update costs
+    if (performance.getEntriesByType("measure").length > 1000) performance.clearMeasures();
+    performance.measure("update-draw", { start: drawing });
+    performance.measure("update-all", { start: started });
+  }
+  document.documentElement.dataset.ready ??= String(Math.round(performance.now()));
+}
+
+function render() {
+  readAddress();
+  if (shownState) refresh();
+}
+
+// ---- live
+
+// After a roll back, steps of the same numbers hold something else.
+function forget(id) {
+  for (const kept of [seriesOf, zoomedOf, tableOf]) kept.delete(id);
+  for (const path of answers.keys()) if (path.startsWith(`runs/${id}/`)) answers.delete(path);
+}
+
+async function poll() {
+  let wait = POLL_MS;
+  try {
+    const next = await source.get("state");
+    const before = new Map(runs.map((run) => [run.id, run]));
+    const first = !shownState, changed = next.runs.length !== runs.length || next.runs.some((run) => before.get(run.id)?.version !== run.version);
+    for (const run of next.runs) if (before.get(run.id)?.step > run.step) forget(run.id);
+    lost = null;
+    arrived = performance.now();
+    shownState = next;
+    // A store that cannot be reached has not lost its runs.
+    if (next.runs.length || !next.error) runs = next.runs;
+    if (first) render();
+    else if (changed) {
+      performance.clearMarks("update-start");
+      performance.mark("update-start");
+      await refresh(performance.now());
+    } else if (needed().length) await refresh();
+    else { drawHead(); if (at.view === "runs") view().draw(); }
+  } catch (problem) {
+    lost = problem.status === 401 || problem.status === 403 ? `access refused: ${problem.message}` : "connection lost, trying again";
+    wait = RETRY_MS;
+    drawHead();
+  }
+  return wait;
+}
+
+async function keepPolling() {
+  const wait = document.hidden && shownState ? null : await poll();
+  if (isLive && wait !== null) setTimeout(keepPolling, wait);
+  else if (isLive) document.addEventListener("visibilitychange", keepPolling, { once: true });
+}
+
+setUpCurves();
+setUpRun();
+setUpPrompts();
+setUpRollouts();
+byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, page: null, step: null, epoch: null }));
+addEventListener("popstate", render);
+drawHead();
+keepPolling();

@@ -1,0 +1,227 @@
+// ---- the table of prompts
+
+const PER_PAGE = 25;
+const FALLING = ["mean", "change", "visits"]; // sorted downwards at first
+const STATE_NAMES = ["mastered", "learning", "forgotten", "impossible", "no visits"];
+const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
+
+const tableOf = new Map(); // run id -> {version, answer, rowOf, searchable, asked}
+
+function needTable(run) {
+  const kept = tableOf.get(run.id), partial = kept?.answer.read < 1 && performance.now() - kept.asked > READ_AGAIN_MS;
+  if (kept && kept.version === run.version && !partial) return null;
+  return once(`prompts ${run.id}`, async () => {
+    const path = `runs/${run.id}/prompts`, { last, tag } = kept?.answer ?? {};
+    const answer = await source.get(kept ? `${path}?after=${last}${tag ? `&tag=${tag}` : ""}` : path), fresh = !kept || answer.full === true;
+    const table = fresh ? { answer, rowOf: new Map(answer.columns.id.map((id, row) => [id, row])), searchable: [] } : kept;
+    if (!fresh) {
+      const into = kept.answer.columns, from = answer.columns;
+      from.id.forEach((id, i) => {
+        const row = kept.rowOf.get(id) ?? into.id.length;
+        kept.rowOf.set(id, row);
+        for (const name of Object.keys(into)) into[name][row] = from[name][i];
+        kept.searchable[row] = undefined;
+      });
+      Object.assign(kept.answer, { last: answer.last, all: answer.all, read: answer.read, tag: answer.tag });
+    }
+    tableOf.set(run.id, Object.assign(table, { version: run.version, asked: performance.now() }));
+  });
+}
+
+function selectedRows(table) {
+  const { columns } = table.answer, wanted = (at.q ?? "").trim().toLowerCase(), state = numberIn("state");
+  const rows = [];
+  for (let row = 0; row < columns.id.length; row++) {
+    if (state !== null && columns.state[row] !== state) continue;
+    if (wanted) {
+      table.searchable[row] ??= `${columns.id[row]}\n${columns.text[row]}\n${columns.label[row] ?? ""}`.toLowerCase();
+      if (!table.searchable[row].includes(wanted)) continue;
+    }
+    rows.push(row);
+  }
+  const keys = columns[COLUMNS.includes(at.sort) ? at.sort : "id"], sign = at.down === "1" ? -1 : 1;
+  const missing = (value) => value === null || value === undefined;
+  return rows.sort((a, b) => {
+    const x = keys[a], y = keys[b];
+    if (missing(x) || missing(y)) return missing(x) - missing(y) || a - b;
+    return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
+  });
+}
+
+VIEWS.prompts = {
+  ofOneRun: true,
+  needs: () => [needTable(theRun())].filter(Boolean),
+  draw() {
+    const table = tableOf.get(theRun().id);
+    if (!table) return 0;
+    const { answer } = table, { columns } = answer;
+    const rows = selectedRows(table), turn = pageOf(rows.length, PER_PAGE);
+    drawRead(byId("prompts-read"), answer.read, "the history of the prompts");
+    const some = columns.id.length < answer.all ? `The table holds ${whole(columns.id.length)} of ${plural(answer.all, "prompt")}. ` : "";
+    setText(byId("prompts-note"), !answer.all ? "This run has no prompts yet." : some
+      + "Choose a prompt to see its history and what the model wrote; choose a heading to sort. Change: from the first recorded visit to the last.");
+    setValue(byId("search"), at.q ?? "");
+    setValue(byId("state"), at.state ?? "");
+    setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}`);
+    drawPager(byId("prompt-pages"), turn);
+    const sorted = COLUMNS.includes(at.sort) ? at.sort : "id", down = at.down === "1";
+    keyed(byId("prompts").tHead.rows[0], COLUMNS, (name) => name, (name) => element("th", { scope: "col", class: ["state", "text"].includes(name) ? "state" : null },
+      element("button", { type: "button", onclick: () => {
+        const turned = (COLUMNS.includes(at.sort) ? at.sort : "id") === name ? at.down !== "1" : FALLING.includes(name);
+        go({ sort: name, down: turned ? "1" : null, page: null });
+      } })), (cell, name) => {
+      setAttributes(cell, { "aria-sort": sorted !== name ? "none" : down ? "descending" : "ascending" });
+      setText(cell.firstChild, name + (sorted !== name ? "" : down ? " \u25bc" : " \u25b2"));
+    });
+    const makeLine = () => element("tr", {}, element("td", {}, element("a")), element("td", { class: "state" }, swatch(""), element("span")),
+      element("td"), element("td"), element("td"), element("td", { class: "state" }, element("div", { class: "text", dir: "auto" })));
+    keyed(byId("prompts").tBodies[0], rows.slice(turn.start, turn.start + PER_PAGE), (row) => columns.id[row], makeLine, (line, row) => {
+      const [id, state, mean, change, visits, text] = line.cells, name = STATE_NAMES[columns.state[row]] ?? "no visits";
+      setText(id.firstChild, String(columns.id[row]));
+      setAttributes(id.firstChild, { href: addressWith({ prompt: columns.id[row], visit: null }), "aria-label": `Prompt ${columns.id[row]}: its history` });
+      setAttributes(state.firstChild.firstChild, { class: stateClass(name) });
+      setText(state.lastChild, name);
+      setText(mean, fixed(columns.mean[row]));
+      setText(change, signed(columns.change[row]));
+      setText(visits, whole(columns.visits[row]));
+      setText(text.firstChild, brief(columns.text[row], answer.common_prefix));
+    });
+    return answer.last ?? 0;
+  },
+};
+
+// ---- one prompt: its posterior after each visit, and what the model wrote then
+
+const promptPath = () => `runs/${theRun().id}/prompts/${encodeURIComponent(at.prompt)}`;
+let textsDrawn = null, responsesDrawn = null;
+
+// The visit that is chosen: the nearest to the one in the address, or the last whose rollouts were kept.
+function chosenVisit(visits) {
+  const size = visits.step.length, wanted = numberIn("visit");
+  if (!size) return -1;
+  if (wanted !== null) return nearest(visits.step, wanted);
+  const there = source.steps(theRun().id), kept = visits.kept?.findLastIndex((count, i) => count > 0 && (!there || there.includes(visits.step[i]))) ?? -1;
+  return kept < 0 ? size - 1 : kept;
+}
+const responsesPath = (step) => `runs/${theRun().id}/rollouts/${step}?prompt=${encodeURIComponent(at.prompt)}`;
+const choose = (step, focus = false) => {
+  go({ visit: step }, { replace: true });
+  if (focus) byId("visits").querySelector('[aria-current="true"] button')?.focus();
+};
+
+const PROMPT = {
+  needs() {
+    if (at.prompt === undefined || !theRun()) return [];
+    const needed = [need(promptPath(), theRun().version)], answer = got(promptPath());
+    const visit = answer ? chosenVisit(answer.visits) : -1;
+    if (visit >= 0 && answer.visits.kept?.[visit] !== 0) needed.push(need(responsesPath(answer.visits.step[visit]), "kept"));
+    return needed.filter(Boolean);
+  },
+  draw() {
+    const dialog = byId("prompt"), open = at.prompt !== undefined && Boolean(theRun());
+    if (!open) {
+      if (dialog.open) dialog.close();
+      return;
+    }
+    const entry = answers.get(promptPath()), answer = entry?.answer;
+    setText(byId("prompt-title"), `Prompt ${at.prompt}`);
+    if (!dialog.open) {
+      dialog.showModal();
+      dialog.scrollTop = 0;
+    }
+    for (const part of dialog.querySelectorAll(".beside > div")) part.hidden = !answer;
+    setText(byId("prompt-note"), answer ? "" : entry?.error ? `The history of this prompt cannot be shown: ${entry.error}` : "Loading \u2026");
+    setText(byId("prompt-facts"), answer ? promptFacts(answer) : "");
+    if (!answer) return;
+    const key = `${theRun().id} ${at.prompt}`;
+    if (textsDrawn !== key) {
+      textsDrawn = key;
+      byId("prompt-text").replaceChildren(...textBox(answer.text, "Prompt"));
+      byId("label-title").hidden = !answer.label;
+      byId("prompt-label").replaceChildren(...answer.label ? textBox(answer.label, "Label") : []);
+    }
+    const visit = chosenVisit(answer.visits), beta = Boolean(answer.visits.alpha?.some(isNumber));
+    for (const id of ["prompt-chart", "visits-box"]) byId(id).hidden = visit < 0;
+    const level = `${Math.round(100 * answer.level)}\u00a0%`;
+    const band = beta ? `central ${level} credible interval of Beta(alpha, beta)`
+      : `mean \u00b1 1.645 \u221a(variance / N), ${level} if rewards were normal: this estimator keeps no alpha and beta`;
+    setText(byId("prompt-note"), visit < 0 ? "None of its visits is in the store."
+      : `Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read what was written in it.`);
+    if (visit >= 0) drawVisits(answer.visits, visit, beta, level);
+    drawResponses(answer.visits, visit);
+  },
+};
+
+function promptFacts({ state, mean, visits_total: visits, usage }) {
+  const name = typeof state === "number" ? STATE_NAMES[state] : state ?? "no visits";
+  const used = usage ? `. Rollouts: ${whole(usage.generated)} generated, ${whole(usage.trained)} trained on, ${whole(usage.generated - usage.trained)} filtered out`
+    + (usage.replayed ? `, ${whole(usage.replayed)} replayed` : "") + (usage.skipped ? `; skipped ${plural(usage.skipped, "time")}` : "") : "";
+  return `${name}, posterior mean ${fixed(mean)}, ${plural(visits ?? 0, "visit")}${used}`;
+}
+
+function drawVisits(visits, visit, beta, level) {
+  const rates = visits.step.map((_, i) => visits.rollouts[i] ? visits.successes[i] / visits.rollouts[i] : null);
+  const all = [...visits.low, ...visits.high, ...rates].filter(isNumber), unit = all.every((value) => value >= 0 && value <= 1);
+  chartOf(byId("prompt-chart"), { onPick: choose }).update({
+    ...AXES.steps, nameOf: (x) => `step ${whole(x)}`, title: "Posterior mean after each visit", yText: fixed, ...(unit ? { low: 0, high: 1 } : {}),
+    lines: [{ name: "posterior mean", slot: 0, x: visits.step, y: visits.mean, low: visits.low, high: visits.high },
+      { name: "successes / rollouts", slot: 1, x: visits.step, y: rates, dots: true }],
+    legend: [[lineMark(0), "posterior mean"], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
+  const columns = [["step", visits.step, whole], ["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
+    ...(beta ? [["alpha", visits.alpha, decimal], ["beta", visits.beta, decimal]] : []),
+    ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed], ["kept", visits.kept ?? [], whole]];
+  const heading = ([name]) => element("th", { scope: "col" }, name);
+  keyed(byId("visits").tHead, [columns.length], (size) => size, () => element("tr", {}, ...columns.map(heading)));
+  const makeRow = (i) => element("tr", {}, element("td", {}, element("button", { type: "button", onclick: () => choose(visits.step[i]) })),
+    ...columns.slice(1).map(() => element("td")));
+  keyed(byId("visits").tBodies[0], [...visits.step.keys()], (i) => `${visits.step[i]} ${columns.length}`, makeRow, (row, i) => {
+    const button = row.cells[0].firstChild;
+    setAttributes(row, { "aria-current": i === visit ? "true" : null });
+    setAttributes(button, { tabindex: i === visit ? "0" : "-1", "aria-label": `Step ${whole(visits.step[i])}: show what was written` });
+    columns.forEach(([, values, format], c) => setText(c ? row.cells[c] : button, format(values[i])));
+  });
+}
+
+// Within its own box only.
+function scrollToVisit() {
+  const box = byId("visits-box"), row = byId("visits").querySelector('[aria-current="true"]'), head = byId("visits").tHead.offsetHeight;
+  if (!row) return;
+  const top = row.offsetTop - head, bottom = row.offsetTop + row.offsetHeight - box.clientHeight;
+  if (box.scrollTop > top || box.scrollTop < bottom) box.scrollTop = box.scrollTop > top ? top : bottom;
+}
+
+function drawResponses(visits, visit) {
+  const step = visits.step[visit], kept = visits.kept?.[visit], entry = visit < 0 ? null : answers.get(responsesPath(step));
+  const found = (entry?.answer?.rollouts ?? []).filter((rollout) => String(rollout.prompt_id) === at.prompt);
+  setText(byId("responses-title"), visit < 0 ? "What the model wrote" : `What the model wrote in step ${whole(step)}`);
+  const partly = found.length < visits.rollouts[visit] ? `; ${whole(found.length)} of ${whole(visits.rollouts[visit])} rollouts were kept` : "";
+  const note = found.length ? `${tally(found)}${partly}.` : !theRun().keeps_rollouts ? "What the model wrote was not kept in this run."
+    : kept === 0 || entry?.answer ? "The rollouts of this visit were not kept."
+    : entry?.error ? `The rollouts of this visit cannot be shown: ${entry.error}` : "Loading \u2026";
+  setText(byId("responses-note"), visit < 0 ? "" : note);
+  const key = `${theRun().id} ${at.prompt} ${step} ${found.length}`;
+  if (responsesDrawn === key) return;
+  responsesDrawn = key;
+  scrollToVisit();
+  byId("responses").replaceChildren(...found.map(card));
+}
+
+function setUpPrompts() {
+  byId("state").append(element("option", { value: "" }, "any"), ...STATE_NAMES.map((name, s) => element("option", { value: String(s) }, name)));
+  byId("search").addEventListener("input", (event) => go({ q: event.target.value || null, page: null }, { replace: true }));
+  byId("state").addEventListener("change", (event) => go({ state: event.target.value || null, page: null }));
+  byId("filter").addEventListener("submit", (event) => event.preventDefault());
+  const dialog = byId("prompt");
+  dialog.addEventListener("close", () => at.prompt !== undefined && go({ prompt: null, visit: null }));
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  byId("visits").addEventListener("click", (event) => {
+    const button = event.target.closest("tbody tr")?.querySelector("button");
+    if (button && event.target !== button) button.click();
+  });
+  byId("visits").addEventListener("keydown", (event) => {
+    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key], { step } = got(promptPath())?.visits ?? { step: [] };
+    if (!by || !step.length) return;
+    event.preventDefault();
+    choose(step[Math.max(0, Math.min(step.length - 1, chosenVisit(got(promptPath()).visits) + by))], true);
+  });
+}

@@ -1,0 +1,148 @@
+// ---- what the model wrote: cards of rollouts, and the kept rollouts of a step
+
+const KINDS = {
+  right: { mark: "\u2713", word: "right" },
+  partly: { mark: "\u25d0", word: "partly right" },
+  wrong: { mark: "\u2717", word: "wrong" },
+  missing: { mark: "?", word: "missing" },
+};
+const GROUPS_PER_PAGE = 10;
+
+// By the score of the answer; by the reward, which may hold penalties too, if there is no score.
+function kindOf(rollout) {
+  const value = rollout.score ?? rollout.reward;
+  if (rollout.missing || !isNumber(value)) return "missing";
+  return value >= 1 ? "right" : value > 0 ? "partly" : "wrong";
+}
+const isOf = (rollout, kind) => !kind || (kind === "truncated" ? Boolean(rollout.truncated) : kindOf(rollout) === kind);
+
+function tally(rollouts) {
+  const counts = Object.keys(KINDS).map((kind) => [KINDS[kind].word, rollouts.filter((rollout) => kindOf(rollout) === kind).length]).filter(([, count]) => count);
+  const cut = rollouts.filter((rollout) => rollout.truncated).length;
+  return [...counts, ...(cut ? [["truncated", cut]] : [])].map(([word, count]) => `${whole(count)} ${word}`).join(", ");
+}
+
+function card(rollout) {
+  const kind = kindOf(rollout), { mark, word } = KINDS[kind];
+  const numbers = [isNumber(rollout.reward) ? `reward ${decimal(rollout.reward)}` : "no reward"];
+  if (isNumber(rollout.score) && rollout.score !== rollout.reward) numbers.push(`score ${decimal(rollout.score)}`);
+  numbers.push(isNumber(rollout.advantage) ? `advantage ${signed(rollout.advantage)}` : "no advantage");
+  if (isNumber(rollout.length)) numbers.push(plural(rollout.length, "token"));
+  if (isNumber(rollout.log_prob)) numbers.push(`log-prob ${decimal(rollout.log_prob)}`);
+  return element("article", { class: `card ${kind}`, "data-kind": kind },
+    element("p", { class: "verdict" }, element("strong", {}, element("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${word}`),
+      ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
+      element("span", { class: "figures" }, ` ${numbers.join(" \u00b7 ")}`)),
+    ...(rollout.text === null || rollout.text === "" ? [element("p", { class: "note" }, rollout.text === null ? "The text was not kept." : "The text is empty.")]
+      : textBox(rollout.text, `Rollout ${rollout.sample}, ${word}`, 1500)),
+    ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
+}
+
+// Pages of a list: `page` is in the address.
+function pageOf(count, perPage) {
+  const pages = Math.max(1, Math.ceil(count / perPage)), page = Math.min(pages, Math.max(1, Math.round(numberIn("page") ?? 1)));
+  return { page, pages, start: (page - 1) * perPage };
+}
+function drawPager(host, { page, pages }) {
+  if (!host.firstChild) {
+    const turn = (by) => () => go({ page: Number(host.dataset.page) + by });
+    const button = (by, name) => element("button", { type: "button", onclick: turn(by) }, name);
+    host.append(button(-1, "Previous"), element("span"), button(1, "Next"));
+  }
+  host.hidden = pages < 2;
+  host.dataset.page = page;
+  setText(host.children[1], `page ${whole(page)} of ${whole(pages)}`);
+  host.firstChild.disabled = page <= 1;
+  host.lastChild.disabled = page >= pages;
+}
+
+let groupsDrawn = null, resting = 0;
+
+VIEWS.rollouts = {
+  ofOneRun: true,
+  // The step that is asked for; offline the nearest that lies in the file.
+  path() {
+    const run = theRun(), there = source.steps(run.id), wanted = numberIn("step");
+    const step = wanted === null ? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
+    return `runs/${run.id}/rollouts/${step}`;
+  },
+  // What a step's rollouts are stays; only what is the latest changes.
+  needs() {
+    const path = this.path(), version = path.endsWith("latest") ? theRun().version : "kept";
+    return theRun().keeps_rollouts ? [need(path, version)].filter(Boolean) : [];
+  },
+  draw() {
+    const run = theRun(), entry = answers.get(this.path()), answer = entry?.answer;
+    const found = answer?.rollouts ?? [], any = run.keeps_rollouts && Boolean(answer?.steps ?? (numberIn("step") !== null && entry));
+    byId("rollout-tools").hidden = !any;
+    if (!entry && run.keeps_rollouts) return 0;
+    const follows = numberIn("step") === null, step = answer?.step ?? numberIn("step"), steps = answer?.steps ?? [step, step];
+    setText(byId("rollouts-note"), !run.keeps_rollouts ? "What the model wrote was not kept in this run." : entry.error ? entry.error
+      : !answer.steps ? "No rollout was kept yet."
+      : !found.length ? `No rollout of step ${whole(step)} was kept. Kept: steps ${whole(steps[0])} to ${whole(steps[1])}.`
+      : `Step ${whole(step)}: ${plural(found.length, "kept rollout")}, ${tally(found)}.`);
+    if (any) {
+      const there = source.steps(run.id);
+      const slider = byId("step"), [low, high] = there?.length ? [there[0], there[there.length - 1]] : [steps[0], Math.max(steps[1], step ?? 0)];
+      for (const field of [slider, byId("step-number")]) setAttributes(field, { min: low, max: high });
+      if (!resting) {
+        slider.value = step;
+        setValue(byId("step-number"), String(step));
+      }
+      byId("follow").checked = follows;
+      setText(byId("follow-text"), isLive ? "follow the latest" : "latest");
+      setValue(byId("kind"), at.show ?? "");
+      setValue(byId("rollout-search"), at.q ?? "");
+    }
+    const wanted = (at.q ?? "").trim().toLowerCase(), prompts = answer?.prompts ?? {};
+    const holds = (text) => (text ?? "").toLowerCase().includes(wanted);
+    const hits = found.filter((rollout) => isOf(rollout, at.show) && (!wanted || holds(rollout.text) || holds(prompts[rollout.prompt_id]?.text)));
+    setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
+    const groups = [...grouped(hits)];
+    const turn = pageOf(groups.length, GROUPS_PER_PAGE);
+    drawPager(byId("group-pages"), turn);
+    // The cards stay as they are, opened texts too, until others are to be shown.
+    const key = JSON.stringify([run.id, step, found.length, at.show, wanted, turn.page]);
+    if (key === groupsDrawn) return step ?? 0;
+    groupsDrawn = key;
+    const shared = sharedStart(Object.values(prompts).map((prompt) => prompt.text));
+    byId("groups").replaceChildren(...groups.slice(turn.start, turn.start + GROUPS_PER_PAGE).map(([id, rollouts]) => {
+      const prompt = prompts[id] ?? { text: "", label: "" };
+      return element("section", { class: "group" },
+        element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step }) }, `Prompt ${id}`), element("span", { class: "note" }, ` ${tally(rollouts)}`)),
+        element("p", { class: "text question", dir: "auto" }, brief(prompt.text, shared)),
+        ...(prompt.label ? [element("p", { class: "note label" }, "Label: ", element("bdi", {}, visible(prompt.label.slice(0, 300))))] : []),
+        element("div", { class: "cards" }, ...rollouts.map(card)));
+    }));
+    return step ?? 0;
+  },
+};
+
+function grouped(rollouts) {
+  const groups = new Map();
+  for (const rollout of rollouts) {
+    if (!groups.has(rollout.prompt_id)) groups.set(rollout.prompt_id, []);
+    groups.get(rollout.prompt_id).push(rollout);
+  }
+  return groups;
+}
+
+function setUpRollouts() {
+  const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];
+  byId("kind").append(...kinds.map(([value, word]) => element("option", { value }, word)));
+  byId("rollout-tools").addEventListener("submit", (event) => event.preventDefault());
+  // A dragged slider asks only for the steps where it rests.
+  byId("step").addEventListener("input", (event) => {
+    const step = Number(event.target.value);
+    byId("step-number").value = step;
+    clearTimeout(resting);
+    resting = setTimeout(() => {
+      resting = 0;
+      go({ step, page: null }, { replace: true });
+    }, isLive ? 150 : 0);
+  });
+  byId("step-number").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value), page: null }); });
+  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step-number").value), page: null }));
+  byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null, page: null }));
+  byId("rollout-search").addEventListener("input", (event) => go({ q: event.target.value || null, page: null }, { replace: true }));
+}

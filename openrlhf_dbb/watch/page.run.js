@@ -1,0 +1,167 @@
+// ---- one run: where its rollouts went, its posteriors, its facts
+
+const PARTS = [
+  { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group whose rewards differ, so that it has advantages by itself." },
+  { key: "rescued_n", name: "rescued", className: "rescued", meaning: "trained on, in a zero-variance group to which the posterior gave advantages." },
+  { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on, in a group without any advantage: generated for nothing." },
+  { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
+];
+const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
+const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
+
+function drawParts(host, parts, all, end = () => []) {
+  const make = (part) => element("div", {}, swatch(part.className), element("dt", {}, element("span"), " ", ...end(part)), element("dd", {}, part.meaning));
+  keyed(host, parts, (part) => part.name, make,
+    (node, part) => setText(node.children[1].firstChild, `${part.name}: ${whole(part.count)}${sliced(part.count, all)}`));
+}
+
+VIEWS.usage = {
+  ofOneRun: true,
+  needs: () => [needSeries(theRun())].filter(Boolean),
+  draw() {
+    const answer = seriesOf.get(theRun().id)?.answer;
+    if (!answer) return 0;
+    const { curves, totals, width } = answer, { step } = curves;
+    const recorded = Boolean(totals) && step.length > 0;
+    for (const id of ["usage-numbers", "usage-charts", "usage-parts"]) byId(id).hidden = !recorded;
+    setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record what became of its rollouts."
+      : "A group has an advantage if its rewards are mixed or the posterior rescued it. What such a group costs: "
+        + "everything that was generated, whatever became of it, divided by the number of such groups.");
+    if (!recorded) return answer.last;
+    const cost = (value, format) => isNumber(value) ? format(value) : "-";
+    drawNumbers(byId("usage-numbers"), [
+      ["rollouts generated", whole(totals.rollouts_generated)],
+      ["trained on", whole(totals.trained) + sliced(totals.trained, totals.rollouts_generated)],
+      ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.rollouts_generated)],
+      ["replayed", whole(totals.replayed)],
+      ["prompts skipped", whole(totals.skipped)],
+      ["tokens generated", short(totals.tokens)],
+      ["groups with an advantage", `${whole(totals.informative_groups)} of ${whole(totals.groups)}`],
+      ["rollouts for each of them", cost(totals.rollouts_per_group, decimal)],
+      ["tokens for each of them", cost(totals.tokens_per_group, whole)],
+      ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
+    ]);
+    // The points hold means over their steps; the last one may hold fewer.
+    const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
+    const counts = PARTS.map((part) => ({ ...part, count: Math.round(sum(curves[part.key].map((value, i) => value * spans[i]))) }));
+    drawParts(byId("usage-parts"), counts, sum(counts.map((part) => part.count)));
+    const beside = [["replayed", "rollouts replayed"], ["skipped", "prompts skipped"]].filter(([key]) => sum(curves[key] ?? []) > 0);
+    const stepsOf = (x) => {
+      const i = nearest(middles, x);
+      return (spans[i] > 1 ? `${whole(edges[i] + 1)} to ` : "") + whole(step[i]);
+    };
+    const axis = { whole: true, xText: stepsOf, nameOf: (x) => `step${stepsOf(x).includes(" ") ? "s" : ""} ${stepsOf(x)}`,
+      xLabel: width > 1 ? `step (each bar: mean of ${whole(width)} steps)` : "step" };
+    const makeFigure = (name) => element("figure", { "data-chart": `usage-${name}` });
+    keyed(byId("usage-charts"), ["bars", ...(beside.length ? ["beside"] : [])], (name) => name, makeFigure, (figure, name) => {
+      if (name === "bars") {
+        chartOf(figure, { height: 280 }).update({ ...axis, title: "Rollouts generated per step",
+          bars: { x: middles, edges: edges.map((edge) => edge + 0.5), parts: counts.map((part) => ({ ...part, y: curves[part.key] })) },
+          legend: counts.map((part) => [() => swatch(part.className), part.name]), from: edges[0] + 0.5, to: step[step.length - 1] + 0.5 });
+      } else {
+        chartOf(figure).update({ ...axis, title: "Beside these, per step", low: 0,
+          lines: beside.map(([key, label], i) => ({ name: label, slot: i, x: middles, y: curves[key] })),
+          legend: beside.map(([, label], i) => [lineMark(i), label]) });
+      }
+    });
+    return answer.last;
+  },
+};
+
+const stateClass = (name) => name.replace(" ", "-");
+
+function drawRead(host, read, what) {
+  host.hidden = !(read < 1);
+  if (read < 1) setText(host, `Reading ${what}: ${percent(read)} so far.`);
+}
+
+VIEWS.posteriors = {
+  ofOneRun: true,
+  path: () => `runs/${theRun().id}/posteriors`,
+  needs() { return [need(this.path(), theRun().version)].filter(Boolean); },
+  draw() {
+    const answer = got(this.path());
+    if (!answer) return 0;
+    const { epochs, states, thresholds } = answer, size = epochs.epoch.length;
+    drawRead(byId("posteriors-read"), answer.read, "the history of the prompts");
+    setText(byId("posteriors-note"), !size ? "No prompt was visited yet." : "Epoch 2 is every prompt's second visit of this run, and so on."
+      + (answer.unit ? "" : " The states are meant for rewards in [0, 1]; this run has rewards outside that range."));
+    byId("posteriors-body").hidden = !size;
+    if (!size) return theRun().step ?? 0;
+    const wanted = epochs.epoch.indexOf(numberIn("epoch")), e = wanted < 0 ? size - 1 : wanted;
+    const slider = byId("epoch");
+    setAttributes(slider, { max: size - 1, "aria-valuetext": `epoch ${whole(epochs.epoch[e])}` });
+    slider.value = e;
+    slider.closest("p").hidden = size < 2;
+    setText(byId("epoch-text"), `${whole(epochs.epoch[e])} of ${whole(epochs.epoch[size - 1])}`);
+    const bins = answer.bins, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
+    byId("histogram-box").hidden = !answer.unit; // its bins are of [0, 1]
+    const tallest = Math.max(1, ...epochs.histogram.flat());
+    chartOf(byId("histogram")).update({ title: `Posterior means after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
+      xLabel: "posterior mean", high: tallest, yText: whole,
+      xText: (x) => `${(x - 0.5 / bins).toFixed(2)} to ${(x + 0.5 / bins).toFixed(2)}`, from: 0, to: 1,
+      bars: { x: edges.slice(0, -1).map((edge) => edge + 0.5 / bins), edges, parts: [{ name: "prompts", className: "bar", y: epochs.histogram[e] }] } });
+    const overEpochs = { xLabel: "epoch", xText: whole, whole: true, nameOf: (x) => `epoch ${whole(x)}` };
+    const measures = ["success rate", "posterior mean"];
+    chartOf(byId("means")).update({ ...overEpochs, title: "Means over the prompts of each epoch", ...(answer.unit ? { low: 0, high: 1, ...percentAxis } : {}),
+      lines: [epochs.success_rate, epochs.mean].map((y, i) => ({ name: measures[i], slot: i, x: epochs.epoch, y })),
+      legend: measures.map((name, i) => [lineMark(i), name]) });
+    const x = epochs.epoch, ends = [...x.map((epoch) => epoch - 0.5), x[size - 1] + 0.5];
+    const share = (s) => epochs.states.map((counts, i) => epochs.prompts[i] ? counts[s] / epochs.prompts[i] : 0);
+    const parts = states.slice(0, 4).map((name, s) => ({ name, className: stateClass(name), y: share(s) }));
+    chartOf(byId("state-shares")).update({ ...overEpochs, title: "Share of the prompts in each state", high: 1, ...percentAxis,
+      bars: { x, edges: ends, parts }, from: ends[0], to: ends[size],
+      legend: parts.map((part) => [() => swatch(part.className), part.name]), marked: size > 1 ? epochs.epoch[e] : null });
+    const meanings = [`posterior mean of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
+      `posterior mean at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
+      `not one success so far, and a posterior mean of ${thresholds.impossible} or less.`,
+      "known only from the warm start, or its visits are no longer in the store."];
+    const now = states.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
+    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts,
+      (part) => [element("a", { "aria-label": `List the prompts of state ${part.name}`, "data-state": part.s }, "list them")]);
+    for (const link of byId("state-parts").querySelectorAll("a")) {
+      setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null, page: null }) });
+    }
+    const shared = sharedStart([...answer.improved, ...answer.regressed].map((row) => row.text));
+    for (const list of ["improved", "regressed"]) {
+      const rows = answer[list].length ? answer[list] : [null];
+      keyed(byId(list), rows, (row) => row?.id, () => element("li", {}), (item, row) => {
+        if (!row) return setText(item, "None yet.");
+        if (!item.firstChild) item.append(element("a", {}, element("span", { class: "figures" }), element("span", { class: "text", dir: "auto" })));
+        setAttributes(item.firstChild, { href: addressWith({ prompt: row.id, visit: null }) });
+        setText(item.firstChild.children[0], `${row.first.toFixed(2)} \u2192 ${row.last.toFixed(2)} (${signed(row.last - row.first)})`);
+        setText(item.firstChild.children[1], brief(row.text, shared));
+      });
+    }
+    return theRun().step ?? 0;
+  },
+};
+
+let toldAbout = null;
+
+VIEWS.run = {
+  ofOneRun: true,
+  path: () => `runs/${theRun().id}/about`,
+  needs() { return [need(this.path(), theRun().version)].filter(Boolean); },
+  draw() {
+    const told = got(this.path());
+    if (!told || told === toldAbout) return theRun().step ?? 0;
+    toldAbout = told;
+    byId("facts").replaceChildren(...pairs(told.facts));
+    byId("config").replaceChildren(...pairs(told.config));
+    byId("lineage").replaceChildren(...told.lineage.map(([relation, name, text]) =>
+      element("li", {}, `${relation}: `, element("strong", {}, inSentence(name)), ` (${inSentence(text)})`)));
+    if (!told.lineage.length) byId("lineage").append(element("li", {}, "Started by itself; no run was started from it."));
+    byId("events").replaceChildren(...told.events.map(([when, kind, from, to]) =>
+      element("li", {}, `${when} ${kind.replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`))));
+    if (!told.events.length) byId("events").append(element("li", {}, "None."));
+    return theRun().step ?? 0;
+  },
+};
+
+function setUpRun() {
+  byId("epoch").addEventListener("input", (event) => {
+    const { epoch } = got(VIEWS.posteriors.path()).epochs, wanted = epoch[Number(event.target.value)];
+    go({ epoch: wanted === epoch[epoch.length - 1] ? null : wanted }, { replace: true });
+  });
+}

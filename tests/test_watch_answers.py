@@ -1,0 +1,680 @@
+"""What the page about runs is told: curves, prompts over their visits, details; read in parts or all at once."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta as beta_distribution
+
+from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.watch import visits as visits_module
+from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer, common_prefix
+from openrlhf_dbb.watch.numbers import encoded, rounded
+from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, Visits, states
+from storage import ProbeRows, StepRows, open_store, prune
+from storage.rollouts import RolloutRows
+
+HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
+
+
+class Asked:
+    """Answers about one run of a store, as of now."""
+
+    def __init__(self, store, run):
+        self.answers, self._id = Answers(store, live=True), run.run_id
+
+    def __call__(self, name, **query):
+        while not self.answers.runs.poll():
+            pass
+        run = self.answers.runs.find(self._id)
+        while not self.answers.read_probes(run, 1) or not self.answers.read_history(run, 1):
+            pass
+        path = name if name == "state" else f"runs/{self._id}/{name}"
+        query = {key.rstrip("_"): str(value) for key, value in query.items()}
+        return json.loads(encoded(self.answers.answer(path, query)))
+
+    def fresh(self, store, name, **query):
+        return Asked(store, SimpleNamespace(run_id=self._id))(name, **query)
+
+
+def without_tag(answer):
+    return {name: value for name, value in answer.items() if name != "tag"}
+
+
+def test_numbers_are_short_and_not_wrong():
+    values = np.array([0.1, 123456.5, 1e-30, -2 / 3, 1e300, 5e-324, np.inf, np.nan, 0.0])
+    assert rounded(values) == [0.1, 123456.0, 1e-30, -0.666667, 1e300, 5e-324, None, None, 0.0]
+    numbers = np.random.default_rng(1).normal(size=2_000) * 10.0 ** np.arange(-10, 10).repeat(100)
+    assert rounded(numbers) == [float(f"{value:.6g}") for value in numbers]
+
+
+# ---- curves over the steps
+
+
+@pytest.fixture
+def five(store, fill):
+    """Five steps of 4 rollouts of 10 tokens of one prompt, 4, 0, 2, 4, 1 of them right; the first three with a loss."""
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    for step, successes in enumerate([4, 0, 2, 4, 1], start=1):
+        fill.step(run, step, ids, [successes])
+        if step <= 3:
+            run.record_metrics(step, {"loss": [1.0, 2.0, 4.0][step - 1], "kl": float("nan")})
+    return run, ids, Asked(store, run.record)
+
+
+WIDTH_1 = {
+    "step": [1, 2, 3, 4, 5],
+    "rollouts": [4, 8, 12, 16, 20],
+    "tokens": [40, 80, 120, 160, 200],
+    "reward": [1, 0, 0.5, 1, 0.25],
+    "zero_variance": [1, 1, 0, 1, 0],
+    "rescued": [1, 1, 0, 1, 0],
+    "length": [10] * 5,
+    "mixed": [0, 0, 4, 0, 4],
+    "rescued_n": [4, 4, 0, 4, 0],
+    "no_advantage": [0] * 5,
+    "filtered": [0] * 5,
+    "replayed": [4, 0, 2, 4, 1],
+    "skipped": [1] * 5,
+    "m:loss": [1, 2, 4, None, None],
+    "m:kl": [None] * 5,
+}
+WIDTH_2 = {
+    "step": [2, 4, 5],
+    "rollouts": [8, 16, 20],
+    "tokens": [80, 160, 200],
+    "reward": [0.5, 0.75, 0.25],
+    "zero_variance": [1, 0.5, 0],
+    "rescued": [1, 0.5, 0],
+    "length": [10] * 3,
+    "mixed": [0, 2, 4],
+    "rescued_n": [4, 2, 0],
+    "no_advantage": [0] * 3,
+    "filtered": [0] * 3,
+    "replayed": [2, 3, 1],
+    "skipped": [1] * 3,
+    "m:loss": [1.5, 4, None],
+    "m:kl": [None] * 3,
+}
+WIDTH_4 = {
+    "step": [4, 5],
+    "rollouts": [16, 20],
+    "tokens": [160, 200],
+    "reward": [0.625, 0.25],
+    "zero_variance": [0.75, 0],
+    "rescued": [0.75, 0],
+    "length": [10] * 2,
+    "mixed": [1, 4],
+    "rescued_n": [3, 0],
+    "no_advantage": [0] * 2,
+    "filtered": [0] * 2,
+    "replayed": [2.5, 1],
+    "skipped": [1] * 2,
+    "m:loss": [2.33333, None],
+    "m:kl": [None] * 2,
+}
+
+
+@pytest.mark.parametrize(("points", "width", "curves"), [(5, 1, WIDTH_1), (4, 2, WIDTH_2), (2, 4, WIDTH_4)])
+def test_curves_of_one_two_and_four_steps_a_point(five, points, width, curves):
+    _, _, asked = five
+    found = asked("series", points=points)
+    assert (found["width"], found["full"], found["first"], found["last"]) == (width, True, 1, 5)
+    hours = found["curves"].pop("hours")
+    assert found["curves"] == curves
+    assert hours == sorted(hours) and 0 < hours[-1] < 1 / 60
+    assert found["totals"] == {
+        "steps": 5, "rollouts_generated": 20, "tokens": 200, "generated": 20, "generated_tokens": 200, "trained": 20,
+        "trained_tokens": 200, "filtered": 0, "replayed": 11, "replayed_tokens": 110, "skipped": 5, "zero_variance": 12,
+        "informative": 20, "rescued": 12, "groups": 5, "informative_groups": 5, "rollouts_per_group": 4,
+        "tokens_per_group": 40, "unused_rollouts": 0, "unused_tokens": 0,
+    }  # fmt: skip
+
+
+def test_a_part_of_the_steps_is_drawn_finer(five):
+    _, _, asked = five
+    found = asked("series", points=2, from_=2, to=3)
+    assert (found["width"], found["full"]) == (1, True)
+    assert found["curves"]["reward"] == [0, 0.5] and found["curves"]["rollouts"] == [8, 12]
+    assert (found["first"], found["last"]) == (1, 5)
+
+
+def test_only_the_points_after_a_step_are_sent_while_the_width_holds(five, fill):
+    run, ids, asked = five
+    first = asked("series", points=4)
+    fill.step(run, 6, ids, [3])
+    more = asked("series", points=4, after=4, width=2, tag=first["tag"])
+    assert not more["full"] and more["curves"]["step"] == [6] and more["curves"]["reward"] == [0.5]
+    assert more["curves"]["rollouts"] == [24]
+    assert asked("series", points=4, after=6, width=2)["curves"]["step"] == []
+    # another width, a step that is not there yet, or a tag of before a roll back: everything
+    for query in ({"after": 4, "width": 1}, {"after": 7, "width": 2}, {"after": 4, "width": 2, "tag": "x"}):
+        assert asked("series", points=4, **query)["full"]
+
+
+def test_metrics_that_come_later(five):
+    run, _, asked = five
+    before, state = asked("series", points=5), asked("state")["runs"][0]["version"]
+    assert before["settled"] == 3
+    run.record_metrics(5, {"loss": 9.0, "new": 1.0})
+    run.record_metrics(4, {"loss": 8.0})
+    assert asked("state")["runs"][0]["version"] != state
+    after = asked("series", points=5, after=3, width=1, tag=before["tag"])
+    assert after["full"]  # there is a curve that was not there before
+    assert after["curves"]["m:loss"] == [1, 2, 4, 8, 9] and after["curves"]["m:new"] == [None] * 4 + [1]
+    assert after["settled"] == 5
+    assert without_tag(after) == without_tag(asked.fresh(run_store(asked), "series", points=5))
+
+
+def run_store(asked):
+    return asked.answers._store
+
+
+def test_a_roll_back_starts_over(store, fill):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run.record_checkpoint(0, "start")
+    fill.train(run, ids, range(1, 5))
+    asked = Asked(store, run.record)
+    tags = [asked("series")["tag"], asked("prompts")["tag"]]
+    run.roll_back(2)
+    for step in (3, 4, 5):
+        fill.step(run, step, ids, [4, 4])
+    series, prompts = asked("series", after=4, width=1, tag=tags[0]), asked("prompts", after=4, tag=tags[1])
+    assert series["full"] and prompts["full"] and series["curves"]["reward"][2:] == [1, 1, 1]
+    for name in ("series", "posteriors", "prompts"):
+        assert without_tag(asked(name)) == without_tag(asked.fresh(store, name))
+
+
+def test_a_roll_back_while_the_history_is_read(store, fill, monkeypatch):
+    monkeypatch.setattr(visits_module, "PART", 4)
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    run.record_checkpoint(0, "start")
+    fill.train(run, ids, range(1, 9))
+    asked = Asked(store, run.record)
+    asked.answers.runs.poll()
+    followed = asked.answers.runs.find(run.record.run_id)
+    assert not asked.answers.read_history(followed, 0) and followed.visits.until == 2
+    run.roll_back(1)
+    asked.answers.read_history(followed, 0)  # before the poll that finds it
+    for step in (2, 3):
+        fill.step(run, step, ids, [4, 4])
+    for name in ("series", "posteriors", "prompts"):
+        assert without_tag(asked(name)) == without_tag(asked.fresh(store, name))
+    assert asked("posteriors")["epochs"]["prompts"] == [2, 2, 2]
+
+
+def test_hours_leave_out_the_time_between_two_sessions(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.train(run, ids, range(1, 6))
+    moments = ["08:00:00", "08:30:00", "09:00:00", "17:00:00", "17:30:00"]
+    with store.database.transaction(write=True) as connection:
+        for step, moment in enumerate(moments, start=1):
+            connection.exec_driver_sql(
+                f"UPDATE dbb_step SET created_at = '2026-01-01T{moment}.000Z' WHERE step = {step}"
+            )
+        connection.exec_driver_sql(
+            "INSERT INTO dbb_event (run_id, created_at, kind, from_step, to_step, detail) "
+            f"VALUES ({run.record.run_id}, '2026-01-01T16:00:00.000Z', 'claim', 3, 3, '{{}}')"
+        )
+    asked = Asked(store, run.record)
+    assert asked("series")["curves"]["hours"] == [0, 0.5, 1, 1, 1.5]
+    assert asked("state")["runs"][0]["seconds_per_step"] == 1800
+
+
+def test_a_run_with_usage_of_some_steps_or_of_none(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1], usage=None)
+    asked = Asked(store, run.record)
+    assert asked("series")["totals"] is None and asked("state")["runs"][0]["rollouts"] is None
+    fill.step(run, 2, ids, [1])
+    found = asked("series")
+    # no axis of rollouts, since those of step 1 are not known
+    assert found["curves"]["rollouts"] == [None, None] and found["curves"]["mixed"] == [None, 4]
+    assert found["totals"]["steps"] == 1 and asked("series", points=2, from_=1)["curves"]["reward"] == [0.25, 0.25]
+
+
+def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
+    run, ids = fill.run(store, method="dapo"), np.sort(fill.prompts(store, 3))
+    trained = {"trained": [0, 4, 4], "trained_tokens": [0, 40, 40]}
+    usage = fill.usage(ids, [4, 0, 2], informative=[0, 0, 4], rescued=[0, 0, 0], **trained)
+    fill.step(run, 1, ids, [4, 0, 2], usage=usage)
+    asked = Asked(store, run.record)
+    curves = asked("series")["curves"]
+    assert [curves[name] for name in ("mixed", "rescued_n", "no_advantage", "filtered")] == [[4], [0], [4], [4]]
+    assert asked("series")["totals"]["rollouts_per_group"] == 12 and asked("state")["runs"][0]["method"] == "dapo+dbb"
+    run.finish(unused_rollouts=5, unused_tokens=50)
+    assert asked("series")["totals"]["unused_rollouts"] == 5 and asked("state")["runs"][0]["state"] == "finished"
+
+
+# ---- held-out accuracy, probes, the list of runs
+
+
+def test_held_out_accuracy(store, fill):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    fill.train(run, ids, range(1, 4))
+    asked = Asked(store, run.record)
+    assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
+    for step, successes in ((0, [0, 1, 0]), (2, [4, 4, 4]), (3, [1, 2, 3])):
+        rows = [fill.evaluation(ids, successes)]
+        store.record_evaluation("training", rows, model="", config={}, run=run.record, step=step)
+    assert asked("series")["held_out"] == {
+        "step": [0, 2, 3], "rollouts": [0, 24, 36], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4,
+    }  # fmt: skip
+    assert asked("state")["runs"][0]["held_out"] == {
+        "start": 0.0833333, "start_step": 0, "best": 1, "best_step": 2, "last": 0.5, "last_step": 3, "prompts": 3,
+        "samples": 4,
+    }  # fmt: skip
+    # one that is written again keeps its id
+    store.record_evaluation("training", [fill.evaluation(ids, [4, 4, 0])], model="", config={}, run=run.record, step=3)
+    assert asked("series")["held_out"]["accuracy"][-1] == 0.666667
+
+
+def test_errors_against_the_probes(store, fill):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    for step in (1, 2):
+        probes = ProbeRows(ids, np.array([5, 5]), np.array([5.0, 2.0]), np.array([5.0, 2.0]))
+        fill.step(run, step, ids, [4.0, 0.0], probes=probes)
+    asked = Asked(store, run.record)
+    found = asked("series", points=2)["probes"]
+    # probes of 5: 5 and 2, their noise 0 and 0.4 * 0.6 / 4; estimates 0.9 and 0.1, groups 1 and 0 in step 1
+    assert found["estimate"][0] == pytest.approx((0.1**2 + 0.3**2 - 0.06) / 2)
+    assert found["group"] == [pytest.approx((0 + 0.4**2 - 0.06) / 2)] * 2
+    assert (found["step"], found["groups"], found["samples"]) == ([1, 2], 4, 20)
+    fill.step(run, 3, ids, [4.0, 0.0], probes=probes)
+    assert asked("series", points=2)["probes"] == asked.fresh(store, "series", points=2)["probes"]
+
+
+def test_the_list_of_runs(store, fill):
+    old, ids = fill.run(store, "old"), fill.prompts(store, 1)
+    old.finish()
+    new = fill.run(store, "new", model="http://ann:geheim@host/model")
+    asked = Asked(store, new.record)
+    for step, successes in enumerate([0] * 5 + [4] * 20, start=1):
+        fill.step(new, step, ids, [successes])
+    new.record_metrics(25, {"plan/steps": 100})
+    first, second = asked("state")["runs"]
+    assert (first["name"], first["state"], first["step"], first["planned"]) == ("new", "running", 25, 100)
+    assert (first["rollouts"], first["tokens"], first["reward"]) == (100, 1000, 1)  # of the last 20 steps
+    assert first["model"] == "http://ann:***@host/model" and first["age_s"] < 60 and not first["keeps_rollouts"]
+    assert first["time_left_s"] == pytest.approx(75 * first["seconds_per_step"], rel=1e-4)
+    assert (second["name"], second["state"], second["planned"], second["reward"]) == ("old", "finished", None, None)
+    assert first["version"] != second["version"] and asked("state")["runs"][0]["version"] == first["version"]
+
+
+# ---- prompts over their visits
+
+
+def test_states_of_one_prompt():
+    assert states(np.array([0.9, 0.95]), np.array([4, 4])).tolist() == [MASTERED, MASTERED]
+    # low, but solved once
+    assert states(np.array([0.1, 0.05, 0.1]), np.array([0, 0, 1])).tolist() == [IMPOSSIBLE, IMPOSSIBLE, LEARNING]
+    # 0.3 below its peak of 0.7; then less than that
+    assert states(np.array([0.7, 0.39, 0.41]), np.array([3, 0, 0])).tolist() == [LEARNING, FORGOTTEN, LEARNING]
+
+
+ROWS = [
+    (1, 7, 4, 0.9), (1, 8, 0, 0.1), (1, 9, 3, 0.7),
+    (2, 7, 4, 0.95), (2, 8, 0, 0.05), (2, 9, 0, 0.39),
+    (3, 8, 1, 0.1), (3, 9, 0, 0.41),
+]  # fmt: skip
+
+
+def accumulated(parts):
+    """Visits of rows of step, prompt, successes of 4, mean; given in parts."""
+    visits = Visits(SimpleNamespace(run_id=1))
+    for rows in parts:
+        step, prompt, successes, mean = (np.array(column) for column in zip(*rows, strict=True))
+        visits.add(step, prompt, np.full(len(rows), 4.0), successes.astype(float), mean)
+    return visits
+
+
+@pytest.mark.parametrize("parts", [[ROWS], [ROWS[:3], ROWS[3:6], ROWS[6:]], [ROWS[:4], ROWS[4:]]])
+def test_states_epochs_and_movers(parts):
+    visits = accumulated(parts)
+    assert visits.prompt_id.tolist() == [7, 8, 9] and visits.visits.tolist() == [2, 3, 3]
+    assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.state_counts() == [1, 2, 0, 0, 0]
+    assert visits.last_step.tolist() == [2, 3, 3] and visits.current.tolist() == [0.95, 0.1, 0.41]
+    epochs = visits.epochs()
+    assert (epochs["epoch"], epochs["prompts"]) == ([1, 2, 3], [3, 3, 2])
+    assert epochs["success_rate"] == rounded(np.array([7 / 12, 4 / 12, 1 / 8]))
+    assert epochs["mean"] == rounded(np.array([1.7 / 3, 1.39 / 3, 0.255]))
+    assert epochs["states"] == [[1, 1, 0, 1], [1, 0, 1, 1], [0, 2, 0, 0]]
+    assert np.flatnonzero(epochs["histogram"][2]).tolist() == [2, 8]  # 0.1 and 0.41 in bins of 0.05
+    rose, fell = visits.movers()
+    assert visits.prompt_id[rose].tolist() == [7] and visits.prompt_id[fell].tolist() == [9]
+
+
+@st.composite
+def _histories(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = [
+        (step, int(prompt), int(rng.integers(0, 5)), float(rng.integers(0, 21)) / 20)
+        for step in range(1, draw(st.integers(1, 40)) + 1)
+        for prompt in np.sort(rng.choice(30, size=rng.integers(1, 20), replace=False))
+    ]
+    return rows, sorted(draw(st.sets(st.integers(1, max(len(rows) - 1, 1)), max_size=8)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(_histories())
+def test_a_history_read_in_parts_is_the_history_read_at_once(history):
+    rows, cuts = history
+    parts = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True) if end > start]
+    once, parted = accumulated([rows]), accumulated(parts)
+    assert parted.epochs() == once.epochs() and parted.state_counts() == once.state_counts()
+    for name in ("prompt_id", "visits", "seen", "state", "mean", "first", "last_step"):
+        np.testing.assert_array_equal(getattr(parted, name), getattr(once, name))
+    # and prompt by prompt, one visit after the other
+    for prompt, state in zip(once.prompt_id, once.state, strict=True):
+        _, _, successes, mean = (np.array(column) for column in zip(*(r for r in rows if r[1] == prompt), strict=True))
+        assert states(mean, successes)[-1] == state
+
+
+def test_a_store_read_in_parts_step_by_step_and_at_once(store, fill, monkeypatch):
+    monkeypatch.setattr(visits_module, "PART", 100)
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 50))
+    asked, rng = Asked(store, run.record), np.random.default_rng(3)
+    for step in range(1, 41):  # 2,000 rows in all
+        some = np.sort(rng.choice(ids, size=50 if step % 3 else 3, replace=False))
+        fill.step(run, step, some, rng.integers(0, 5, len(some)))
+        if step % 7 == 0:
+            asked("posteriors")
+    names = ("series", "posteriors", "prompts")
+    found = [without_tag(asked(name)) for name in names]
+    assert found == [without_tag(asked.fresh(store, name)) for name in names]
+    monkeypatch.setattr(visits_module, "PART", 10**6)
+    assert found == [without_tag(asked.fresh(store, name)) for name in names]
+    assert found[1]["read"] == 1 and sum(found[1]["epochs"]["prompts"]) == sum(found[2]["columns"]["visits"])
+
+
+def test_a_history_that_is_not_read_to_its_end_says_so(store, fill, monkeypatch):
+    monkeypatch.setattr(visits_module, "PART", 10)
+    run, ids = fill.run(store), fill.prompts(store, 10)
+    fill.train(run, ids, range(1, 5))
+    answers = Answers(store, live=True)
+    answers.runs.poll()
+    followed = answers.runs.find(run.record.run_id)
+    assert not answers.read_history(followed, 0)
+    assert followed.visits.share(followed.series.steps()) == 0.25 and followed.visits.until == 1
+    assert followed.visits.visits.tolist() == [4] * 10  # those of the posteriors, whatever was read
+
+
+@pytest.fixture
+def trained(store, fill):
+    """Three prompts, two steps, discount 0.5 and groups of 4; a fourth prompt known from a warm start."""
+    source = fill.run(store, "source")
+    ids = np.sort(fill.prompts(store, 4))
+    fill.step(source, 1, ids[3:], [4])  # (4.5, 0.5)
+    run = fill.run(store, "run", config={"seed": 7, "reward.remote_url": ["http://ann:geheim@host/score"]})
+    run.warm_start(store, source.record, ids)
+    scores = [4.0, 0.0, 2.0]
+    for step in (1, 2):
+        fill.step(run, step, ids[:3], scores, shared={"discount": np.array([0.5]), "v": np.ones(2)})
+        scores = [2.0, 0.0, 4.0]
+    return store, run, ids
+
+
+def test_the_table_of_prompts_and_the_posteriors(trained):
+    store, run, ids = trained
+    asked = Asked(store, run.record)
+    found = asked("prompts")
+    assert (found["last"], found["all"], found["read"], found["full"]) == (2, 4, 1, True)
+    columns = found["columns"]
+    assert columns["id"] == ids.tolist() and columns["visits"] == [2, 2, 2, 0]
+    assert columns["state"] == [LEARNING, IMPOSSIBLE, LEARNING, NO_VISITS]
+    # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
+    assert columns["mean"] == rounded(np.array([4.25 / 6.5, 0.25 / 6.5, 5.25 / 6.5, 0.9]))
+    assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]
+    assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)] and columns["cut"] == [0] * 4
+    posteriors = asked("posteriors")
+    assert posteriors["state_counts"] == [0, 2, 0, 1, 1] and posteriors["all_prompts"] == 4
+    assert posteriors["beta"] and posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
+    assert [each["id"] for each in posteriors["improved"]] == [ids[2]]
+    assert [(each["id"], each["first"]) for each in posteriors["regressed"]] == [(ids[0], 0.9), (ids[1], 0.1)]
+    curves = asked("series")["curves"]
+    assert curves["m:shared/discount"] == [0.5, 0.5] and "m:shared/v" not in curves  # the longer vector is not drawn
+    fill_one = asked("prompts", after=2)
+    assert not fill_one["full"] and fill_one["columns"]["id"] == []
+
+
+def test_only_the_prompts_visited_since_are_sent(trained, fill):
+    store, run, ids = trained
+    asked = Asked(store, run.record)
+    asked("prompts")
+    fill.step(run, 3, ids[[0, 3]], [4.0, 4.0])
+    found = asked("prompts", after=2)
+    assert found["columns"]["id"] == [ids[0], ids[3]] and found["columns"]["visits"] == [3, 1]
+    # (4.25, 2.25) and (4.5, 0.5), halved, and 4 successes
+    assert found["columns"]["mean"] == rounded(np.array([6.125 / 7.25, 6.25 / 6.5]))
+    assert found["columns"]["state"] == [LEARNING, MASTERED] and (found["last"], found["all"]) == (3, 4)
+    assert asked("prompts")["columns"] == asked.fresh(store, "prompts")["columns"]
+
+
+def test_one_prompt(trained):
+    store, run, ids = trained
+    found = Asked(store, run.record)(f"prompts/{ids[0]}")
+    assert found["visits_total"] == 2 and found["state"] == LEARNING and found["level"] == 0.9
+    assert found["usage"] == {"generated": 8, "trained": 8, "skipped": 2, "replayed": 6}
+    visits = found["visits"]
+    assert visits["step"] == [1, 2] and visits["successes"] == [4, 2] and visits["rollouts"] == [4, 4]
+    assert visits["alpha"] == [4.5, 4.25] and visits["beta"] == [0.5, 2.25] and visits["kept"] == [0, 0]
+    np.testing.assert_allclose(visits["low"], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
+    asked = Asked(store, run.record)
+    unvisited = asked(f"prompts/{ids[3]}")
+    assert (unvisited["state"], unvisited["mean"], unvisited["usage"]) == (NO_VISITS, 0.9, None)
+    for wrong in ("999", "x", "9" * 30):
+        with pytest.raises(NoSuchAnswer, match=rf"^run 'run' has no prompt '{wrong}'$"):
+            asked(f"prompts/{wrong}")
+
+
+@pytest.mark.parametrize("part", [1, 3, 100_000])
+def test_pruned_visits_count_as_epochs(store, fill, monkeypatch, part):
+    monkeypatch.setattr(visits_module, "PART", part)
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    for step, at in enumerate([[0], [0, 1], [0], [0, 1], [0, 1]], start=1):
+        fill.step(run, step, ids[at], [4] * len(at))
+    asked = Asked(store, run.record)
+    assert asked("posteriors")["epochs"]["prompts"] == [2, 2, 2, 1, 1]
+    run.finish()
+    prune(store, run.record, before=4)
+    for each in (asked("posteriors"), asked.fresh(store, "posteriors")):
+        assert each["read"] == 1 and each["epochs"]["epoch"] == [2, 3, 4, 5]  # prompt 1: its 2nd and 3rd visit
+        assert each["epochs"]["prompts"] == [1, 1, 1, 1]
+    assert asked("prompts")["columns"]["visits"] == [5, 3]
+    prune(store, run.record, before=6)
+    assert asked("posteriors")["state_counts"] == [0, 0, 0, 0, 2] and asked("posteriors")["read"] == 1
+    assert asked("series")["totals"]["generated"] == 32
+
+
+def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
+    run = fill.run(store, "point", fields=())
+    asked = Asked(store, run.record)
+    series = asked("series")
+    assert (series["first"], series["last"], series["totals"], series["probes"]) == (0, 0, None, None)
+    assert series["curves"]["step"] == [] and asked("prompts")["columns"]["id"] == []
+    assert asked("posteriors")["epochs"]["epoch"] == [] and asked("posteriors")["read"] == 1
+    ids, none, one = fill.prompts(store, 1), np.empty((1, 0)), np.array([1.0])
+    run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
+    assert asked("posteriors")["beta"] is False
+    half = 1.645 * np.sqrt(0.25 / 4)
+    assert asked(f"prompts/{ids[0]}")["visits"]["high"] == rounded(np.array([0.25 + half]))
+    assert asked(f"prompts/{ids[0]}")["visits"]["alpha"] == [None] and asked("prompts")["columns"]["mean"] == [0.25]
+
+
+def test_common_prefix():
+    texts = [f"Solve the problem. What is {i}" for i in range(10)]
+    assert common_prefix([*texts, "another"]) == "Solve the problem. What is "
+    assert common_prefix(["short 1", "short 2"]) == common_prefix([]) == common_prefix(texts[:1]) == ""
+
+
+# ---- rollouts, what a run is
+
+
+def keep(ids, texts):
+    """Two samples of each prompt, the second of them missing."""
+    n = len(ids)
+    reals = np.tile([1.0, np.nan], n)
+    return RolloutRows(
+        prompt_ids=np.repeat(ids, 2), sample=np.tile([0, 1], n), reward=reals, score=reals,
+        advantage=np.tile([0.5, 0.0], n), length=np.tile([3, 7], n), truncated=np.tile([0, 1], n),
+        log_prob=np.tile([-1.5, np.nan], n), text=texts,
+    )  # fmt: skip
+
+
+def test_kept_rollouts(store, fill):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    asked = Asked(store, run.record)
+    assert asked("rollouts/latest") == {"step": None, "steps": None, "rollouts": [], "prompts": {}}
+    for step in (1, 2, 3):
+        texts = [f"{step} a", "b\x1b", "c", "d"]
+        fill.step(run, step, ids, [1, 1], **({} if step == 3 else {"kept": keep(ids, texts)}))
+    found = asked("rollouts/latest")
+    assert (found["step"], found["steps"], list(found["prompts"])) == (2, [1, 2], [str(each) for each in ids])
+    assert found["rollouts"][0] == {
+        "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 3, "truncated": 0,
+        "missing": 0, "log_prob": -1.5, "text": "2 a", "cut": 0,
+    }  # fmt: skip
+    assert found["rollouts"][1] | {"text": ""} == {
+        "prompt_id": ids[0], "sample": 1, "reward": None, "score": None, "advantage": 0, "length": 7, "truncated": 1,
+        "missing": 1, "log_prob": None, "text": "", "cut": 0,
+    }  # fmt: skip
+    assert found["rollouts"][1]["text"] == "b\\x1b"
+    one = asked("rollouts/1", prompt=ids[1])
+    assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1
+    assert asked("rollouts/3")["rollouts"] == [] and asked("state")["runs"][0]["keeps_rollouts"]
+    assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
+
+
+def test_what_a_run_is(trained):
+    store, run, _ = trained
+    found = Asked(store, run.record)("about")
+    assert [row[:2] for row in found["lineage"]] == [["ancestor", "source"], ["this run", "run"]]
+    assert dict(found["facts"])["status"] == "running, step 2"
+    assert [row[1] for row in found["events"]] == ["warm_start"]
+    assert "geheim" not in json.dumps(found) and "ann:***@host" in json.dumps(found["config"])
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "line"),
+    [
+        ("series", {"points": "1"}, "points is '1'; it must be an integer of at least 2"),
+        ("series", {"after": "-3"}, "after is '-3'; it must be an integer of at least 0"),
+        ("prompts", {"after": "\x1b"}, "after is '\\x1b'; it must be an integer of at least 0"),
+        ("rollouts/first", {}, "step is 'first'; it must be an integer of at least 0"),
+    ],
+)
+def test_a_wrong_parameter_is_named(trained, name, query, line):
+    store, run, _ = trained
+    with pytest.raises(BadRequest, match=f"^{re.escape(line)}$"):
+        Asked(store, run.record)(name, **query)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "runs", "runs/1/x", "runs/9/series", "runs/x/series", "runs/1/series/2", "state/1"]
+)
+def test_what_is_not_there(trained, path):
+    store, run, _ = trained
+    asked = Asked(store, run.record)
+    asked("state")
+    with pytest.raises(NoSuchAnswer, match=r"^there is no (answer|run) "):
+        asked.answers.answer(path, {})
+
+
+# ---- the file
+
+
+def in_file(page):
+    return json.loads(page.split('<script id="data" type="application/json">')[1].split("</script>")[0])["answers"]
+
+
+def reported(store, folder, *arguments):
+    path = folder / "report.html"
+    assert main(["report", *arguments, "-o", str(path), "--store.url", store.url]) == 0
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
+    store, run, ids = trained
+    found = in_file(reported(store, tmp_path))
+    number, asked = run.record.run_id, Asked(store, run.record)
+    assert found.keys() == {
+        "state",
+        *(f"runs/{number}/{name}" for name in ("series", "posteriors", "prompts", "about", "rollouts/latest")),
+        *(f"runs/{number}/prompts/{each}" for each in ids),
+    }
+    for name in ("series", "posteriors", "prompts", *(f"prompts/{each}" for each in ids)):
+        assert without_tag(found[f"runs/{number}/{name}"]) == without_tag(asked(name))
+    (state,) = found["state"]["runs"]
+    assert state["name"] == "run" and found["state"]["live"] is False
+    assert re.search(r" MB: 1 run, 4 prompts; open it in a browser$", capsys.readouterr().out.strip())
+
+
+def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
+    runs, ids = [fill.run(store, name) for name in ("one", "two")], np.sort(fill.prompts(store, 4))
+    for run in runs:
+        for step in (1, 2, 3):
+            fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(ids, [str(step) * 1_000] * 8))
+    found = in_file(reported(store, tmp_path, "one", "two", "one", "--size", "0.04"))
+    said = capsys.readouterr().out.strip()
+    assert [run["name"] for run in found["state"]["runs"]] == ["two", "one"]
+    kept = sorted(path for path in found if "rollouts" in path)
+    # 8 rollouts of 1,000 characters a step: beside the prompts one step fits in half of the size, then two in the rest
+    numbers = [run.record.run_id for run in runs]
+    steps = [(numbers[0], 3), (numbers[0], "latest"), (numbers[1], 2), (numbers[1], 3), (numbers[1], "latest")]
+    assert kept == [f"runs/{number}/rollouts/{step}" for number, step in steps]
+    assert found[kept[0]]["steps"] == [3, 3] and found[kept[2]]["steps"] == [2, 3]
+    assert said.endswith(" MB: 2 runs, 8 prompts, 24 of 48 kept rollouts (--size 0.04 MB); open it in a browser")
+    found = in_file(reported(store, tmp_path, "one", "--size", "0"))
+    assert (
+        capsys.readouterr()
+        .out.strip()
+        .endswith("0 of 4 prompts, 0 of 24 kept rollouts (--size 0 MB); open it in a browser")
+    )
+    assert len(found[f"runs/{runs[0].record.run_id}/prompts"]["columns"]["id"]) == 4
+
+
+def test_no_text_can_leave_its_place(store, fill, tmp_path):
+    run = fill.run(store, config={HOSTILE: HOSTILE}, model=HOSTILE)
+    ids = store.register_prompts([HOSTILE, "x" * 100_000], [HOSTILE, ""])
+    fill.step(run, 1, ids, [1, 2], kept=keep(np.sort(ids), [HOSTILE] * 4))
+    run.record_metrics(1, {HOSTILE: 1.0})
+    page = reported(store, tmp_path)
+    assert page.lower().count("</script") == 2 and page.count("<!--") == 0 and "<img" not in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]", page)
+    found = in_file(page)
+    columns = found[f"runs/{run.record.run_id}/prompts"]["columns"]
+    hostile = columns["id"].index(ids[0])
+    text = columns["text"][hostile]
+    assert text.startswith("<script>alert(1)</script>") and text.endswith("{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;")
+    assert len(columns["text"][1 - hostile]) == 4_000 and columns["cut"][1 - hostile] == 100_000
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_a_page_that_cannot_be_written_and_a_run_that_is_not_there(store, fill, tmp_path, capsys):
+    assert main(["report", "--store.url", store.url]) == 2
+    assert "there are no runs in " in capsys.readouterr().err
+    fill.run(store)
+    assert main(["report", "-o", str(tmp_path / "no" / "report.html"), "--store.url", store.url]) == 2
+    error = capsys.readouterr().err
+    assert "No such file or directory; name a file that can be written" in error and error.count("\n") == 1
+    assert main(["report", "nobody", "--store.url", store.url]) == 2
+    assert "nobody" in capsys.readouterr().err
+    assert main(["report", "--size", "-1", "--store.url", store.url]) == 2
+    assert capsys.readouterr().err == "error: --size: -1 is below 0; give megabytes, such as 20\n"
+
+
+def test_a_store_opened_for_reading_cannot_be_written(url, fill):
+    from storage import StoreError
+
+    with open_store(url) as store:
+        fill.run(store)
+    with open_store(url, read_only=True) as store:
+        assert [run.name for run in store.runs()] == ["run"]
+        for write in (lambda: fill.run(store, "other"), lambda: store.query("DELETE FROM dbb_run RETURNING run_id")):
+            with pytest.raises(StoreError, match=r"reading only|read-?only"):
+                write()
+        assert [run.name for run in store.runs()] == ["run"]

@@ -1,0 +1,316 @@
+"""The live page: a real server of the command, who it lets in, what it refuses, how fast and how steady it is."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from openrlhf_dbb.cli.main import main
+from storage import open_store
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+ROOT = Path(__file__).parents[1]
+LONGEST_S = 30
+
+
+class Serving:
+    """``openrlhf-dbb serve`` as a process of its own."""
+
+    def __init__(self, url, *arguments, **environment):
+        command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, "--port", "0", *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment
+        )
+        self.said = self.process.stdout.readline()
+        found = re.search(r"http://([\w.-]+):(\d+)/\S*", self.said)
+        assert found, self.said + self.process.stderr.read()
+        self.url, self.port = found[0], int(found[2])
+
+    def get(self, path="api/state", method="GET", **headers):
+        """Status, headers and body."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", headers=headers, method=method)
+        opener = urllib.request.build_opener(NoRedirect)
+        try:
+            with opener.open(request, timeout=LONGEST_S) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    def ask(self, path="state"):
+        status, _, body = self.get(f"api/{path}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def until(self, holds, path="state", within=LONGEST_S):
+        """The answer as soon as it is as wanted, and how long that took."""
+        began = time.monotonic()
+        while True:
+            answer, took = self.ask(path), time.monotonic() - began
+            if holds(answer):
+                return answer, took
+            assert took < within, answer
+            time.sleep(0.05)
+
+    def end(self, sent=signal.SIGINT):
+        """Exit code, stderr and how long it took."""
+        began = time.monotonic()
+        self.process.send_signal(sent)
+        _, errors = self.process.communicate(timeout=LONGEST_S)
+        return self.process.returncode, errors, time.monotonic() - began
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+
+
+@pytest.fixture
+def serve():
+    """Function: a server of the command; ended after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(url, *arguments, **environment):
+            serving = Serving(url, *arguments, **environment)
+            stack.callback(lambda: serving.process.poll() is None and serving.end(signal.SIGKILL))
+            return serving
+
+        yield start
+
+
+@pytest.fixture
+def running(store, fill):
+    """A run with three steps."""
+    run, ids = fill.run(store), fill.prompts(store, 3)
+    fill.train(run, ids, range(1, 4))
+    return run, ids
+
+
+def test_the_page_its_answers_and_what_is_refused(store, running, serve):
+    server, number = serve(store.url), running[0].record.run_id
+    assert server.said == f"{store.location} is shown at {server.url} (Ctrl-C ends it)\n"
+    assert server.url == f"http://127.0.0.1:{server.port}/"
+    status, headers, page = server.get("")
+    assert status == 200 and '<script id="data" type="application/json">{"live":true}</script>' in page
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
+    assert headers["Content-Security-Policy"].endswith("connect-src 'self'; frame-ancestors 'none'")
+    for path in ("", "api/state", "nothing"):
+        headers = server.get(path)[1]
+        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+        assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert server.ask()["runs"][0]["step"] == 3 and server.ask()["live"]
+    assert server.ask(f"runs/{number}/series")["curves"]["step"] == [1, 2, 3]
+    assert server.ask(f"runs/{number}/posteriors")["read"] == 1
+    assert len(server.ask(f"runs/{number}/prompts")["columns"]["id"]) == 3
+    for path, status, line in (
+        ("nothing", 404, "there is no such page; the page about the runs is at /"),
+        ("api/runs/99/series", 404, f"there is no run '99' in {store.location}; state lists them"),
+        (f"api/runs/{number}/prompts/99", 404, "run 'run' has no prompt '99'"),
+        (f"api/runs/{number}/series?points=1", 400, "points is '1'; it must be an integer of at least 2"),
+    ):
+        assert (server.get(path)[0], json.loads(server.get(path)[2])) == (status, {"error": line})
+    for method in ("POST", "PUT", "DELETE"):
+        found = server.get("api/state", method=method)
+        assert (found[0], json.loads(found[2])["error"]) == (405, "only GET is answered; nothing is written")
+
+
+def test_a_page_of_another_site_is_not_answered(store, running, serve):
+    server = serve(store.url)
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", ""):
+        status, _, body = server.get(Host=host)
+        assert status == 403 and "this server is not called" in body
+    for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:1", "LOCALHOST:99"):
+        assert server.get(Host=host)[0] == 200
+
+
+@pytest.mark.parametrize("given", [None, "a token of mine"])
+def test_other_hosts_need_the_token(store, running, serve, given):
+    server = serve(store.url, "--allow-remote", **({"OPENRLHF_DBB_TOKEN": given} if given else {}))
+    token = re.search(r"token=(\S+)", server.said)[1]
+    assert len(token) >= 32 if given is None else token == "a%20token%20of%20mine"
+    secret = given or token
+    refused = {"error": "the token is missing or wrong; open the address that openrlhf-dbb serve printed"}
+    for path in ("", "api/state", "?token=wrong", "?token=", "?token=%ff"):
+        status, _, body = server.get(path)
+        assert status == 403 and json.loads(body) == refused
+    assert server.get(Authorization="Bearer wrong")[0] == server.get(Authorization=f"Basic {secret}")[0] == 403
+    assert server.get(Authorization=f"Bearer {secret}")[0] == 200
+    status, headers, _ = server.get(f"?token={token}")
+    assert (status, headers["Location"]) == (303, "/")
+    cookie, *rules = headers["Set-Cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(rules) and "token" not in headers["Location"]
+    assert server.get("", Cookie=cookie)[0] == server.get(Cookie=cookie)[0] == 200
+    assert server.get(Cookie=cookie, Host="any.example")[0] == 200  # whoever knows the token may call it anything
+    assert server.get(Cookie=cookie.split("=")[0] + "=wrong")[0] == 403
+
+
+def test_a_new_step_is_there_within_two_seconds(store, running, fill, serve):
+    (run, ids), server = running, serve(store.url)
+    number = run.record.run_id
+    server.ask(f"runs/{number}/posteriors")
+    for step in (4, 5):
+        fill.train(run, ids, [step])
+        state, took = server.until(lambda answer, step=step: answer["runs"][0]["step"] == step)
+        assert took < 2 and state["error"] is None
+        assert server.ask(f"runs/{number}/series?after=3&width=1")["curves"]["step"] == list(range(4, step + 1))
+        assert server.ask(f"runs/{number}/posteriors")["epochs"]["epoch"] == list(range(1, step + 1))
+        assert len(server.ask(f"runs/{number}/prompts?after={step - 1}")["columns"]["id"]) == 3
+    before = state["runs"][0]["version"]
+    run.record_metrics(5, {"loss": 2.0})
+    server.until(lambda answer: answer["runs"][0]["version"] != before, within=2)
+    assert server.ask(f"runs/{number}/series?after=3&width=1")["curves"]["m:loss"] == [None, 2]
+    fill.run(store, "another")
+    assert server.until(lambda answer: len(answer["runs"]) == 2, within=2)[0]["runs"][0]["name"] == "another"
+
+
+def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
+    (run, ids), server = running, serve(store.url)
+    number, wrong, done = run.record.run_id, [], threading.Event()
+
+    def client():
+        while not done.is_set():
+            for path in ("state", f"runs/{number}/series", f"runs/{number}/posteriors", f"runs/{number}/prompts"):
+                status, _, body = server.get(f"api/{path}")
+                if status != 200 or not json.loads(body):
+                    wrong.append(body)
+
+    clients = [threading.Thread(target=client) for _ in range(6)]
+    for each in clients:
+        each.start()
+    fill.train(run, ids, range(4, 40))
+    done.set()
+    for each in clients:
+        each.join()
+    assert wrong == []
+    server.until(lambda answer: answer["runs"][0]["step"] == 39)
+    found = server.ask(f"runs/{number}/posteriors")
+    assert found["epochs"]["prompts"] == [3] * 39
+    fill.check_trained(store, run, ids, 39)
+
+
+def test_it_ends_at_once_and_quietly(store, running, serve):
+    server = serve(store.url)
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    for client in clients:  # kept open
+        client.sendall(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    code, errors, took = server.end()
+    assert (code, errors) == (0, "") and took < 2
+    for client in clients:
+        client.close()
+
+
+def test_a_store_that_is_gone_for_a_while(own_postgres, fill, serve):
+    with open_store(own_postgres.new_url()) as store:
+        run, ids = fill.run(store), fill.prompts(store, 3)
+        fill.train(run, ids, range(1, 4))
+        server, number = serve(store.url), run.record.run_id
+        series = server.ask(f"runs/{number}/series")
+        own_postgres.stop()
+        try:
+            gone, took = server.until(lambda answer: answer["error"] is not None)
+            assert took < 3
+            assert re.fullmatch(
+                r"the store cannot be reached since \d\d:\d\d:\d\d \(postgresql://.*\), trying again", gone["error"]
+            )
+            assert gone["runs"][0]["step"] == 3  # from memory
+            assert server.ask(f"runs/{number}/series") == series
+            status, _, body = server.get(f"api/runs/{number}/about")
+            assert status == 503 and json.loads(body)["error"] == gone["error"]
+        finally:
+            own_postgres.start()
+        _, took = server.until(lambda answer: answer["error"] is None)
+        assert took < 5
+        fill.train(run, ids, [4])
+        server.until(lambda answer: answer["runs"][0]["step"] == 4, within=2)
+        assert server.ask(f"runs/{number}/series")["curves"]["step"] == [1, 2, 3, 4]
+        assert server.end()[:2] == (0, "")
+
+
+def test_nothing_is_written_and_a_writer_is_not_held_up(open_new, fill, serve):
+    store = open_new("sqlite")
+    run, ids = fill.run(store), fill.prompts(store, 3)
+    fill.train(run, ids, range(1, 4))
+    server, number = serve(store.url), run.record.run_id
+    with sqlite3.connect(store.location) as other:
+        before = list(other.iterdump())
+        for name in ("series", "posteriors", "prompts", "about", "rollouts/latest", f"prompts/{ids[0]}"):
+            server.ask(f"runs/{number}/{name}")
+        assert list(other.iterdump()) == before
+        # no reader is left behind: the log of changes can be emptied
+        assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+
+
+@pytest.fixture
+def refused(capsys):
+    """Function: what serving refuses in one line."""
+
+    def serve(*arguments):
+        assert main(["serve", *arguments]) == 2
+        out, errors = capsys.readouterr()
+        assert out == "" and errors.count("\n") == 1
+        return errors.strip()
+
+    return serve
+
+
+def test_what_is_wrong_is_said_in_one_line(store, fill, refused):
+    fill.run(store)
+    url = ("--store.url", store.url)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert refused(*url, "--port", str(port)) == (
+            f"error: port {port} of 127.0.0.1 is taken; give another with --port, or any free one with --port 0"
+        )
+    assert refused(*url, "--port", "70000") == "error: --port: 70000 is not in 0 to 65535"
+    assert refused(*url, "--host", "0.0.0.0") == (
+        "error: --host: 0.0.0.0 can be reached from other hosts; add --allow-remote to let in those who know the "
+        "token, or use 127.0.0.1 with ssh -L"
+    )
+    assert refused(*url, "--host", "no-such-host.invalid").startswith(
+        "error: --host: no-such-host.invalid is no address of this host and no name that can be looked up"
+    )
+    assert "reached" in refused(*url, "--host", "192.0.2.1") and "192.0.2.1" in refused(
+        *url, "--host", "192.0.2.1", "--allow-remote"
+    )
+
+
+def test_a_store_that_cannot_be_served(tmp_path, open_new, fill, refused):
+    assert refused("--store.url", f"sqlite:///{tmp_path}/none.db") == (
+        f"error: there is no store at {tmp_path}/none.db; check the path, or start a run to create it"
+    )
+    assert not list(tmp_path.iterdir())
+    empty = tmp_path / "empty.db"
+    sqlite3.connect(empty).close()
+    assert "holds no posteriors" in refused("--store.url", f"sqlite:///{empty}")
+    store = open_new("sqlite")
+    fill.run(store)
+    store.close()
+    for version, line in ((99, "upgrade openrlhf-dbb"), (1, "openrlhf-dbb migrate")):
+        with contextlib.closing(sqlite3.connect(store.location)) as other:
+            other.execute("UPDATE dbb_version SET version = ?", (version,))
+            other.commit()
+        assert line in refused("--store.url", store.url)
+    with contextlib.closing(sqlite3.connect(store.location, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        assert refused("--store.url", store.url).endswith("another process has held the write lock for 2 s")
+
+
+def test_what_is_missing_is_named(store, fill, refused, monkeypatch):
+    fill.run(store)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert refused("--store.url", store.url) == "error: serve needs uvicorn; run: pip install 'openrlhf-dbb[serve]'"
