@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import re
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ BOUNDS = {
     "commit to drawn s": 2.0,
     "step with clients / without": 1.05,
 }
-CLIENTS, STEPS_A_SECOND, TURN_S, TURNS = 10, 20, 5.0, 6
+CLIENTS, STEPS_A_SECOND, TURN_S, TURNS = 10, 20, 5.0, 12
 METRICS = ("policy_loss", "kl", "entropy_loss", "actor_grad_norm", "ppo_clip_ratio", "response_length")
 RUNNING = "Object.fromEntries(performance.getEntriesByType('{}').map((e) => [e.name, e.startTime + e.duration]))"
 
@@ -85,6 +86,11 @@ def plain_sql(path: Path) -> float:
     return time.perf_counter() - began
 
 
+def ask(address: str, path: str) -> Any:
+    with urllib.request.urlopen(f"{address.rstrip('/')}/api/{path}", timeout=120) as answer:
+        return json.load(answer)
+
+
 class Server:
     """``openrlhf-dbb serve`` as a user starts it."""
 
@@ -95,10 +101,6 @@ class Server:
         found = re.search(r"http://\S+", self._process.stdout.readline())
         assert found is not None, "the server did not print its address"
         self.address = found[0]
-
-    def ask(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.address.rstrip('/')}/api/{path}", timeout=120) as answer:
-            return json.load(answer)
 
     def close(self) -> None:
         self._process.terminate()
@@ -117,7 +119,7 @@ def look(measured: Measured, url: str, folder: Path) -> None:
         measured.add("all curves drawn s", drawn, f"{drawn / sql:.2f} of the plain SQL")
         updates(measured, url, browser)
         began = time.perf_counter()
-        while (found := server.ask("runs/1/posteriors"))["read"] < 1:
+        while (found := ask(server.address, "runs/1/posteriors"))["read"] < 1:
             time.sleep(0.2)
         rows = sum(found["epochs"]["prompts"])
         measured.add("whole history read s", time.perf_counter() - began, f"{rows:,} rows, behind the page")
@@ -149,26 +151,36 @@ def updates(measured: Measured, url: str, browser: Browser) -> None:
     measured.add("asking and drawing ms", max(whole), f"the longest; median {statistics.median(whole):.0f}")
 
 
-def crowd(measured: Measured, url: str) -> None:
-    """The writer's time for a step, with clients and without, in turns."""
-    server, stop, watching = Server(url), threading.Event(), threading.Event()
+def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
+    """``CLIENTS`` pages with the curves of run "fast" in view, until ``stop``; they ask while ``watching``."""
 
-    def client() -> None:
-        version, after, width = "", 0, 0
+    def page() -> None:
+        version, after, width = "", 0, ""
         while not stop.is_set():
             if watching.wait(0.1):
-                (run,) = (run for run in server.ask("state")["runs"] if run["name"] == "fast")
-                if run["version"] != version:
-                    version = run["version"]
-                    found = server.ask(f"runs/{run['id']}/series?points=500&after={after}&width={width}")
-                    width, after = found["width"], max(0, found["last"] - found["width"])
+                found = [run for run in ask(address, "state")["runs"] if run["name"] == "fast"]
+                if found and found[0]["version"] != version:
+                    version = found[0]["version"]
+                    answer = ask(address, f"runs/{found[0]['id']}/series?points=500&after={after}{width}")
+                    width, after = f"&width={answer['width']}&tag={answer['tag']}", answer["settled"]
                 time.sleep(1)
 
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for each in [pool.submit(page) for _ in range(CLIENTS)]:
+            each.result()
+
+
+def crowd(measured: Measured, url: str) -> None:
+    """The writer's time for a step, with clients and without, in turns."""
+    server = Server(url)
+    apart = multiprocessing.get_context(
+        "spawn"
+    )  # in a process of their own: the writer shares no interpreter with them
+    stop, watching = apart.Event(), apart.Event()
+    clients = apart.Process(target=ask_as_pages_do, args=(server.address, stop, watching))
+    clients.start()
     with open_store(url) as store:
         trainer = Trainer(create(store, "fast"), PROMPTS)
-        clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
-        for each in clients:
-            each.start()
         times: tuple[list[float], list[float]] = ([], [])
         for turn in range(TURNS):
             watched = turn % 2 == 1
@@ -181,11 +193,12 @@ def crowd(measured: Measured, url: str) -> None:
                 trainer.run.record_step(trainer.step, rows)
                 times[watched].append(time.perf_counter() - began)
                 time.sleep(max(0.0, due - time.perf_counter()))
-        (run,) = (run for run in server.ask("state")["runs"] if run["name"] == "fast")
+        time.sleep(1)
+        (run,) = (run for run in ask(server.address, "state")["runs"] if run["name"] == "fast")
         assert run["step"] == trainer.step, "a step is missing"
-        stop.set()
-        for each in clients:
-            each.join()
+    stop.set()
+    clients.join()
+    assert clients.exitcode == 0, "a client failed"
     server.close()
     alone, beside = (statistics.median(each) for each in times)
     note = f"{1000 * beside:.2f} over {1000 * alone:.2f} ms, {len(times[0])} and {len(times[1])} steps"

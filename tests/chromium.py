@@ -78,11 +78,13 @@ class Browser:
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
-        self.complaints.clear()
-        self.requests.clear()
-        self._call("Page.navigate", url=url)
-        # No script before: an answer that is due while one page gives way to the next never comes.
-        self._await(lambda message: message.get("method") == "Page.loadEventFired")
+        # Another page in between: an address that differs after the # alone would not be loaded again.
+        for address in ("about:blank", url):
+            self.complaints.clear()
+            self.requests.clear()
+            self._call("Page.navigate", url=address)
+            # No script before: an answer that is due while one page gives way to the next never comes.
+            self._await(lambda message: message.get("method") == "Page.loadEventFired")
         self.until("document.documentElement.dataset.ready !== undefined")
 
     def until(self, condition, longest_s=LONGEST_S):

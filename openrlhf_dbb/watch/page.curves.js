@@ -224,9 +224,11 @@ VIEWS.curves = {
       const { curves } = seriesOf.get(run.id).answer;
       return Object.keys(curves).filter((name) => name.startsWith("m:") && !known.has(name) && curves[name].some(isNumber));
     }));
-    const others = [...metrics].sort(), filter = byId("metric").value.trim().toLowerCase();
+    const others = [...metrics].sort(), filter = (at.metric ?? "").trim().toLowerCase();
     const shown = others.filter((name) => name.slice(2).toLowerCase().includes(filter));
     byId("others").hidden = !others.length;
+    byId("others").open = at.more === "1";
+    setValue(byId("metric"), at.metric ?? "");
     setText(byId("others").firstElementChild, plural(others.length, "other metric"));
     setText(byId("metric-hits"), filter ? `${whole(shown.length)} of ${whole(others.length)}` : "");
     const own = shown.map((name) => ({ key: name, title: visible(name.slice(2)), of: [[name]] }));
@@ -262,6 +264,6 @@ function setUpCurves() {
   byId("smooth").addEventListener("input", (event) => go({ smooth: Number(weightOf(Number(event.target.value)).toFixed(3)) }, { replace: true }));
   for (const name of ["from", "to"]) byId(name).addEventListener("change", (event) => go({ [name]: event.target.value === "" ? null : event.target.value }));
   byId("reset").addEventListener("click", () => zoomTo(null, null));
-  byId("others").addEventListener("toggle", () => render());
-  byId("metric").addEventListener("input", () => render());
+  byId("others").addEventListener("toggle", (event) => { if (at.view === "curves") go({ more: event.target.open ? "1" : null }, { replace: true }); });
+  byId("metric").addEventListener("input", (event) => go({ metric: event.target.value || null }, { replace: true }));
 }

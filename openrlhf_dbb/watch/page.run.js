@@ -41,10 +41,11 @@ VIEWS.usage = {
       ["tokens for each of them", cost(totals.tokens_per_group, whole)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
-    // The points hold means over their steps; the last one may hold fewer.
+    const { trained, informative, rescued, filtered } = totals;
+    const sums = { mixed: informative - rescued, rescued_n: rescued, no_advantage: trained - informative, filtered };
     const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
-    const counts = PARTS.map((part) => ({ ...part, count: Math.round(sum(curves[part.key].map((value, i) => value * spans[i]))) }));
-    drawParts(byId("usage-parts"), counts, sum(counts.map((part) => part.count)));
+    const counts = PARTS.map((part) => ({ ...part, count: sums[part.key] }));
+    drawParts(byId("usage-parts"), counts, totals.rollouts_generated);
     const beside = [["replayed", "rollouts replayed"], ["skipped", "prompts skipped"]].filter(([key]) => sum(curves[key] ?? []) > 0);
     const stepsOf = (x) => {
       const i = nearest(middles, x);
