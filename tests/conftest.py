@@ -470,3 +470,33 @@ def lane(tmp_path_factory):
     lane = Lane(tmp_path_factory.mktemp("lane") / "log")
     yield lane
     lane.close()
+
+
+@pytest.fixture
+def serve():
+    """Function: a server of ``openrlhf-dbb serve``; ended after the test."""
+    import contextlib
+    import signal
+
+    from serving import Serving
+
+    with contextlib.ExitStack() as stack:
+
+        def start(url, *arguments, **environment):
+            serving = Serving(url, *arguments, **environment)
+            stack.callback(lambda: serving.process.poll() is None and serving.end(signal.SIGKILL))
+            return serving
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A page of a headless Chromium."""
+    from chromium import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("needs a Chromium; on Debian: apt-get install chromium")
+    made = Browser(tmp_path_factory.mktemp("chromium"))
+    yield made
+    made.close()

@@ -149,7 +149,7 @@ def test_bare_install_is_light(metadata: Message) -> None:
 
 def test_extras_are_named_for_what_they_give(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("cpu", "cuda", "trl", "verl", "lab", "postgres", "test", "lint", "docs"),
+        *("cpu", "cuda", "trl", "verl", "lab", "postgres", "serve", "test", "lint", "docs"),
     }
 
 

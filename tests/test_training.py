@@ -2,10 +2,14 @@
 
 import json
 import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
 import pytest
+from chromium import CHROMIUM, Browser
+from serving import Serving
 
 import storage
 from openrlhf_dbb import tiny
@@ -51,12 +55,73 @@ def check_history(folder, run_id, steps, prompts_a_step):
 
 
 @pytest.fixture(scope="module")
-def finished(train, tmp_path_factory):
-    """A run called "first", trained to its end through the launcher that users type."""
+def watched(train, tmp_path_factory):
+    """A run called "first", trained to its end through the launcher that users type, and what a page beside it showed.
+
+    The page is opened once the run has a step; steps: those it showed, without a reload. None without a browser.
+    """
     folder = tmp_path_factory.mktemp("finished")
-    result = train(folder, "--estimator", "dbb", "--run_name", "first", *SMALL, launcher=True)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train, folder, "--estimator", "dbb", "--run_name", "first", *SMALL, launcher=True)
+        seen = None if CHROMIUM is None else watch(folder, training, tmp_path_factory.mktemp("chromium"))
+        result = training.result()
     assert result.returncode == 0, result.stderr[-4000:]
-    return folder, result
+    return folder, result, seen
+
+
+def watch(folder, training, profile):
+    def last_step():
+        try:
+            return rows(folder, "SELECT max(last_step) FROM runs")[0][0] or 0
+        except sqlite3.OperationalError:  # there are no tables yet
+            return 0
+
+    while not last_step() and not training.done():
+        time.sleep(0.05)
+    server, browser = Serving(f"sqlite:///{folder}/openrlhf_dbb.db"), Browser(profile)
+    try:
+        browser.open(f"{server.url}#view=curves&smooth=0", height=2000)
+        steps = []
+        while not training.done():
+            steps.append(browser("Number(document.documentElement.dataset.step)"))
+            time.sleep(0.1)
+        browser.until("document.querySelector('[data-chart=entropy] .readout').textContent.startsWith('step 6')")
+        charts = browser('[...document.querySelectorAll("#charts figure")].map((each) => each.dataset.chart)')
+        browser.open(f"{server.url}#view=rollouts&run=1", height=2000)
+        browser.until('document.querySelectorAll("#groups .card").length > 0')
+        cards = """[...document.querySelectorAll("#groups .group:first-child .card")].map((card) =>
+                   [card.dataset.kind, card.querySelector("pre")?.textContent ?? ""])"""
+        return {"steps": sorted(set(steps)), "charts": charts, "cards": browser(cards), "said": browser.complaints}
+    finally:
+        browser.close()
+        server.end()
+
+
+@pytest.fixture(scope="module")
+def finished(watched):
+    return watched[:2]
+
+
+def test_a_page_beside_the_training_gains_its_steps_and_shows_what_was_written(watched):
+    folder, _, seen = watched
+    if seen is None:
+        pytest.skip("needs a Chromium; on Debian: apt-get install chromium")
+    assert len(seen["steps"]) > 1 and seen["steps"][-1] == 6 and seen["said"] == []
+    assert {"reward", "length", "entropy", "clip", "grad-norm", "policy-loss", "zero-variance"} <= set(seen["charts"])
+    kept = rows(folder, "SELECT prompt_id, sample, score, text FROM rollouts WHERE step = 6 ORDER BY prompt_id, sample")
+    first = [("right" if score else "wrong", text) for prompt, _, score, text in kept if prompt == kept[0][0]]
+    assert [tuple(card) for card in seen["cards"]] == first
+
+
+def test_a_run_stores_a_sample_of_its_rollouts_and_its_metrics(finished):
+    folder, _ = finished
+    counts = rows(folder, "SELECT step, count(*), count(log_prob), sum(missing) FROM rollouts GROUP BY step")
+    assert counts == [(step, 64, 64, 0) for step in range(1, 7)]
+    for step, metrics in rows(folder, "SELECT step, metrics FROM steps"):
+        found = json.loads(metrics)
+        assert found["plan/steps"] == 6 and found["timing/step_total"] > 0 and "policy_loss" in found, step
+    right = "SELECT count(*) FROM rollouts JOIN prompts USING (prompt_id) WHERE score = 1 AND trim(text) <> label"
+    assert rows(folder, right) == [(0,)]
 
 
 def test_a_run_leaves_every_posterior_in_the_database(finished):

@@ -314,6 +314,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       setText(caption, spec.title);
       setText(note, spec.note ?? "");
       note.hidden = !spec.note;
+      if (!drawing.hasAttribute("aria-label")) setAttributes(drawing, { "aria-label": spec.title }); // until it is drawn
       setAttributes(toggle, { "aria-label": `Table of ${spec.title}` });
       setAttributes(table, { "aria-label": `Values of ${spec.title}` });
       keyed(legend, spec.legend ?? [], ([, name]) => name, ([mark, name]) => element("li", {}, mark(), name));

@@ -222,7 +222,7 @@ VIEWS.curves = {
     const known = new Set(CHARTS.flatMap((chart) => (chart.of ?? []).flat()));
     const metrics = new Set(loaded.filter((run) => axisOf(seriesOf.get(run.id).answer, axis)).flatMap((run) => {
       const { curves } = seriesOf.get(run.id).answer;
-      return Object.keys(curves).filter((name) => name.startsWith("m:") && !known.has(name) && curves[name].some(isNumber));
+      return Object.keys(curves).filter((name) => name.startsWith("m:") && name !== "m:plan/steps" && !known.has(name) && curves[name].some(isNumber));
     }));
     const others = [...metrics].sort(), filter = (at.metric ?? "").trim().toLowerCase();
     const shown = others.filter((name) => name.slice(2).toLowerCase().includes(filter));

@@ -36,9 +36,9 @@ VIEWS.usage = {
       ["replayed", whole(totals.replayed)],
       ["prompts skipped", whole(totals.skipped)],
       ["tokens generated", short(totals.tokens)],
-      ["groups with an advantage", `${whole(totals.informative_groups)} of ${whole(totals.groups)}`],
-      ["rollouts for each of them", cost(totals.rollouts_per_group, decimal)],
-      ["tokens for each of them", cost(totals.tokens_per_group, whole)],
+      ["informative groups", `${whole(totals.informative_groups)} of ${whole(totals.groups)}`],
+      ["rollouts per informative group", cost(totals.rollouts_per_group, decimal)],
+      ["tokens per informative group", cost(totals.tokens_per_group, whole)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
     const { trained, informative, rescued, filtered } = totals;

@@ -1,0 +1,66 @@
+"""``openrlhf-dbb serve`` as tests start it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LONGEST_S = 30
+
+
+class Serving:
+    """``openrlhf-dbb serve`` as a process of its own."""
+
+    def __init__(self, url, *arguments, **environment):
+        command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, *("--port", "0"), *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment
+        )
+        self.said = self.process.stdout.readline()
+        found = re.search(r"http://([\w.-]+):(\d+)/\S*", self.said)
+        assert found, self.said + self.process.stderr.read()
+        self.url, self.port = found[0], int(found[2])
+
+    def get(self, path="api/state", method="GET", **headers):
+        """Status, headers and body."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", headers=headers, method=method)
+        opener = urllib.request.build_opener(NoRedirect)
+        try:
+            with opener.open(request, timeout=LONGEST_S) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    def ask(self, path="state"):
+        status, _, body = self.get(f"api/{path}")
+        assert status == 200, body
+        return json.loads(body)
+
+    def until(self, holds, path="state", within=LONGEST_S):
+        """The answer as soon as it is as wanted, and how long that took."""
+        began = time.monotonic()
+        while True:
+            answer, took = self.ask(path), time.monotonic() - began
+            if holds(answer):
+                return answer, took
+            assert took < within, answer
+            time.sleep(0.05)
+
+    def end(self, sent=signal.SIGINT):
+        """Exit code, stderr and how long it took."""
+        began = time.monotonic()
+        self.process.send_signal(sent)
+        _, errors = self.process.communicate(timeout=LONGEST_S)
+        return self.process.returncode, errors, time.monotonic() - began
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None

@@ -1,0 +1,337 @@
+"""The page about runs in a real browser, from a file and from a server: what it shows, and how it is used."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb.cli.main import main
+from storage import ProbeRows, open_store
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> \x1b[2J\u202e&amp;"
+VIEWS = ("runs", "curves", "usage", "posteriors", "prompts", "rollouts", "run")
+STEP = "Number(document.documentElement.dataset.step)"
+
+
+def texts(browser, selector):
+    found = browser(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.textContent)")
+    return [each.replace("\u00a0", " ").strip() for each in found]  # which keeps a number and its unit together
+
+
+def text(browser, selector):
+    (found,) = texts(browser, selector)
+    return found
+
+
+def click(browser, selector):
+    browser(f"document.querySelector({json.dumps(selector)}).click()")
+
+
+def fill_in(browser, selector, value):
+    browser(f"""(() => {{
+        const field = document.querySelector({json.dumps(selector)}), bubbles = true;
+        field.value = {json.dumps(value)};
+        for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, {{ bubbles }}));
+    }})()""")
+
+
+@pytest.fixture
+def write(fill):
+    """Function: record a step, then its metrics."""
+
+    def make(run, ids, step, successes, **more):
+        fill.step(run, step, ids, successes, kept=fill.rollouts(ids, successes), **more)
+        run.record_metrics(step, {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step})
+
+    return make
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Function: the address of a report of a store's runs."""
+
+    def make(store, *runs):
+        path = tmp_path / "report.html"
+        assert main(["report", *runs, "-o", str(path), "--store.url", store.url]) == 0
+        return path.as_uri()
+
+    return make
+
+
+@pytest.fixture
+def sixty(open_new, fill, write):
+    """A store with a run of 60 prompts and 3 epochs, some of whose texts are hostile."""
+    store = open_new("sqlite")
+    run = fill.run(store, model=HOSTILE, config={"seed": 7})
+    questions = [f"Question {i}: what is {i} + {i}?" for i in range(58)] + [HOSTILE, "x" * 100_000]
+    ids = store.register_prompts(questions, [str(2 * i) for i in range(60)])
+    for step in range(1, 4):
+        probes = ProbeRows(ids[:3], *(np.full(3, value) for value in (8, 4.0, 4.0)))
+        write(run, ids, step, np.arange(60) * step % 5, probes=probes, shared={"discount": np.array([step / 4])})
+    run.record_evaluation(3, "training", [fill.evaluation(ids[:2], [3, 2])], model="", config={})
+    return store
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
+def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, sixty, written, width, dark):
+    address = written(sixty)
+    for view in VIEWS:
+        browser.open(f"{address}#view={view}", width, dark=dark)
+        assert browser.complaints == [] and {url.split("#")[0] for url in browser.requests} == {address}
+        assert texts(browser, "#tabs [aria-current=page]") == [text(browser, f"#tabs a[data-view={view}]")]
+        assert browser("document.documentElement.scrollWidth") <= width  # nothing sticks out of a phone
+        assert browser('document.querySelectorAll("script").length') == 2 and not texts(browser, "main img")
+        background = browser("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(21, 23, 27)" if dark else "rgb(255, 255, 255)")
+
+
+def test_every_control_can_be_reached_and_has_a_name(browser, sixty, written):
+    address = written(sixty)
+    for view in VIEWS:
+        browser.open(f"{address}#view={view}")
+        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex]")]
+            .filter((each) => each.getClientRects().length)
+            .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
+                || !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
+            .map((each) => each.outerHTML.slice(0, 100))""")
+        assert unnamed == []
+
+
+def test_curves_say_their_values(browser, sixty, written):
+    browser.open(f"{written(sixty)}#view=curves&smooth=0", height=3000)
+    charts = browser('[...document.querySelectorAll("#charts figure")].map((each) => each.dataset.chart)')
+    # Those of which the run knows nothing, such as the clip fraction, are left out.
+    assert charts == ["held-out", "reward", "length", "entropy", "zero-variance", "probes"]
+    browser.until("""document.querySelectorAll("#charts [data-chart=probes] .curves path").length == 2""")
+    # 3 of 4 and 2 of 4
+    assert text(browser, "[data-chart=held-out] .readout") == "step 3: 62.5 %"
+    # S = i, 2i and 3i modulo 5, each 120 in all, of 240
+    browser('document.querySelector("[data-chart=entropy] > svg").focus()')
+    assert text(browser, "[data-chart=reward] .readout").startswith("step 3: 0.5")
+    browser.press("ArrowLeft", 37)
+    assert text(browser, "[data-chart=entropy] .readout").startswith("step 2: 0.5")
+    click(browser, "[data-chart=entropy] button.small")
+    cells = """[...document.querySelectorAll("[data-chart=entropy] table tbody tr")]
+               .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+    assert browser(cells) == [["1", "1"], ["2", "0.5"], ["3", "0.3333"]]
+    click(browser, "#others summary")
+    browser.until("document.querySelectorAll('#other-charts figure').length == 2")
+    fill_in(browser, "#metric", "disc")
+    browser.until("document.querySelectorAll('#other-charts figure:not([hidden])').length == 1")
+    assert browser.complaints == []
+
+
+def test_search_filter_sort_and_pages_are_in_the_address(browser, sixty, written):
+    address = written(sixty)
+    browser.open(f"{address}#view=prompts")
+    rows, first = "#prompts tbody tr", "#prompts tbody tr:first-child td:first-child"
+    assert text(browser, "#hits") == "60 of 60 prompts" and len(texts(browser, rows)) == 25
+    fill_in(browser, "#search", "WHAT IS 12 +")
+    browser.until("document.querySelector('#hits').textContent == '1 of 60 prompts'")
+    assert text(browser, "#prompts tbody td:last-child") == "Question 12: what is 12 + 12?"
+    fill_in(browser, "#search", "")
+    browser.until("document.querySelector('#hits').textContent == '60 of 60 prompts'")
+    ids = sorted(int(each) for (each,) in sixty.query("SELECT prompt_id FROM prompts"))
+    click(browser, "#prompts thead button")
+    assert browser('document.querySelector("#prompts th").ariaSort') == "descending"
+    assert text(browser, first) == str(ids[-1])
+    click(browser, "#prompt-pages button:last-child")
+    assert text(browser, first) == str(ids[-26]) and "page 2 of 3" in text(browser, "#prompt-pages")
+    sent = browser("location.href")
+    browser.open(sent)
+    assert text(browser, first) == str(ids[-26])
+    # S = i * step mod 5: every fifth prompt is never solved
+    browser.open(f"{address}#view=posteriors")
+    click(browser, "#state-parts > :last-child a")
+    browser.until("document.querySelector('#hits').textContent == '12 of 60 prompts'")
+
+
+def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
+    browser.open(f"{written(sixty)}#view=prompts&q=onerror")
+    browser('document.querySelector("#prompts tbody a").focus()')
+    browser.press("Enter", 13)
+    browser.until('document.querySelectorAll("#responses .card").length == 2')
+    assert browser('document.querySelector("dialog#prompt").open')
+    assert text(browser, "#prompt-text pre").startswith("<script>alert(1)</script></script><!-- <img src=x onerror")
+    assert browser('document.querySelectorAll("#prompt-chart .bands .band").length') == 1
+    # Prompt 58, S = 3, 1, 4: alpha 3.5, 2.75, 5.375; beta 1.5, 3.75, 1.875; two rollouts of each visit are kept.
+    cells = """[...document.querySelectorAll("#visits tbody tr")]
+               .map((row) => [0, 1, 2, 3, 4, 5, 8].map((cell) => row.cells[cell].textContent))"""
+    assert browser(cells) == [
+        ["1", "4", "3", "3.5", "1.5", "0.700", "2"],
+        ["2", "4", "1", "2.75", "3.75", "0.423", "2"],
+        ["3", "4", "4", "5.375", "1.875", "0.741", "2"],
+    ]
+    kinds = '[...document.querySelectorAll("#responses .card")].map((card) => card.dataset.kind)'
+    assert browser(kinds) == ["right", "right"]  # of the last visit
+    click(browser, "#visits tbody tr:nth-child(2) button")
+    browser.until(f"{kinds}.join() == 'right,wrong'")
+    assert "visit=2" in browser("location.hash")
+    verdict, response = text(browser, "#responses .wrong .verdict"), text(browser, "#responses .wrong pre")
+    assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
+    browser.press("Escape", 27)
+    browser.until("!document.querySelector('dialog#prompt').open")
+    assert browser.complaints == []
+
+
+def test_a_text_of_100_000_characters_is_cut_until_it_is_asked_for(browser, sixty, written):
+    browser.open(f"{written(sixty)}#view=prompts&q=xxxxxx")
+    click(browser, "#prompts tbody a")
+    browser.until('document.querySelectorAll("#prompt-text pre").length == 1')
+    assert len(text(browser, "#prompt-text pre")) < 10_000
+    click(browser, "#prompt-text .all")
+    assert len(text(browser, "#prompt-text pre")) == 100_000
+
+
+def test_rollouts_of_a_step(browser, sixty, written):
+    browser.open(f"{written(sixty)}#view=rollouts&step=2&show=wrong")
+    browser.until('document.querySelectorAll("#groups .card").length > 0')
+    # S = 2i mod 5 of 4: the first two of a group are both wrong (0), one (1) or right, in twelve prompts each
+    assert text(browser, "#rollouts-note").startswith("Step 2: 120 kept rollouts, 84 right, 36 wrong")
+    assert set(browser('[...document.querySelectorAll("#groups .card")].map((card) => card.dataset.kind)')) == {"wrong"}
+    fill_in(browser, "#rollout-search", "what is 55 +")
+    browser.until('document.querySelectorAll("#groups .group").length == 1')
+    assert browser.complaints == []
+
+
+def test_where_the_rollouts_went(browser, open_new, fill, written):
+    """4 prompts and 2 steps of 16 and 8 rollouts; step 2 filters out the zero-variance group."""
+    store = open_new("sqlite")
+    run = fill.run(store, method="dapo")
+    ids = np.sort(fill.prompts(store, 4))
+    fill.step(run, 1, ids, [4, 0, 2, 1])
+    usage = fill.usage(ids[:2], [4, 2], trained=[0, 4], trained_tokens=[0, 40], informative=[0, 4], rescued=[0, 0])
+    fill.step(run, 2, ids[:2], [4, 2], usage=usage)
+    run.finish(unused_rollouts=7)
+    for dark in (False, True):
+        browser.open(f"{written(store)}#view=usage", dark=dark)
+        numbers = dict(zip(texts(browser, "#usage-numbers dt"), texts(browser, "#usage-numbers dd"), strict=True))
+        assert numbers["rollouts generated"] == "24" and numbers["trained on"] == "20 (83.3 %)"
+        assert numbers["filtered out"] == "4 (16.7 %)" and numbers["replayed"] == "13"
+        assert numbers["informative groups"] == "5 of 6"
+        assert numbers["rollouts per informative group"] == "4.8" and numbers["tokens per informative group"] == "48"
+        assert numbers["unused at the end"] == "7"
+        assert texts(browser, "#usage-parts dt") == [
+            "mixed: 12 (50.0 %)", "rescued: 8 (33.3 %)", "no advantage: 0 (0.0 %)", "filtered out: 4 (16.7 %)",
+        ]  # fmt: skip
+        rescued = browser('getComputedStyle(document.querySelector("#usage-parts .rescued")).fill')
+        assert rescued == ("rgb(53, 201, 154)" if dark else "rgb(0, 158, 115)")  # green in both
+
+
+def test_three_runs_over_each_other(browser, open_new, fill, write, written):
+    store = open_new("sqlite")
+    ids = fill.prompts(store, 4)
+    for name, steps in (("short", 1), ("middle", 3), ("long", 6)):
+        run = fill.run(store, name)
+        for step in range(1, steps + 1):
+            write(run, ids, step, [step % 5, 1, 2, 3])
+    address = written(store, "short", "middle", "long")
+    browser.open(f"{address}#view=curves&x=rollouts&smooth=0")
+    browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
+    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["long", "middle", "short"]
+    # 16 rollouts a step; the run of one step is a dot
+    browser('document.querySelector("[data-chart=reward] > svg").focus()')
+    browser.press("Home", 36)
+    assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
+    assert len(set(browser("""[...document.querySelectorAll("[data-chart=reward] .curves path.curve")]
+                               .map((path) => getComputedStyle(path).stroke)"""))) == 3  # fmt: skip
+    click(browser, "#axis input[value=steps]")
+    browser.press("Home", 36)
+    browser.until("document.querySelector('[data-chart=reward] .readout').textContent.startsWith('step 1:')")
+    browser.open(f"{address}#view=runs")
+    assert len(texts(browser, "#runs tbody tr")) == 3
+    click(browser, "#runs tbody tr:first-child input[type=checkbox]")
+    click(browser, "#tabs a[data-view=curves]")
+    browser.until("document.querySelectorAll('#legend li').length == 2")
+    assert browser.complaints == []
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_run_of_no_step_or_one(browser, open_new, fill, written, steps):
+    store = open_new("sqlite")
+    run = fill.run(store)
+    for step in range(steps):
+        fill.step(run, step + 1, fill.prompts(store, 2), [1, 4], usage=None)
+    for view in VIEWS:
+        browser.open(f"{written(store)}#view={view}")
+        assert browser.complaints == []
+        assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
+    browser.open(f"{written(store)}#view=curves")
+    browser.until(f"document.querySelectorAll('#charts figure .dots circle').length == {steps}")  # its reward
+
+
+# from a server
+
+
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, fill, write, serve):
+    store = open_new("sqlite")
+    browser.open(serve(store.url).url)
+    assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
+    run, ids = fill.run(store), fill.prompts(store, 4)
+    for step in range(1, 6):
+        write(run, ids, step, [1, 2, 3, step % 5])
+        waited = browser.until(f"{STEP} >= {step}")
+        assert waited < 2 + 0.5  # a moment for the browser to say so
+    click(browser, "#tabs a[data-view=curves]")
+    browser.until('document.querySelectorAll("[data-chart=entropy] .curves path.curve").length == 1')
+    other = fill.run(store, "other")
+    write(other, ids, 1, [1, 2, 3, 4])
+    browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 2')
+    click(browser, "#tabs a[data-view=rollouts]")
+    browser.until('document.querySelectorAll("#groups .card").length == 8')
+    write(other, ids, 2, [0, 0, 0, 0])
+    browser.until("document.querySelector('#rollouts-note').textContent.startsWith('Step 2: 8 kept rollouts, 8 wrong')")
+    assert len(browser("performance.getEntriesByName('update-draw')")) > 0 and browser.complaints == []
+    assert {url.split("/")[2] for url in browser.requests} == {browser("location.host")}
+
+
+def test_a_roll_back_is_seen(browser, open_new, fill, write, serve):
+    store = open_new("sqlite")
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    for step in range(1, 5):
+        write(run, ids, step, [4, 4])
+    browser.open(f"{serve(store.url).url}#view=curves&smooth=0")
+    browser.until(f"{STEP} == 4")
+    run.roll_back(2)
+    for step in range(3, 6):
+        write(run, ids, step, [0, 0])
+    browser.until(f"{STEP} == 5")
+    click(browser, "[data-chart=reward] button.small")
+    rows = "[...document.querySelectorAll('[data-chart=reward] tbody tr')].map((row) => row.cells[1].textContent)"
+    browser.until(f"{rows}.join() == '1,1,0,0,0'")
+
+
+def test_a_server_that_is_killed_and_started_again(browser, open_new, fill, write, serve):
+    store = open_new("sqlite")
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    write(run, ids, 1, [1, 2])
+    server = serve(store.url)
+    browser.open(f"{server.url}#view=curves")
+    server.process.kill()
+    browser.until("document.querySelector('#live').textContent.includes('connection lost')")
+    assert len(texts(browser, "[data-chart=reward] .dots circle")) == 1  # what was drawn stays
+    write(run, ids, 2, [1, 2])
+    serve(store.url, "--port", str(server.port))
+    browser.until(f"{STEP} == 2")
+    assert text(browser, "#live").startswith("live, step 2")
+
+
+def test_postgresql_goes_away_for_ten_seconds(browser, own_postgres, fill, write, serve):
+    with open_store(own_postgres.new_url()) as store:
+        run, ids = fill.run(store), fill.prompts(store, 2)
+        write(run, ids, 1, [1, 2])
+        browser.open(f"{serve(store.url).url}#view=curves")
+        own_postgres.stop()
+        try:
+            browser.until("document.querySelector('#live').textContent.includes('cannot be reached since')")
+            assert len(texts(browser, "[data-chart=reward] .dots circle")) == 1
+            time.sleep(10)
+        finally:
+            own_postgres.start()
+        write(run, ids, 2, [1, 2])
+        browser.until(f"{STEP} == 2")
+        assert text(browser, "#live").startswith("live, step 2")
