@@ -100,7 +100,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
     lines += [
         f"  database     {start.location}",
-        f"  look         openrlhf-dbb report {start.run.name}{f' --store.url {start.location}' * elsewhere}",
+        f"  look         openrlhf-dbb serve{f' --store.url {start.location}' * elsewhere}",
     ]
     return "\n".join(lines)
 
