@@ -7,10 +7,10 @@ poller      what keeps the answers up to date: one thread polls for all clients,
 cache       answers made once, however many ask
 answers     what the page asks for, by path
 runs        all runs in numbers, and what has changed
-series        curves over the steps of a run
-accuracy      held-out accuracy
+series      curves over the steps of a run
+accuracy    held-out accuracy
 probe_errors  squared error of the estimates against the probes
-visits        prompts by visit and by state: what was mastered, what was forgotten
+visits      prompts by visit and by state: what was mastered, what was forgotten
 details     one prompt with its visits, the kept rollouts of a step
 about       facts, configuration, lineage, events
 numbers     numbers and JSON
