@@ -55,7 +55,7 @@ def draw(data: Path, output: Path) -> list[Path]:
 
 def write(study: Study, folder: Path) -> Path:
     """Write index.html with the verdict, the tables and the figures found in ``folder``; its path."""
-    style = (files("openrlhf_dbb.inspect") / "page.css").read_text(encoding="utf-8") + _OWN_STYLE
+    style = (files("openrlhf_dbb.watch") / "page.css").read_text(encoding="utf-8") + _OWN_STYLE
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'"  # nothing is fetched, nothing runs
     lines = "".join(f"<li>{html.escape(line)}</li>\n" for line in verdict(study))
