@@ -90,6 +90,8 @@ def no_engine_starts(monkeypatch):
         (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
         (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
+        (["--train.partial_rollout_enable"], "--train.partial_rollout_enable: generation goes on over"),
+        (["--estimator", "none", "--train.async_enable", "--train.async_queue_size", "-1"], "queue_size -1 is below 1"),
         (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo cannot be used with --estimator"),
         (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
