@@ -305,15 +305,16 @@ def fill():
 
 
 @pytest.fixture
-def make_version_1():
-    """Function: fill an empty database with what release 0.1.0 wrote, schema version 1.
+def make_version():
+    """Function: fill an empty database with what the library wrote at this schema version; 1 is release 0.1.0.
 
     Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
+    From version 2 on "second" has kept rollouts and metrics.
     """
 
-    def make(url):
+    def make(url, version):
         kind = "sqlite" if url.startswith("sqlite") else "postgresql"
-        script = (ROOT / f"tests/store_versions/1.{kind}.sql").read_text()
+        script = (ROOT / f"tests/store_versions/{version}.{kind}.sql").read_text()
         if kind == "sqlite":
             import sqlite3
             from contextlib import closing
@@ -342,6 +343,7 @@ def dump(store):
         "dbb_probe": "run_id, step, prompt_id",
         "dbb_usage": "run_id, step, prompt_id",
         "dbb_rollout": "run_id, step, prompt_id, sample",
+        "dbb_group": "run_id, ordinal",
         "dbb_step": "run_id, step",
         "dbb_checkpoint": "run_id, step, tag",
         "dbb_event": "event_id",
