@@ -95,10 +95,12 @@ def engine(engines):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), **options):
+    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), at_a_time=None, **options):
         sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
-            rollout=SimpleNamespace(batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP),
+            rollout=SimpleNamespace(
+                batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
+            ),
             vllm=SimpleNamespace(enable_sleep=sleep),
             algo=SimpleNamespace(
                 advantage=SimpleNamespace(is_correction_level="off"),

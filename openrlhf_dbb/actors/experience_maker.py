@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from openrlhf_dbb.actors.agreement import Agreement
-from openrlhf_dbb.actors.generation import RolloutBatch
+from openrlhf_dbb.actors.generation import VERSION, RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.kept import NONE, Responses
@@ -93,7 +93,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
         for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
-            experience.info.pop("missing", None)
+            for name in ("missing", VERSION):
+                experience.info.pop(name, None)
             experience.info["group_reward_std"] = group_std
             self._finish(experience, advantage)
         if self.replays is not None:
@@ -126,6 +127,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             form=self.advantage_estimator,
             probed=step.probed,
             responses=self._responses(experiences),
+            policy_versions=_policy_versions(experiences),
+            fates=step.rollouts.fates,
         )
         return rewards_R, scored
 
@@ -190,6 +193,12 @@ def _log_prob_sums(experience: Experience) -> torch.Tensor:
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)
+
+
+def _policy_versions(experiences: list[Experience]) -> Floats | None:
+    """Of each rollout, shape (R,); None if all are of the step's own policy: training that waits for generation."""
+    versions = [experience.info[VERSION] for experience in experiences if VERSION in experience.info]
+    return torch.cat(versions).double().numpy() if versions else None
 
 
 def _prompts(experiences: list[Experience]) -> list[Key]:

@@ -68,6 +68,7 @@ def check(settings: Settings) -> None:
     _check_loss(settings)
     _check_data(settings)
     _check_rollouts(args)
+    _check_lag(args)
     _check_batches(args)
     _check_intervals(args)
     _check_checkpoints(args)
@@ -130,6 +131,7 @@ def _check_openrlhf_alone(settings: Settings) -> None:
         (f"--replay.samples {args.replay.samples}", args.replay.samples),
         (f"--actor.loss_agg_mode {CONSTANT_LENGTH}", args.actor.loss_agg_mode == CONSTANT_LENGTH),
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
+        (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
         ("--data.skip_bad_rows", args.data.skip_bad_rows),
     ):
         if used:
@@ -208,8 +210,6 @@ def _check_constant_length(args: SimpleNamespace) -> None:
 
 def _check_estimator(settings: Settings) -> None:
     args = settings.args
-    if args.train.async_enable:
-        raise UsageError("--train.async_enable is not supported with --estimator yet; leave it out")
     form = args.algo.advantage.estimator
     if form not in FORMS:
         raise UsageError(
@@ -401,6 +401,16 @@ def _check_rollouts(args: SimpleNamespace) -> None:
             f"--train.max_rollouts {args.train.max_rollouts} is less than one step: --rollout.batch_size "
             f"{args.rollout.batch_size} x {args.rollout.n_samples_per_prompt} = {step} rollouts; raise it"
         )
+
+
+def _check_lag(args: SimpleNamespace) -> None:
+    most = args.train.max_lag
+    if most is None:
+        return
+    if not args.train.async_enable:
+        raise UsageError(f"--train.max_lag {most} does nothing without --train.async_enable; give both, or neither")
+    if most < 0:
+        raise UsageError(f"--train.max_lag {most} is below 0; give the most training steps that a group may be late")
 
 
 def _check_batches(args: SimpleNamespace) -> None:

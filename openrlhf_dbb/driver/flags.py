@@ -104,6 +104,12 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "probes and replays; replaces --train.num_episodes",
     ),
     (
+        "--train.max_lag",
+        {"type": int, "metavar": "STEPS"},
+        "with --train.async_enable: groups that an older policy generated are not trained on, and generation waits "
+        "rather than make them; default: as late as --train.async_queue_size allows",
+    ),
+    (
         "--wait_for_gpus",
         {"type": float, "default": 10.0, "metavar": "MINUTES"},
         "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",

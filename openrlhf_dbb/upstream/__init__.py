@@ -226,7 +226,7 @@ def run(
     """OpenRLHF's ``train(args)`` with our classes in place of the names it looks up when called.
 
     Args:
-        trainer: anything with ``.remote(...)``, like a Ray actor class, for ``PPOTrainer``.
+        trainer: anything with ``.remote(...)``, like a Ray actor class, for ``PPOTrainer`` and ``PPOTrainerAsync``.
         rollout_actor: Ray actor class for ``RolloutRayActor``.
         policy_actor: Ray actor class for ``PolicyModelActor``.
         get_strategy: for ``get_strategy``.
@@ -237,6 +237,7 @@ def run(
         import openrlhf.cli.train_ppo_ray as command
         import openrlhf.datasets.prompts_dataset as prompts_dataset
         import openrlhf.trainer.ppo_trainer as ppo_trainer
+        import openrlhf.trainer.ppo_trainer_async as ppo_trainer_async
         import openrlhf.trainer.ray.launcher as launcher
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
@@ -245,6 +246,7 @@ def run(
         (prompts_dataset, "tqdm", bar),
         (ppo_trainer, "tqdm", bar),
         (ppo_trainer, "PPOTrainer", trainer),
+        (ppo_trainer_async, "PPOTrainerAsync", trainer),
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "PolicyModelActor", policy_actor),
         (command, "get_strategy", get_strategy),
