@@ -287,7 +287,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
     assert "--dbb.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in printed  # 8 prompts, 4 a batch
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
-        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at")
+        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at", "first_at")
     start_until_launch(command, monkeypatch, "--resume", "mine", *UPDATES)
     code, said = command("--resume", "mine", *UPDATES, "--rollout.batch_size", "8")
     assert code == 2 and "it was trained with estimator parameters" in said
