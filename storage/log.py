@@ -1,4 +1,4 @@
-"""Reading for analysis: groups, probes and usage of a run as numpy columns, evaluations, rows with their texts."""
+"""Reading for analysis: visits, probes and usage of a run as numpy columns, evaluations, rows with texts, groups."""
 
 from __future__ import annotations
 
@@ -237,6 +237,20 @@ def rollouts_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequ
                FROM rollouts k JOIN dbb_prompt p ON p.prompt_id = k.prompt_id
                WHERE k.run_id = :run ORDER BY k.step, k.prompt_id, k.sample"""
     yield from _in_parts(store, run, query)
+
+
+GROUP_COLUMNS = ("ordinal", "pass", "prompt_id", "rollouts", "policy_version", "fate", "step", "lag")
+
+
+def ledger(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
+    """All groups that asynchronous training asked for, in parts, as :func:`history_with_texts`.
+
+    Yields:
+        Rows of ``GROUP_COLUMNS``, ordered by ordinal.
+    """
+    yield from _in_parts(
+        store, run, f"SELECT {', '.join(GROUP_COLUMNS)} FROM groups WHERE run_id = :run ORDER BY ordinal"
+    )
 
 
 @retried

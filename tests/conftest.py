@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from storage import EvaluationRows, RolloutRows, StepRows, UsageRows, open_store
+from storage import EvaluationRows, GroupRows, RolloutRows, StepRows, UsageRows, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
@@ -240,6 +240,15 @@ class Filler:
             log_prob=np.full(len(sample), -1.5),
             text=[f"answer {i}" for i in sample],
         )
+
+    @staticmethod
+    def groups(run, ids, version=0.0, rollouts=4, number=0):
+        """Record open groups of these prompts, numbered from the next on, in pass ``number``; their ordinals."""
+        ids = np.asarray(ids)
+        ordinals = run.last_ordinal() + 1 + np.arange(len(ids))
+        same = np.ones(len(ids), dtype=int)
+        run.record_groups(GroupRows(ordinals, number * same, ids, rollouts * same, version))
+        return ordinals
 
     @classmethod
     def step(cls, run, step, ids, successes, rollouts=4, **more):

@@ -313,7 +313,7 @@ def test_a_reader_that_has_had_enough_is_no_error(open_new, fill):
 # prune, migrate, check
 
 
-ONE_STEP = "1 history rows, 1 usage rows, 0 probe rows, 0 kept rollouts and 0 checkpoints of 1 steps"
+ONE_STEP = "1 history rows, 1 usage rows, 0 probe rows, 0 kept rollouts, 0 groups and 0 checkpoints of 1 steps"
 
 
 def test_prune(exported, capsys):
