@@ -1,6 +1,7 @@
 """Rollout batches over a real data loader: whole, in order, within the budget. Only the engine is a stand-in."""
 
 import math
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +62,7 @@ def shared_engines():
             return {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
                 "reward": 9.0, "scores": score, "rollout_log_probs": None, "extra_logs": {},
+                "policy_updates": 0.5,
             }  # fmt: skip
 
         async def sleep(self):
@@ -465,3 +467,122 @@ def same(made, expected):
             same(made[name], value)
         else:
             assert made[name] == value, name
+
+
+class Ledger:
+    """Numbers groups from 1; the policy version is set by hand."""
+
+    first_version = 0
+
+    def __init__(self):
+        self.version, self.opened = 0, []
+
+    def open(self, groups):
+        self.opened += [(group.pass_number, group.prompt[0]) for group in groups]
+        return range(len(self.opened) - len(groups) + 1, len(self.opened) + 1)
+
+
+def test_every_group_is_noted_before_it_is_asked_for_and_has_one_fate(generator):
+    ledger = Ledger()
+    made = generator([EASY, MIXED, HARD, MIXED, MIXED], one_for_one(), ledger=ledger)
+    assert draw(made) == ("24", 4, False)  # 1 is rejected, for it 3, for it 4
+    assert made.last_batch.fates == {"trained": [2, 4], "filtered": [1, 3]}
+    assert draw(made) == ("", 1, True)
+    assert draw(made)[0] == "52"  # 1 is rejected, for it 2 or, if that was kept before it, 3
+    assert ledger.opened[:6] == [(0, "1"), (0, "2"), (0, "3"), (0, "4"), (0, "5"), (1, "1")]
+    assert made.last_batch.fates["trained"][0] == 5
+    assert sorted(sum(made.last_batch.fates.values(), [])) == list(range(5, len(ledger.opened) + 1))
+
+
+def test_without_a_ledger_there_are_no_fates_and_no_versions(generator):
+    made = generator([MIXED] * 2)
+    draw(made)
+    assert made.last_batch.fates == {}
+    assert "policy_version" not in made.last_batch.trained[0].info
+
+
+def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
+    ledger = Ledger()
+    ledger.first_version = 7  # the engine answers that it has seen 0.5 updates since
+    made = generator([MIXED, EASY, MIXED], one_for_one(), ledger=ledger)
+    draw(made)
+    for rollout in made.last_batch.all:
+        assert rollout.info["policy_version"].tolist() == [7.5]
+        assert rollout.info["policy_version"].dtype == torch.float64
+
+
+def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engine):
+    made = generator([MIXED] * 5, at_a_time=3)
+    assert draw(made) == ("12", 3, False)
+    assert made.generated == 3 * GROUP
+    assert made.last_batch.filtered == []
+    assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
+    assert draw(made) == ("", 0, True)  # 5 waits for the next pass
+    assert draw(made) == ("51", 2, False)
+    assert ray.get(engine.sizes_of_calls.remote()) == [3, 2, 2]
+
+
+def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):
+    made = generator([MIXED] * 4, at_a_time=9)
+    assert draw(made) == ("12", 4, False)
+    assert draw(made) == ("34", 0, True)
+    made = generator([MIXED] * 5, at_a_time=9)
+    assert [draw(made) for _ in range(2)] == [("12", 5, False), ("34", 0, True)]
+    assert draw(made)[0] == "51"
+
+
+def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
+    ledger = Ledger()
+    made = generator([MIXED] * 6, at_a_time=4, ledger=ledger)
+    assert made.generate_samples(oldest=0)[0].fates == {"trained": [1, 2]}
+    ledger.version = 2
+    batch = made.generate_samples(oldest=1)[0]
+    assert batch.fates == {"stale": [3, 4], "trained": [5, 6]}
+    assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
+    assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generator, steps):
+    """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
+
+    def drawn(made, count):
+        found = []
+        while len(found) < count:
+            text = draw(made)[0]
+            found += [text] if text else []
+        return found
+
+    stopped = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    before = drawn(stopped, steps)
+    position = stopped.position(0)
+    assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
+    resumed = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    if position["data_loader_state_dict"]:
+        resumed.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
+    resumed.load(pickle.loads(pickle.dumps(stopped.state())))
+    after = drawn(resumed, 8 - steps)
+    assert sorted("".join(before + after)) == sorted("12345678" * 2)
+    assert resumed.generated - len(resumed.state()["again"]) * GROUP == 8 * 2 * GROUP
+
+
+def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
+    """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
+    stopped = generator([MIXED] * 4, at_a_time=9, ledger=Ledger())
+    assert draw(stopped) == ("12", 4, False)
+    assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
+    ended = []
+    sampler = Sampler(FACTS)
+    sampler.end_pass = lambda: ended.append(True)
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9, ledger=Ledger())
+    resumed.load(stopped.state())
+    passes = []
+    while len(passes) < 2:
+        text, _, over = draw(resumed)
+        passes += [text] if text else []
+        if over and len(passes) == 1:
+            assert ended == []
+    assert passes == ["34", "12"]
+    assert ended == [True]
+    assert stopped.position(3)["episode"] == 3
+    assert resumed._pass == 2
