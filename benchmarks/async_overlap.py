@@ -1,22 +1,22 @@
 """What it buys to generate ahead of the training: step time, how idle vLLM is, and accuracy at equal rollouts.
 
-Every candidate trains with the same model, data, seeds and rollouts (estimator dbb); the candidates take turns, round by
-round with another seed, in an order that is reversed each time.
+Every candidate trains with the same model, data, seeds and rollouts (estimator dbb); the candidates take turns, round
+by round with another seed, in an order that is reversed each time.
 
 sync        training waits for generation
 async       ``--train.async_enable``: one batch ahead
 corrected   the same with ``--algo.advantage.is_correction_level token``
 more        two batches ahead (``--train.async_queue_size 2``)
 
-A step's time is from one step's row in the store to the next, without evaluations and the first steps. vLLM is idle while no
-rollout batch is being generated. Accuracy is that of the held-out prompts after the last step, and its difference to that of
-sync is paired by seed.
+A step's time is from one step's row in the store to the next, without evaluations and the first steps. vLLM is idle
+while no rollout batch is being generated. Accuracy is that of the held-out prompts after the last step, and its
+difference to that of sync is paired by seed.
 
-Without CUDA both share the same cores, so that less time is not to be expected; with a GPU for the engine it is
-what async training is for. Protocol, fixed before the first run: three seeds, four passes over the tiny preset's 512 prompts
-(64 a step), the first four steps of each run left out of the times.
+Without CUDA both share the same cores, so that less time is not to be expected; with a GPU for the engine it is what
+async training is for. Protocol, fixed before the first run: three seeds, four passes over the tiny preset's 512
+prompts (64 a step), the first four steps of each run left out of the times.
 
-    python benchmarks/async_overlap.py               half an hour on two quiet cores
+    python benchmarks/async_overlap.py               ten minutes on two quiet cores
     python benchmarks/async_overlap.py --seeds 1 --episodes 1     to see whether it works
     python benchmarks/async_overlap.py -- --preset tiny --actor.adam.lr 1e-4     other flags of the trainings
 """
@@ -50,8 +50,8 @@ CANDIDATES = {
 }
 WARM_UP_STEPS = 4
 COMMAND = [
-    sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", "--run_name", "run", "--eval.steps", "1000000", "--eval.skip_start",
-    "--ckpt.save_steps", "-1", "--rollouts.keep", "0",
+    sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", "--run_name", "run",
+    "--eval.steps", "1000000", "--eval.skip_start", "--ckpt.save_steps", "-1", "--rollouts.keep", "0",
 ]  # fmt: skip
 
 
@@ -128,21 +128,19 @@ def main() -> int:
         progress.set_description(f"seed {seed}, {name}")
         with tempfile.TemporaryDirectory(prefix="dbb_async_") as folder:
             runs[name].append(train(name, seed, flags, Path(folder)))
-    print(
-        f"\n{'':<11}{'step ms':>9}{'of sync':>9}{'vLLM idle':>11}{'lag':>6}{'rollouts':>10}{'accuracy':>10}   difference"
-    )
+    head = "".join(f"{name:>10}" for name in ("step ms", "of sync", "vLLM idle", "lag", "rollouts", "accuracy"))
+    print(f"\n{'':<11}{head}   difference")
     for name, of_seeds in runs.items():
+        pairs = list(zip(of_seeds, runs["sync"], strict=True))
         step = statistics.median(second for run in of_seeds for second in run.seconds)
-        ratios = [
-            statistics.median(run.seconds) / statistics.median(sync.seconds)
-            for run, sync in zip(of_seeds, runs["sync"], strict=True)
-        ]
-        differences = [run.accuracy - sync.accuracy for run, sync in zip(of_seeds, runs["sync"], strict=True)]
+        ratio = statistics.median(statistics.median(run.seconds) / statistics.median(of.seconds) for run, of in pairs)
+        idle, lag, accuracy = (
+            statistics.mean(getattr(run, value) for run in of_seeds) for value in ("idle", "lag", "accuracy")
+        )
+        differences = ", ".join(f"{run.accuracy - of.accuracy:+.1%}" for run, of in pairs)
         print(
-            f"{name:<11}{1e3 * step:>9.0f}{statistics.median(ratios):>9.2f}"
-            f"{statistics.mean(run.idle for run in of_seeds):>11.0%}{statistics.mean(run.lag for run in of_seeds):>6.2f}"
-            f"{of_seeds[0].rollouts:>10,}{statistics.mean(run.accuracy for run in of_seeds):>10.1%}"
-            f"   {', '.join(f'{each:+.1%}' for each in differences)}"
+            f"{name:<11}{1e3 * step:>10.0f}{ratio:>10.2f}{idle:>10.0%}{lag:>10.2f}{of_seeds[0].rollouts:>10,}"
+            f"{accuracy:>10.1%}   {differences}"
         )
     print(json.dumps({name: [vars(run) for run in of_seeds] for name, of_seeds in runs.items()}))
     return 0
