@@ -534,9 +534,11 @@ def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
     ledger = Ledger()
     made = generator([MIXED] * 6, at_a_time=4, ledger=ledger)
-    assert made.generate_samples(oldest=0)[0].fates == {"trained": [1, 2]}
+    made.drop_stale(0)
+    assert made.generate_samples()[0].fates == {"trained": [1, 2]}
     ledger.version = 2
-    batch = made.generate_samples(oldest=1)[0]
+    made.drop_stale(1)
+    batch = made.generate_samples()[0]
     assert batch.fates == {"stale": [3, 4], "trained": [5, 6]}
     assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
     assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]

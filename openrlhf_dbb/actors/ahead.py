@@ -184,9 +184,9 @@ class GenerationAhead:
         """In the thread: the batch of a step, or what a pass that has ended leaves; None after the last pass."""
         if self._episode >= self._args.train.num_episodes:
             return None
-        most = self._args.train.max_lag
-        oldest = None if most is None else step - 1 - most
-        result = self._generator.generate_samples(oldest=oldest, **generate_kwargs)
+        if self._args.train.max_lag is not None:
+            self._generator.drop_stale(step - 1 - self._args.train.max_lag)
+        result = self._generator.generate_samples(**generate_kwargs)
         filled = _Filled(
             result, self._generator.state(), self._generator.position(self._episode), self._generator.metrics()
         )

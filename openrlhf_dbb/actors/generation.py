@@ -179,14 +179,8 @@ class RolloutGenerator:
         return self._dataloader_iter is None
 
     @torch.no_grad()
-    def generate_samples(
-        self, *, oldest: int | None = None, **generate_kwargs: Any
-    ) -> tuple[RolloutBatch, float | None, int, bool]:
+    def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
         """One whole rollout batch, or an empty one if the pass over the data ends first.
-
-        Args:
-            oldest: policy version; waiting groups that an older one generated are not trained on.
-            generate_kwargs: of the sampling.
 
         Returns:
             The batch; the share of groups kept, in percent (as OpenRLHF logs it); prompts generated for; whether the
@@ -198,8 +192,6 @@ class RolloutGenerator:
         """
         generate_kwargs = {"with_log_probs": self.with_log_probs, **generate_kwargs}
         batch, consumed = self.args.rollout.batch_size, 0
-        if oldest is not None:
-            self._drop_stale(oldest)
         if len(self._kept) < batch:
             if self._dataloader_iter is None:
                 self._dataloader_iter = iter(self.prompts_dataloader)
@@ -222,6 +214,14 @@ class RolloutGenerator:
             full.set_aside(left)
         over = self.at_end_of_episode and len(self._kept) < batch
         return full, 100 * len(full) / len(full.all), consumed, over
+
+    def drop_stale(self, oldest: int) -> None:
+        """Groups that wait, and that a policy older than this version generated, are not to be trained on."""
+        fresh, stale = [], []
+        for group in self._kept:
+            (stale if group.version is not None and group.version < oldest else fresh).append(group)
+        self._kept = fresh
+        self._batch.set_aside(stale, "stale")
 
     def unused(self) -> tuple[int, int]:
         """Rollouts of a last batch that was not filled, and their tokens: no step has used them."""
@@ -319,13 +319,6 @@ class RolloutGenerator:
         if self._max_rollouts is None:
             return float("inf")
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
-
-    def _drop_stale(self, oldest: int) -> None:
-        fresh, stale = [], []
-        for group in self._kept:
-            (stale if group.version is not None and group.version < oldest else fresh).append(group)
-        self._kept = fresh
-        self._batch.set_aside(stale, "stale")
 
     def _draw(self, count: int) -> list[Group]:
         """Groups to be of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
