@@ -133,6 +133,37 @@ class RewardEstimator(ABC):
         """
         return None
 
+    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
+        """The estimate's mean, had a rollout of the current group not been seen; for each rollout.
+
+        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``: the
+        weighted average of all the rest. Override it where leaving a rollout out changes the other weights in
+        another way.
+
+        Args:
+            state: after the visit.
+            rewards_P_G: the group, as :meth:`observe` was given it.
+            estimate: what :meth:`observe` returned for it.
+
+        Returns:
+            (P, G), in reward units; NaN for a missing rollout, and where the mean knows nothing but this rollout
+            (c = 1). None if :meth:`group_weight` is None. If the estimator reads before the update, the mean itself.
+        """
+        seen = ~np.isnan(rewards_P_G)
+        if self.reads == "before":
+            return np.where(seen, estimate.mean[:, None], np.nan)
+        weight = self.group_weight(state, rewards_P_G)
+        if weight is None:
+            return None
+        share = (weight / counts(rewards_P_G)[1])[:, None]
+        rest = np.full(np.shape(rewards_P_G), np.nan)
+        return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
+
+    def leaves_one_out(self) -> bool:
+        """Whether :meth:`mean_without_each` gives a mean."""
+        state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
+        return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
+
     def observe(self, state: State, rewards_P_G: Floats, lag_P: Floats | None = None) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order the estimator declares.
 

@@ -298,6 +298,45 @@ def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
     assert np.all((weight > 0) & (weight <= 1))
 
 
+def without(estimator, state, rewards_P_G):
+    """The mean that each rollout of the group is left out of, from running the estimator without it."""
+    means_G_P = []
+    for rollout in range(rewards_P_G.shape[1]):
+        others = rewards_P_G.copy()
+        others[:, rollout] = np.nan
+        means_G_P.append(estimator.observe(state, others)[1].mean)
+    return np.array(means_G_P).T
+
+
+@pytest.mark.parametrize("case", [*LOCAL, "dbb by updates"])
+@given(data=st.data())
+@some_examples
+def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, _ = replay(estimator, visits_T_P_G[:-1])
+    new_state, estimate = estimator.observe(state, visits_T_P_G[-1])
+    found = estimator.mean_without_each(new_state, visits_T_P_G[-1], estimate)
+    expected = without(estimator, state, visits_T_P_G[-1])
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G))
+
+
+@pytest.mark.parametrize("case", ["auto", "auto by likelihood", "empirical_bayes"])
+def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(case):
+    """The prior has seen the rollout as well: of 256 groups of 4, it is one of 1,024."""
+    estimator, random = CASES[case], np.random.default_rng(5)
+    visits_T_P_G = (random.random((2, 256, 4)) < random.random((256, 1))).astype(float)
+    state, _ = replay(estimator, visits_T_P_G[:-1])
+    rewards_P_G = visits_T_P_G[-1]
+    new_state, estimate = estimator.observe(state, rewards_P_G)
+    found = estimator.mean_without_each(new_state, rewards_P_G, estimate)
+    for prompt in range(8):
+        alone = rewards_P_G.copy()
+        alone[prompt, 0] = np.nan
+        assert found[prompt, 0] == pytest.approx(estimator.observe(state, alone)[1].mean[prompt], abs=0.01)
+    assert np.abs(found - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
+
+
 @pytest.mark.parametrize("case", ["dbb", "dbb by updates", "auto"])
 @given(visits_T_P_G=BINARY)
 @some_examples

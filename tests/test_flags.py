@@ -145,7 +145,6 @@ DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--ro
          "--algo.advantage.is_correction_mode clip needs --algo.advantage.is_correction_level token"),
         (["--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_gating", "tv"],
          "--algo.advantage.is_correction_threshold 0.5 5: a tv"),
-        (["--reward.normalize_enable"], "--reward.normalize_enable normalizes what a --reward.model_name_or_path"),
         (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
         (["--preset", "none", "--reward.model_name_or_path", "m", *DATA],
          "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores 0 and 1 only"),

@@ -219,7 +219,11 @@ BAD = [
     ((1, *group(0, [None, math.nan])), {}, "none of the 2 rollouts of step 1 could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), {}, r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; dbb's partial_credit"),
     ((1, *group(0, [2])), {}, r"score 2 of prompt '1\+1=' is not 0 or 1, as dbb needs; use an estimator of real"),
-    ((1, *group(0, [1])), {"form": "gae"}, "form 'gae' is unknown; use group_norm or dr_grpo"),
+    (
+        (1, *group(0, [1])),
+        {"form": "gae"},
+        "unknown advantage form 'gae'; known: dr_grpo, group_norm, reinforce_baseline, rloo",
+    ),
 ]
 
 

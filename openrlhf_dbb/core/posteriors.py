@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import estimators
 import storage
-from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
+from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
@@ -214,7 +214,7 @@ class Posteriors:
         trained: ArrayLike | None = None,
         replayed: Mapping[Key, tuple[int, int]] | None = None,
         skipped: Mapping[Key, int] | None = None,
-        form: Form = "group_norm",
+        form: str = "group_norm",
         probed: probes.Probes | None = None,
         responses: kept.Responses = kept.NONE,
         policy_versions: ArrayLike | None = None,
@@ -236,7 +236,8 @@ class Posteriors:
             trained: (R,) False for rollouts that are observed but not trained on; by default all are trained on.
             replayed: by (prompt, label), rollouts of earlier steps that are trained on again, and their tokens.
             skipped: by (prompt, label), how often it was drawn and nothing was generated for it.
-            form: "group_norm" for (X - mean) / sqrt(variance), "dr_grpo" for X - mean; X is the reward.
+            form: how rewards become advantages, see :mod:`estimators.forms`: "group_norm", "dr_grpo", "rloo" or
+                "reinforce_baseline", whose whitening over tokens is left to the trainer.
             probed: probes of some of the step's prompts, to be stored with it; the estimator never sees them.
             responses: what the model wrote; some of it is stored with the step (view ``rollouts``), see
                 :class:`openrlhf_dbb.core.kept.Responses`.
@@ -247,7 +248,8 @@ class Posteriors:
 
         Raises:
             ValueError: columns of different lengths, a score the estimator is not defined for, an unknown prompt or
-                form, a policy version out of range, or no rollout that could be verified. Nothing has changed then.
+                form, a form that the estimator cannot serve, a policy version out of range, or no rollout that could be
+                verified. Nothing has changed then.
             storage.StoreError: the step before cannot be stored.
         """
         self.settle()
@@ -266,8 +268,7 @@ class Posteriors:
                 f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
                 f"not {step}; to do a step again, roll back first"
             )
-        if form not in FORMS:
-            raise ValueError(f"form {form!r} is unknown; use {' or '.join(FORMS)}")
+        advantage = self._form(form)
         self._positions([*rollouts.replayed, *rollouts.skipped, *(probed.prompts if probed else ())])  # all known?
         groups = Groups.of(self._positions(rollouts.prompts))
         rewards_P_G, scores_P_G = groups.matrix(rollouts.rewards), groups.matrix(rollouts.scores)
@@ -288,7 +289,8 @@ class Posteriors:
             raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
 
         advantages_P_G = np.zeros_like(rewards_P_G)
-        advantages_P_G[seen_P] = FORMS[form](rewards_P_G[seen_P], estimate)
+        without_P_G = self._without(at, observed_P_G[seen_P], estimate) if advantage.leave_one_out else None
+        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate, without_P_G)
         zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
         zero_variance_P[seen_P] = np.nanmin(rewards_P_G[seen_P], axis=1) == np.nanmax(rewards_P_G[seen_P], axis=1)
         advantages_R = groups.rows(advantages_P_G)
@@ -426,6 +428,20 @@ class Posteriors:
             field: np.where(known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
+
+    def _form(self, name: str) -> Form:
+        """The advantage form of this name, if the estimator can serve it."""
+        form = FORMS.build(name)
+        if form.leave_one_out and not self.estimator.leaves_one_out():
+            raise ValueError(
+                f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
+                "cannot tell (its group_weight is None); use dr_grpo"
+            )
+        return form
+
+    def _without(self, at: Positions, observed_P_G: Floats, estimate: Estimate) -> Floats | None:
+        """The means of the prompts at ``at`` without each rollout of this step, of which the state knows."""
+        return self.estimator.mean_without_each(self.estimator.state_at(self._state, at), observed_P_G, estimate)
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         try:

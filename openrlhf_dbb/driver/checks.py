@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import estimators
-from estimators import FORMS
+from estimators import FORMS, RewardEstimator
 from openrlhf_dbb import cpu, cuda, presets, upstream
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
@@ -22,16 +22,23 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 
 FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+_FORM = "algo.advantage.estimator"
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 # Flag -> the value that asks for nothing, and why any other one would do nothing.
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "algo.advantage.gamma": (1.0, "an estimator's advantages are not discounted"),
     "algo.advantage.lambd": (1.0, "it belongs to gae, which needs a critic"),
-    "algo.advantage.no_std_norm": (False, "to leave out the deviation give --algo.advantage.estimator dr_grpo"),
     "reward.clip_range": ((-10, 10), "it would clip advantages, not rewards, and is not applied"),
     "critic.save_value_network": (False, "an estimator takes the critic's place"),
     "actor.muon.ns_steps": (5, "DeepSpeed's Muon always takes 5 steps"),
+}
+# OpenRLHF's forms in which an estimator has no place, why, and what to use.
+_NO_PLACE = {
+    "reinforce": "it subtracts no baseline of the prompt; use reinforce_baseline",
+    "flash_reinforce": "its baseline is the mean of the whole batch, for one rollout a prompt; with the prompt's own "
+    "in its place it is dr_grpo: use that",
+    "gae": "its baseline is a critic; use group_norm",
 }
 
 
@@ -126,10 +133,12 @@ def _check_openrlhf_alone(settings: Settings) -> None:
     args = settings.args
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     known = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
+    form = args.algo.advantage.estimator
     for flag, used in (
         (f"--rollout.strategy {args.rollout.strategy}", args.rollout.strategy != known),
         (f"--replay.samples {args.replay.samples}", args.replay.samples),
         (f"--actor.loss_agg_mode {CONSTANT_LENGTH}", args.actor.loss_agg_mode == CONSTANT_LENGTH),
+        (f"--{_FORM} {form}", form not in upstream.choices(_FORM)),
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
         (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
         ("--data.skip_bad_rows", args.data.skip_bad_rows),
@@ -210,13 +219,8 @@ def _check_constant_length(args: SimpleNamespace) -> None:
 
 def _check_estimator(settings: Settings) -> None:
     args = settings.args
-    form = args.algo.advantage.estimator
-    if form not in FORMS:
-        raise UsageError(
-            f"--algo.advantage.estimator {form} cannot be used with --estimator {settings.estimator}; "
-            f"use {' or '.join(FORMS)}, or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
-        )
     estimator = estimators.build(settings.estimator, **settings.parameters)
+    _check_form(settings, estimator)
     group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
     if group < fewest:
         raise UsageError(
@@ -225,6 +229,34 @@ def _check_estimator(settings: Settings) -> None:
         )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
+
+
+def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
+    advantage = settings.args.algo.advantage
+    asked = f"--{_FORM} {advantage.estimator}"
+    alone = f"or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
+    if advantage.estimator in _NO_PLACE:
+        raise UsageError(f"{asked} has no place for an estimator: {_NO_PLACE[advantage.estimator]}, {alone}")
+    if advantage.estimator not in FORMS.available():
+        raise UsageError(
+            f"{asked} cannot be used with --estimator {settings.estimator}; use {', '.join(FORMS.available())}, {alone}"
+        )
+    form = FORMS.build(advantage.estimator)
+    if form.leave_one_out and not estimator.leaves_one_out():
+        raise UsageError(
+            f"{asked} scores a rollout by the mean without it, which --estimator {settings.estimator} cannot tell (its "
+            "group_weight is None); use dr_grpo, or --estimator dbb"
+        )
+    if form.whitened and settings.args.replay.samples:
+        raise UsageError(
+            f"{asked} does not go with --replay.samples {settings.args.replay.samples}: it is whitened over the batch, "
+            "and RePO does not say how replayed rollouts would be; use dr_grpo, or leave out the replay"
+        )
+    if advantage.no_std_norm and not form.whitened:
+        raise UsageError(
+            f"--algo.advantage.no_std_norm would do nothing: {asked} is not whitened over the batch; leave it out "
+            "(dr_grpo divides by no deviation)"
+        )
 
 
 def _check_models(settings: Settings) -> None:

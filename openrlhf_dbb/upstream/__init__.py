@@ -102,6 +102,11 @@ def build_parser() -> argparse.ArgumentParser:
     return names["parser"]
 
 
+def choices(flag: str) -> list[str]:
+    """What OpenRLHF's own parser allows for a flag; of one that allows anything, nothing."""
+    return [str(choice) for each in build_parser()._actions if each.dest == flag for choice in each.choices or ()]
+
+
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
     """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
 
