@@ -29,7 +29,7 @@ def rows_of_step(run, ids, fill, groups):
 
 
 def prepare_training(url, fill):
-    """A run "old" of three steps with a checkpoint at the first and open groups, owned by nobody; an empty run "new"."""
+    """A run "old" of three steps, a checkpoint at the first and open groups, owned by nobody; an empty run "new"."""
     with open_store(url) as store:
         run, ids = fill.run(store, "old"), fill.prompts(store, 3)
         fill.step(run, 1, ids[:2], [4, 1], shared={"clock": np.zeros(1)})
