@@ -356,6 +356,51 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
     ] == [(32, 16.0, 16.5, 16.5)]
 
 
+def test_a_late_group_is_observed_as_of_its_policy_and_stored_with_its_lag(ours):
+    """By updates, E = 4: in step 3 prompt 1 is one step late, prompt 2 is two, of prompt 3 half the rollouts is one."""
+    mine, store = ours("dbb", discount=0.5, forgetting="updates", updates_per_epoch=4.0)
+    for step in (1, 2):
+        advantages(mine, experiences(RANDOM), step)
+    batch = experiences(RANDOM)
+    versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
+    for experience, of_rows in zip(batch, versions, strict=True):
+        experience.info["policy_version"] = of_rows
+    opened = mine.posteriors.open_groups([(PROMPTS[i], str(i + 1)) for i in range(4)], [0, 0, 0, 1], 8, 0)
+    assert opened == [1, 2, 3, 4]
+    training = TrainingStep(3, RolloutBatch(fates={"trained": opened[:3], "stale": opened[3:]}))
+    mine.add_advantages(batch, training)
+    assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
+    assert training.metrics["async/lag"] == pytest.approx((1 + 2 + 0.5 + 0) / 4)
+    assert training.metrics["async/lag_max"] == 2
+    by_prompt = "JOIN prompts USING (prompt_id)"
+    late = f"SELECT policy_version, lag FROM posterior_history {by_prompt} WHERE step = 3 ORDER BY prompt"
+    stored_lags = stored(mine, store, late)
+    assert [tuple(row) for row in stored_lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
+    # Seen as of updates 1 and 2; the group of step 3 as of 2, 1, 2.5 and 3, a quarter of a discount for each update.
+    weight = lambda updates: 0.5 ** (updates / 4)  # noqa: E731
+    wanted = []
+    for successes, at in zip(RANDOM.sum(axis=1), (2, 1, 2.5, 3), strict=True):
+        last = max(2, at)
+        prior = 0.5 * weight(last - 1)
+        wanted.append(prior + successes * (weight(last - 1) + weight(last - 2) + weight(last - at)))
+    alphas = [row.alpha for row in stored(mine, store, f"SELECT alpha FROM posteriors {by_prompt} ORDER BY prompt")]
+    assert alphas == pytest.approx(wanted, rel=1e-12)
+    assert [tuple(row) for row in stored(mine, store, "SELECT ordinal, pass, fate, step FROM groups")] == [
+        (1, 0, "trained", 3), (2, 0, "trained", 3), (3, 0, "trained", 3), (4, 1, "stale", 3),
+    ]  # fmt: skip
+    assert mine.posteriors.open_groups([(PROMPTS[0], "1")], [1], 8, 3) == [5]
+
+
+def test_a_version_that_cannot_be_is_refused_and_nothing_changes(ours):
+    mine, store = ours("dbb")
+    batch = experiences(RANDOM)
+    for experience in batch:
+        experience.info["policy_version"] = torch.ones(4).double()
+    with pytest.raises(ValueError, match=r"policy_versions\[0\] = 1 is not in \[0, 0\]"):
+        advantages(mine, batch)
+    assert stored(mine, store, "SELECT * FROM posterior_history") == []
+
+
 def test_an_unknown_prompt_is_named(ours):
     batch = experiences(RANDOM)
     batch[0].prompts = ["who are you"] * 4

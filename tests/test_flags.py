@@ -298,6 +298,10 @@ ELSEWHERE = {
     "vllm.num_engines": "test_training.py",
     "actor.num_gpus_per_node": "test_training.py",
     "data.apply_chat_template": "test_flags.py",
+    "train.async_enable": "test_async.py",
+    "train.partial_rollout_enable": "test_async.py",
+    "rollout.vllm_generate_batch_size": "test_async.py",
+    "train.async_queue_size": "test_kill_resume.py",
 }
 
 

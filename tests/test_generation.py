@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator, _experiences  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
@@ -67,6 +69,15 @@ def shared_engines():
 
         async def sleep(self):
             self.calls.append("sleep")
+
+        async def pause_generation(self):
+            self.calls.append("pause")
+
+        async def note_update(self):
+            self.calls.append("updated")
+
+        async def resume_generation(self):
+            self.calls.append("resume")
 
         async def wake_up(self):
             self.calls.append("wake up")
@@ -491,7 +502,8 @@ def test_every_group_is_noted_before_it_is_asked_for_and_has_one_fate(generator)
     assert draw(made)[0] == "52"  # 1 is rejected, for it 2 or, if that was kept before it, 3
     assert ledger.opened[:6] == [(0, "1"), (0, "2"), (0, "3"), (0, "4"), (0, "5"), (1, "1")]
     assert made.last_batch.fates["trained"][0] == 5
-    assert sorted(sum(made.last_batch.fates.values(), [])) == list(range(5, len(ledger.opened) + 1))
+    numbers = [number for of_fate in made.last_batch.fates.values() for number in of_fate]
+    assert sorted(numbers) == list(range(5, len(ledger.opened) + 1))
 
 
 def test_without_a_ledger_there_are_no_fates_and_no_versions(generator):
@@ -588,3 +600,66 @@ def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     assert ended == [True]
     assert stopped.position(3)["episode"] == 3
     assert resumed._pass == 2
+
+
+def ahead(made, ledger, *, size=3, passes=2, partial=False):
+    """Generation ahead of the training, from the beginning."""
+    train = SimpleNamespace(async_queue_size=size, max_lag=None, partial_rollout_enable=partial, num_episodes=passes)
+    handed = GenerationAhead(made, ledger, SimpleNamespace(train=train))
+    handed.begin_at(0, 0)
+    return handed
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator):
+    labels = [MIXED] * 8
+    handed = ahead(generator(labels, greso(p_easy=0.5, p_hard=0.5, step=0.1), ledger=Ledger()), Ledger())
+    assert draw(handed)[0] == "12"
+    until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
+    assert handed.generated == 3 * GROUP  # greso's first round is of three prompts
+    resumed = generator(labels, greso(seed=99, step=0.1), ledger=Ledger())
+    resumed.prompts_dataloader.load_state_dict(handed.position(0)["data_loader_state_dict"])
+    resumed.load(handed.state())
+    assert draw(resumed)[0] == draw(handed)[0]
+    assert resumed.state() == handed.state()
+    assert resumed.metrics() == {name: v for name, v in handed.metrics().items() if not name.startswith("async/")}
+    handed.close()
+
+
+def test_generation_ahead_ends_with_the_last_pass_and_says_how_far_it_was(generator):
+    handed = ahead(generator([MIXED] * 4, ledger=Ledger()), Ledger(), passes=2)
+    seen = []
+    for _ in range(8):
+        seen.append(draw(handed))
+        if seen[-1][0]:
+            assert 0 <= handed.metrics()["async/generating"] <= 1
+    assert seen[:6] == [("12", 2, False), ("34", 2, False), ("", 0, True)] * 2
+    assert seen[6:] == [("", 0, True)] * 2
+    assert handed.unused() == (0, 0)
+
+
+@pytest.mark.parametrize(("partial", "calls"), [(False, ["updated"]), (True, ["pause", "updated", "resume"])])
+def test_engines_hear_of_each_update_and_stand_still_if_they_generate_meanwhile(generator, engine, partial, calls):
+    ledger = Ledger()
+    handed = ahead(generator([MIXED] * 2, ledger=ledger), ledger, partial=partial, passes=1)
+    with handed.updating():  # of a resume: the engines get the weights of the checkpoint
+        pass
+    assert (ledger.version, ray.get(engine.recorded.remote())) == (0, [])
+    draw(handed)
+    with handed.updating():
+        pass
+    assert ledger.version == 1
+    assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
+
+
+def test_an_error_of_the_thread_is_raised_in_the_training(generator):
+    handed = ahead(generator([MIXED] * 2 + ["broken"] * 2, ledger=Ledger()), Ledger(), size=1)
+    assert draw(handed)[0] == "12"
+    with pytest.raises(ArithmeticError, match="the reward function failed"):
+        draw(handed)

@@ -229,7 +229,7 @@ class RolloutGenerator:
         return len(left), sum(int(rollout.response_length.item()) for rollout in left)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to hold; taken between steps. Groups that wait for the next step are asked for again."""
+        """What a checkpoint has to hold; taken between steps. Groups that wait for a step are asked for again."""
         return {
             "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
             "sampling": self.sampler.state(),

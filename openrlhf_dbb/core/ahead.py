@@ -23,8 +23,8 @@ class Ahead(Generic[_Made]):
     has taken the one ``size`` before it. ``max_lag`` makes it wait longer.
 
     Args:
-        make: called in the thread with the step that a batch is for; the batch, and whether it fills that step (an empty
-            one does not). None ends it all.
+        make: called in the thread with the step that a batch is for; the batch, and whether it fills that step (an
+            empty one does not). None ends it all.
         step: the last step trained; the first batch is for the next one.
         version: training steps that the policy has seen; asked each time.
         size: batches that may be begun and not yet taken, >= 1.

@@ -222,8 +222,8 @@ class Posteriors:
     ) -> Scored:
         """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
 
-        Rows of the same prompt and label form one group, wherever they stand, trained on or not. When this returns, the step before is stored; this one is once :meth:`settle`
-        returns.
+        Rows of the same prompt and label form one group, wherever they stand, trained on or not. When this returns, the
+        step before is stored; this one is once :meth:`settle` returns.
 
         Args:
             step: one more than the last one.
@@ -452,9 +452,7 @@ class Posteriors:
                 f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
             ) from None
 
-    def _lags(
-        self, step: int, policy_versions: ArrayLike | None, groups: Groups
-    ) -> tuple[Floats | None, Floats]:
+    def _lags(self, step: int, policy_versions: ArrayLike | None, groups: Groups) -> tuple[Floats | None, Floats]:
         """The versions (R,), if they are known, and each group's mean lag (P,)."""
         if policy_versions is None:
             return None, np.zeros(len(groups.prompts_P))
