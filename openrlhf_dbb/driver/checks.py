@@ -217,8 +217,6 @@ def _check_constant_length(args: SimpleNamespace) -> None:
 
 def _check_estimator(settings: Settings) -> None:
     args = settings.args
-    if args.train.async_enable:
-        raise UsageError("--train.async_enable is not supported with --estimator yet; leave it out")
     estimator = estimators.build(settings.estimator, **settings.parameters)
     _check_form(settings, estimator)
     group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
