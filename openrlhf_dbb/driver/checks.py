@@ -314,11 +314,6 @@ def _check_reward(settings: Settings) -> None:
                 f"--reward.model_name_or_path {model} gives any real number, --estimator {settings.estimator} takes "
                 f"scores {'0 and 1' if support == 'binary' else 'in [0, 1]'} only; use --estimator gaussian or point"
             )
-    elif args.reward.normalize_enable:
-        raise UsageError(
-            "--reward.normalize_enable normalizes what a --reward.model_name_or_path gives; with --reward.remote_url "
-            "leave it out"
-        )
     buffer, longest = args.reward.overlong_buffer_len, args.rollout.max_new_tokens or args.data.max_len
     if buffer is not None and not 0 < buffer <= longest:
         raise UsageError(
@@ -347,9 +342,10 @@ def _check_loss(settings: Settings) -> None:
         )
     if args.actor.dual_clip is not None and args.actor.dual_clip <= 1:
         raise UsageError(f"--actor.dual_clip {args.actor.dual_clip:g} is not above 1; give for instance 3")
-    kl = args.algo.kl
+    kl, says_0 = args.algo.kl, _given(settings, "algo.kl.init_coef") and args.algo.kl.init_coef == 0
     for flag, used, needs, has in (
-        ("algo.kl.use_loss", kl.use_loss, "--algo.kl.init_coef above 0", kl.init_coef > 0),
+        # An explicit 0 switches the KL loss off, as in OpenRLHF's recipe for images.
+        ("algo.kl.use_loss", kl.use_loss and not says_0, "--algo.kl.init_coef above 0", kl.init_coef > 0),
         ("algo.kl.target", kl.target, "--algo.kl.init_coef above 0", kl.init_coef > 0),
         ("algo.kl.unbiased_gradient", kl.unbiased_gradient, "--algo.kl.use_loss", kl.use_loss),
     ):

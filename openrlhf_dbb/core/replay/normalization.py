@@ -28,7 +28,7 @@ def replay_advantages(rewards_P_K: Floats, form: str) -> Floats:
     Args:
         rewards_P_K: shape (P, K), NaN where a prompt has fewer rollouts; a prompt may have none.
         form: "group_norm" for (X - mean) / standard deviation (N-1), "dr_grpo" for X - mean, "rloo" for X - mean of the
-            others; any of :mod:`estimators.forms` with these rewards alone (``point``), except a whitened one.
+            others; a whitened form is refused at the command line.
 
     Returns:
         Shape (P, K). Exactly 0 where all rewards of a prompt are the same, or it has only one; NaN stays NaN.
