@@ -40,12 +40,14 @@ class StepLog(Log):
         rollouts: int64, >= 1, rewards seen (N).
         successes: float64, their sum (S), in reward units.
         mean, variance: float64, the estimate of one reward that the step was scored with.
+        lag: float64, >= 0, training steps between the policy that generated the group and the step's; 0: on-policy.
     """
 
     rollouts: NDArray[np.int64]
     successes: NDArray[np.float64]
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
+    lag: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     Returns:
         Empty columns if the run has no steps.
     """
-    query = """SELECT step, prompt_id, rollouts, successes, mean, variance FROM dbb_history
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*columns(store, run, query, integer=3, real=3))
+    return StepLog(*columns(store, run, query, integer=3, real=4))
 
 
 def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
@@ -124,9 +126,9 @@ def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
     Returns:
         Empty columns if the run has no steps.
     """
-    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, alpha, beta FROM dbb_history
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag, alpha, beta FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return PosteriorLog(*columns(store, run, query, integer=3, real=5))
+    return PosteriorLog(*columns(store, run, query, integer=3, real=6))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:

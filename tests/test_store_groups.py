@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, text
 
 from openrlhf_dbb.cli.main import main
-from storage import GroupRows, StoreError, open_store, prune
+from storage import GroupRows, StoreError, open_store, prune, read_log, read_posteriors
 from storage.inspection import group_fates, prompt_history, rollouts
 from storage.invariants import check
 from storage.retry import Interrupted
@@ -89,6 +89,8 @@ def test_visits_and_rollouts_have_their_policy_version(store, run, ids, fill):
     assert store.query(samples) == [(b, 0, 1, 0), (b, 1, 1, 0), (d, 0, 0, 1), (d, 1, 0.5, 0.5)]
     assert [row["lag"] for row in rollouts(store, run.record, 2)] == [0, 0, 1, 0.5]
     assert [visit["lag"] for visit in prompt_history(store, run.record, int(d))] == [0.75]
+    for read in (read_log, read_posteriors):
+        assert read(store, run.record).lag.tolist() == [0, 0, 0, 0, 0.75]
     # The step's own policy is NULL in the table, whether it was given as its number, as NaN or not at all.
     with store.database.transaction() as connection:
         for table, stored in (("dbb_history", [None] * 4 + [0.25]), ("dbb_rollout", [None, None, 0, 0.5])):
