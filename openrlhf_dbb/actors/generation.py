@@ -217,11 +217,11 @@ class RolloutGenerator:
 
     def drop_stale(self, oldest: int) -> None:
         """Groups that wait, and that a policy older than this version generated, are not to be trained on."""
-        fresh, stale = [], []
-        for group in self._kept:
-            (stale if group.version is not None and group.version < oldest else fresh).append(group)
-        self._kept = fresh
-        self._batch.set_aside(stale, "stale")
+        def is_stale(group: Group) -> bool:
+            return group.version is not None and group.version < oldest
+
+        self._batch.set_aside([group for group in self._kept if is_stale(group)], "stale")
+        self._kept = [group for group in self._kept if not is_stale(group)]
 
     def unused(self) -> tuple[int, int]:
         """Rollouts of a last batch that was not filled, and their tokens: no step has used them."""
@@ -265,6 +265,9 @@ class RolloutGenerator:
     def updating(self) -> Iterator[None]:
         """While the policy's weights are sent to the engines."""
         yield
+
+    def begin_at(self, episode: int, step: int) -> None:
+        """Where the training starts: pass over the data, and training steps behind it."""
 
     def close(self) -> None:
         """No further batch is wanted."""

@@ -59,6 +59,7 @@ class Progress:
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
 
+    prompts_dataloader: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
@@ -171,8 +172,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if self.experience_maker.replays is not None:
                 file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
-        if self.args.train.async_enable:
-            self.samples_generator.begin_at(states["episode"], step)
+        self.samples_generator.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         self._progress.phase = "training"
