@@ -44,13 +44,16 @@ def shared_engines():
         async def generate_groups(self, prompts, sampling, num_samples, **_):
             self.sizes.append(len(prompts))
             return await asyncio.gather(
-                *(self.group(prompt, label, sampling["temperature"], num_samples) for prompt, label, _ in prompts)
+                *(
+                    self.group(prompt, label, sampling["temperature"], num_samples, sampling["logprobs"])
+                    for prompt, label, _ in prompts
+                )
             )
 
         async def generate_responses(self, prompt, label, sampling_params, num_samples, **_):  # OpenRLHF's own asks so
             return await self.group(prompt, label, sampling_params.temperature, num_samples)
 
-        async def group(self, prompt, label, temperature, num_samples):
+        async def group(self, prompt, label, temperature, num_samples, logprobs=None):
             self.calls.append((prompt, label, temperature, num_samples))
             if label == "broken":
                 raise ArithmeticError("the reward function failed")
@@ -58,12 +61,13 @@ def shared_engines():
                 await self.answered[self.after[prompt]].wait()
             if prompt in self.answered:
                 self.answered[prompt].set()
-            return [self.response(prompt, label, SCORES[label[i]]) for i in range(num_samples)]
+            log_probs = [0.0, -1.0, -2.0, -3.0] if logprobs else None
+            return [self.response(prompt, label, SCORES[label[i]], log_probs) for i in range(num_samples)]
 
-        def response(self, prompt, label, score):
+        def response(self, prompt, label, score, log_probs):
             return {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
-                "reward": 9.0, "scores": score, "rollout_log_probs": None, "extra_logs": {},
+                "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
                 "policy_updates": 0.5,
             }  # fmt: skip
 
@@ -532,6 +536,16 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     assert draw(made) == ("", 0, True)  # 5 waits for the next pass
     assert draw(made) == ("51", 2, False)
     assert ray.get(engine.sizes_of_calls.remote()) == [3, 2, 2]
+
+
+def test_log_probs_that_were_asked_for_once_do_not_come_with_a_later_batch(generator):
+    made = generator([MIXED] * 4, at_a_time=3)
+    made.with_log_probs = True
+    draw(made)
+    assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+    made.with_log_probs = False
+    assert draw(made)[0] == "34"  # 3 waited, and came with them
+    assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
 
 
 def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):

@@ -210,6 +210,9 @@ class RolloutGenerator:
         taken, left = self._kept[:batch], self._kept[batch:]
         self._kept = left if self._at_a_time > batch else []
         full.train(taken)
+        if not (self._corrects or generate_kwargs["with_log_probs"]):
+            for rollout in full.trained:  # some waited since a batch that came with them
+                rollout.rollout_log_probs = None
         if not self._kept:
             full.set_aside(left)
         over = self.at_end_of_episode and len(self._kept) < batch
@@ -217,6 +220,7 @@ class RolloutGenerator:
 
     def drop_stale(self, oldest: int) -> None:
         """Groups that wait, and that a policy older than this version generated, are not to be trained on."""
+
         def is_stale(group: Group) -> bool:
             return group.version is not None and group.version < oldest
 
@@ -392,6 +396,10 @@ class RolloutGenerator:
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
 
     @property
+    def _corrects(self) -> bool:
+        return bool(self.args.algo.advantage.is_correction_level != "off")
+
+    @property
     def _first_version(self) -> int | None:
         return None if self._ledger is None else self._ledger.first_version
 
@@ -405,7 +413,6 @@ class RolloutGenerator:
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
         """Ask the engines, at most ``most`` prompts a call; each call's reference, and the places of its prompts."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        corrects = self.args.algo.advantage.is_correction_level != "off"
         request = {
             "sampling": {
                 "temperature": generate_kwargs.get("temperature", 1.0),
@@ -414,7 +421,7 @@ class RolloutGenerator:
                 "max_tokens": generate_kwargs.get("max_new_tokens"),  # None: as the prompt leaves
                 "min_tokens": generate_kwargs.get("min_new_tokens", 1),
                 "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),
-                "logprobs": 1 if corrects or generate_kwargs.get("with_log_probs") else None,
+                "logprobs": 1 if self._corrects or generate_kwargs.get("with_log_probs") else None,
             },
             "max_length": generate_kwargs.get("max_len", 2048),
             "hf_tokenizer": self.tokenizer,
