@@ -225,13 +225,13 @@ _CHECKS = [
         counted AS (
             SELECT run_id, step, prompt_id, 0 AS used_trained, 0 AS used_filtered,
                    {", ".join(f"CASE WHEN fate = '{fate}' THEN rollouts ELSE 0 END AS {fate}" for fate in SETTLED)}
-            FROM dbb_group WHERE step IS NOT NULL
-            UNION ALL SELECT run_id, step, prompt_id, trained, generated - trained, 0, 0, 0 FROM dbb_usage),
+            FROM asynchronous JOIN dbb_group USING (run_id, step)
+            UNION ALL SELECT run_id, step, prompt_id, trained, generated - trained, 0, 0, 0
+            FROM asynchronous JOIN dbb_usage USING (run_id, step)),
         summed AS (
-            SELECT a.run_id, a.step, c.prompt_id, sum(trained) AS trained, sum(filtered) AS filtered,
-                   sum(stale) AS stale, sum(used_trained) AS used_trained, sum(used_filtered) AS used_filtered
-            FROM asynchronous a JOIN counted c ON c.run_id = a.run_id AND c.step = a.step
-            GROUP BY a.run_id, a.step, c.prompt_id)
+            SELECT run_id, step, prompt_id, sum(trained) AS trained, sum(filtered) AS filtered, sum(stale) AS stale,
+                   sum(used_trained) AS used_trained, sum(used_filtered) AS used_filtered
+            FROM counted GROUP BY run_id, step, prompt_id)
         SELECT * FROM summed
         WHERE trained <> used_trained OR used_filtered NOT BETWEEN filtered AND filtered + stale""",
     ),

@@ -187,7 +187,7 @@ def test_a_number_is_an_id_first_and_text_if_there_is_no_such_id(store, fill, ca
 
 # consent
 
-PRUNED = "6 history rows, 6 usage rows, 0 probe rows, 0 kept rollouts and 0 checkpoints of 3 steps"
+PRUNED = "6 history rows, 6 usage rows, 0 probe rows, 0 kept rollouts, 0 groups and 0 checkpoints of 3 steps"
 
 
 @pytest.fixture
