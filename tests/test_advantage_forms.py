@@ -4,16 +4,18 @@ Axes: P prompts, G rollouts per prompt.
 """
 
 import math
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import estimators
 from estimators import FORMS, Estimate
-from estimators.forms import Form
 from openrlhf_dbb import Posteriors
 
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan
 FORM_NAMES = list(FORMS.available())
 ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
@@ -168,19 +170,17 @@ def test_inputs_are_left_alone(form):
     assert (set(estimate.mean), set(estimate.variance), set(without.ravel())) == ({0.5}, {0.25}, {0.25})
 
 
-def test_another_distributions_form_is_found_by_its_entry_point(monkeypatch):
-    class Sign(Form):
-        name = "sign"
-        formula = "sign(X - p)"
-
-        def advantages(self, rewards_P_G, estimate, without_P_G=None):
-            return np.nan_to_num(np.sign(rewards_P_G - estimate.mean[:, None]))
+def test_the_form_in_contributing_works_by_an_entry_point_of_another_package(monkeypatch):
+    sources = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), flags=re.DOTALL)
+    [source] = [source for source in sources if "(Form)" in source]
+    names = {"__name__": "contributing_example"}
+    exec(source.replace("@register\n", ""), names)
 
     class Declared:
         name = "sign"
 
         def load(self):
-            return Sign
+            return names["Sign"]
 
     monkeypatch.setattr(FORMS, "_declared", [Declared()])
     monkeypatch.setattr(FORMS, "_classes", dict(FORMS._classes))

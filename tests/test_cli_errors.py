@@ -341,11 +341,20 @@ def test_a_run_by_a_method_is_resumed_by_the_same_command_and_not_with_other_pie
     start_until_launch(command, monkeypatch, "--resume", "mine", *same)
     for changed, line in (
         (["--method", "grpo"], "it was trained with method 'dr_grpo', not 'grpo'"),
+        (["--algo.advantage.estimator", "rloo"], "it was trained with --algo.advantage.estimator dr_grpo, not rloo"),
         (["--actor.loss_agg_length", "5"], "it was trained with --actor.loss_agg_length 4, not 5"),
         (["--rollout.max_new_tokens", "5"], "it was trained with --actor.loss_agg_length 4, not 5"),
     ):
         code, said = command("--resume", "mine", *same, *changed)
         assert code == 2 and line in said and "--warm_start mine" in said
+
+
+def test_a_whitened_run_is_resumed_with_the_same_whitening(command, monkeypatch):
+    same = ["--algo.advantage.estimator", "reinforce_baseline"]
+    start_until_launch(command, monkeypatch, "--run_name", "mine", *same)
+    start_until_launch(command, monkeypatch, "--resume", "mine", *same)
+    code, said = command("--resume", "mine", *same, "--algo.advantage.no_std_norm")
+    assert code == 2 and "it was trained with --algo.advantage.no_std_norm False, not True" in said
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):
