@@ -21,9 +21,8 @@ from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 
 
 class Turns(AgentInstanceBase):
-    async def reset(self, states, **kwargs):
+    def __init__(self):
         self.turn, self.text = 0, ""
-        return {"observation": states["observation"]}
 
     async def step(self, states, **kwargs):
         self.turn += 1
