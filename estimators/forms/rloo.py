@@ -29,7 +29,7 @@ class Rloo(Form):
     """
 
     name: ClassVar[str] = "rloo"
-    formula: ClassVar[str] = "X - p without X"
+    formula: ClassVar[str] = "X - (p without X)"
     leave_one_out: ClassVar[bool] = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
