@@ -5,7 +5,7 @@ by round with another seed, in an order that is reversed each time.
 
 sync        training waits for generation
 async       ``--train.async_enable``: one batch ahead
-corrected   the same with ``--algo.advantage.is_correction_level token``
+corrected   the same with truncated importance sampling at 2
 more        two batches ahead (``--train.async_queue_size 2``)
 
 A step's time is from one step's row in the store to the next, without evaluations and the first steps. vLLM is idle
@@ -42,10 +42,14 @@ from storage import open_store
 from storage.engine import execute
 
 AHEAD = ["--train.async_enable"]
+CORRECTION = [
+    "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_mode", "clip",
+    "--algo.advantage.is_correction_threshold", "2",
+]  # fmt: skip
 CANDIDATES = {
     "sync": [],
     "async": AHEAD,
-    "corrected": [*AHEAD, "--algo.advantage.is_correction_level", "token"],
+    "corrected": [*AHEAD, *CORRECTION],
     "more": [*AHEAD, "--train.async_queue_size", "2"],
 }
 WARM_UP_STEPS = 4
