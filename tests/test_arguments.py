@@ -324,6 +324,36 @@ def test_bad_arguments_get_one_clear_line(argv, message):
     assert "\n" not in str(caught.value)
 
 
+ASYNC, AHEAD = "--train.async_enable", "--rollout.vllm_generate_batch_size"
+
+
+@pytest.mark.parametrize("estimator", ["none", "dbb"])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([ASYNC, "--train.async_queue_size", "0"], r"--train.async_queue_size 0 is below 1; it says how many batches"),
+        ([ASYNC, "--vllm.enable_sleep"], r"--vllm.enable_sleep \[command line\] does not go with --train.async_enable"),
+        (["--train.partial_rollout_enable"], r"--train.partial_rollout_enable: .* with --train.async_enable only"),
+        (["--train.async_queue_size", "1"], r"--train.async_queue_size 1: .* with --train.async_enable only"),
+        ([AHEAD, "65"], rf"{AHEAD} 65: more than --rollout.batch_size 64 .* with --train.async_enable only; give both"),
+        ([AHEAD, "63"], rf"{AHEAD} 63 is less than --rollout.batch_size 64, .*; give 64 or more, or leave it out"),
+        ([ASYNC, AHEAD, "63"], rf"{AHEAD} 63 is less than --rollout.batch_size 64"),
+    ],
+)
+def test_what_does_not_go_with_or_without_asynchronous_training_is_refused(argv, message, estimator):
+    with pytest.raises(UsageError, match=message) as caught:
+        parse("--preset", "tiny", "--estimator", estimator, *argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_goes_with_asynchronous_training_is_accepted():
+    alone = ["--preset", "tiny", "--estimator", "none", "--method", "grpo"]
+    ahead = parse(*alone, ASYNC, "--train.async_queue_size", "2", "--train.partial_rollout_enable", AHEAD, "128")
+    checks.check(ahead)
+    assert (ahead.args.train.async_queue_size, ahead.args.rollout.vllm_generate_batch_size) == (2, 128)
+    checks.check(parse(*alone, AHEAD, "64"))  # as many as without the flag
+
+
 def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
     settings = parse(
         "--preset", "tiny", "--store.url", "postgresql://u:hunter2@h/db", "--warm_start", "x",

@@ -91,6 +91,16 @@ def test_what_two_gpus_and_other_flags_change(flags, changed):
     assert needs(*flags, gpus="2x80") == expected
 
 
+def test_engines_on_gpus_of_their_own_share_no_memory_with_the_policy():
+    alone = ["--estimator", "none", "--train.async_enable"]
+    # One GPU each: the policy's keeps all 16 bytes a parameter, nothing sleeps in main memory.
+    expected = dataclasses.replace(needs(), asleep=16 * 10**9, host=0)
+    assert needs(*alone, gpus="2x80") == expected
+    assert check(18, *alone, gpus="2x80")[0].startswith("warning: ")  # 16 GB and a sequence, without vLLM's share
+    with pytest.raises(UsageError, match=r"training takes 16 GiB of a GPU at least .*, and a G has 15 GiB"):
+        check(15, *alone, gpus="2x80")
+
+
 def test_replays_and_dynamic_batches_size_a_micro_batch():
     replayed = needs("--method", "repo", "--replay.samples", "4")  # of 8 rollouts: half as many more
     assert (replayed.training, replayed.scoring) == (6 * 1000 * 1_220_000, 16 * 1000 * 600_000)
@@ -100,8 +110,8 @@ def test_replays_and_dynamic_batches_size_a_micro_batch():
     assert (dynamic.training, dynamic.scoring) == (5000 * 1_220_000, 1000 * 600_000)  # a whole sequence at least
 
 
-def check(gibibytes, *more, host=1000):
-    args = settings("default", "1x80", *FLAGS, *more, "--actor.model_name_or_path", "m").args
+def check(gibibytes, *more, host=1000, gpus="1x80"):
+    args = settings("default", gpus, *FLAGS, *more, "--actor.model_name_or_path", "m").args
     return capacity.check(SHAPE, args, [Gpu("G", int(gibibytes * GIB), (9, 0))], host=host * GIB)
 
 
@@ -174,6 +184,8 @@ def test_a_preset_works_on_the_machine_it_says(name):
     row = f"| `{name}` | {gpus} or more of {each} GiB | {memory} GiB | {disk} GiB |"
     assert row in (Path(__file__).parents[1] / "docs/gpus.md").read_text()
     shape, made = Shape.of(config(name)), settings(name, f"{gpus}x{each}")
+    apart = settings(name, f"{2 * gpus}x{each}", "--estimator", "none", "--train.async_enable")
+    assert capacity.check(shape, apart.args, apart.machine.gpus, host=memory * GIB) == []
     assert capacity.check(shape, made.args, made.machine.gpus, host=memory * GIB) == []
     assert capacity.needs(shape, made.args).disk <= disk * GIB < 1.1 * capacity.needs(shape, made.args).disk
     with pytest.raises(UsageError, match=r"vLLM's weights take|training takes"):

@@ -90,6 +90,8 @@ def no_engine_starts(monkeypatch):
         (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
         (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--algo.advantage.estimator", "gae"], "has no place for an estimator: its baseline is a critic; use group_"),
+        (["--train.partial_rollout_enable"], "--train.partial_rollout_enable: generation goes on over"),
+        (["--estimator", "none", "--train.async_enable", "--train.async_queue_size", "-1"], "queue_size -1 is below 1"),
         (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),

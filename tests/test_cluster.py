@@ -186,6 +186,8 @@ class Worker:
             raise ValueError("no such model")
     def pid(self):
         return os.getpid()
+    def ask(self, other):
+        return ray.get(other.pid.remote())
 
 alive, killed, broken = Worker.remote(), Worker.remote(), Worker.remote(broken=True)
 pid = ray.get(killed.pid.remote())
@@ -201,6 +203,12 @@ print(line)
 print(time.monotonic() - began < 30)
 print(deaths.find([deaths.Part.of("rank 0 of the policy", broken)], deaths.oom_kills()))
 print(deaths.find(parts, -1).split(": ")[-1])
+
+for asked in (killed, broken):
+    try:
+        ray.get(alive.ask.remote(asked))
+    except ray.exceptions.RayError as error:
+        print(str(deaths.named(error, deaths.oom_kills())).replace(str(pid), "PID"))
 """
 
 
@@ -213,6 +221,9 @@ def test_the_part_that_has_died_is_named_with_its_process_and_host():
         "True",
         "None",  # its own exception tells more
         "the kernel has killed a process for want of memory meanwhile",
+        "Worker (process PID) has died: its process was killed or has crashed (for want of memory? dmesg on its host "
+        "tells)",
+        "None",
     ]
 
 

@@ -160,6 +160,67 @@ def test_a_paused_engine_makes_no_step_and_takes_requests(engine):
         asyncio.run(engine.pause_generation(mode="abort"))
 
 
+def negate(worker):
+    """Other weights, and by a second call the same again: of the keys and values as well as of the logits."""
+    model = worker.get_model().model
+    for weight in (model.norm.weight, model.layers[0].self_attn.qkv_proj.weight):
+        weight.data.neg_()
+
+
+async def greedy(engine, name, tokens, count):
+    """The tokens that follow these with the weights of now."""
+    assert await engine.reset_prefix_cache()  # of other weights
+    prompt = {"prompt_token_ids": tokens}
+    [answer] = [each async for each in engine.generate(prompt, params(temperature=0, max_tokens=count), name)]
+    return answer.outputs[0].token_ids
+
+
+def test_weights_that_change_in_a_pause_give_the_tokens_after_it_and_none_before(engine, monkeypatch):
+    prompt, made, step = PROMPT["prompt_token_ids"], [], engine._engine.step
+    monkeypatch.setattr(engine._engine, "step", lambda: made.append(1) or step())
+
+    async def update():
+        old = await greedy(engine, "old", prompt, 50)
+        made.clear()
+        running = asyncio.create_task(answers(engine, "updated", temperature=0, max_tokens=50))
+        await until(lambda: len(made) > 3)
+        await engine.pause_generation(mode="keep")
+        before = len(made)  # a token in each step
+        await engine.collective_rpc(negate)
+        await asyncio.sleep(0.1)
+        assert len(made) == before < 50
+        await engine.resume_generation()
+        async with asyncio.timeout(10):
+            [answer] = await running
+        new = await greedy(engine, "new", prompt + old[:before], 50 - before)
+        unchanged = await greedy(engine, "unchanged", prompt, 50)
+        await engine.collective_rpc(negate)
+        assert await greedy(engine, "old again", prompt, 50) == old
+        return answer.outputs[0].token_ids, old[:before] + new, old, unchanged
+
+    tokens, expected, *others = asyncio.run(update())
+    # After the pause all keys and values are those of the new weights too, as if the old tokens were a prompt.
+    assert tokens == expected
+    assert tokens not in others
+
+
+def test_no_request_is_lost_in_updates_one_after_another(engine):
+    async def update():
+        asked = [asyncio.create_task(answers(engine, f"kept {i}", n=2, max_tokens=50)) for i in range(4)]
+        for i in range(6):  # an even number: the weights are then what they were
+            await until(lambda: unfinished(engine) > 0)
+            await engine.pause_generation(mode="keep")
+            asked.append(asyncio.create_task(answers(engine, f"late {i}", n=2)))
+            await engine.collective_rpc(negate)
+            await engine.resume_generation()
+        async with asyncio.timeout(10):
+            return await asyncio.gather(*asked)
+
+    lengths = [[len(output.token_ids) for output in answer.outputs] for [answer] in asyncio.run(update())]
+    assert lengths == [[50, 50]] * 4 + [[8, 8]] * 6
+    assert unfinished(engine) == 0
+
+
 def test_a_request_that_vllm_refuses_fails_alone(engine):
     from vllm.exceptions import VLLMValidationError
 

@@ -6,7 +6,7 @@ import pytest
 
 from openrlhf_dbb import cuda, machine, shims
 from openrlhf_dbb.cuda import attention
-from openrlhf_dbb.driver import arguments, checks
+from openrlhf_dbb.driver import arguments, checks, cluster, printed
 from openrlhf_dbb.errors import UsageError
 
 MODEL = [
@@ -136,6 +136,85 @@ def test_openrlhf_alone_gets_no_more_than_it_cannot_do_without(installed):
     ]
     settings = parse(*alone, "--vllm.num_engines", "1")
     assert [settings.flags[flag] for flag in CHOSEN] == ["sdpa", False, False, *OPENRLHFS, None, None, False]
+
+
+ALONE_ASYNC = ["--estimator", "none", "--train.async_enable"]
+PLACES = ("actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "policy", "engines", "size"),
+    [
+        ("2x80", [], 1, 1, 1),
+        ("3x80", [], 1, 2, 1),
+        ("8x80", [], 4, 4, 1),
+        ("8x80", ["--preset", "qwen3-8b"], 4, 4, 1),
+        ("8x80", ["--preset", "qwen3-8b", "--vllm.num_engines", "2"], 4, 2, 1),
+        ("8x80", ["--vllm.tensor_parallel_size", "2"], 4, 2, 2),
+        ("6x80", ["--vllm.tensor_parallel_size", "4"], 2, 1, 4),
+        ("8x80", ["--preset", "tiny"], 1, 1, 1),  # which never takes more
+        ("8x80", ["--actor.num_gpus_per_node", "6", "--vllm.num_engines", "2"], 6, 2, 1),
+    ],
+)
+def test_in_asynchronous_training_half_of_the_gpus_are_the_engines(installed, gpus, flags, policy, engines, size):
+    settings = parse(*ALONE_ASYNC, *flags, gpus=gpus)
+    checks.check(settings)
+    cluster.check_gpus(settings)
+    assert [settings.flags[flag] for flag in PLACES] == [policy, engines, size]
+    assert cluster.gpus_needed(settings.args) == policy + engines * size
+    assert (settings.args.vllm.enable_sleep, settings.args.ds.enable_sleep) == (False, False)
+
+
+def test_the_configuration_shows_where_asynchronous_training_puts_the_models(installed):
+    lines = printed.configuration(parse(*ALONE_ASYNC, gpus="8x80"), None).splitlines()
+    assert "   --actor.num_gpus_per_node 4  [preset qwen3-1.7b]" in lines
+    assert "   --vllm.num_engines 4  [preset qwen3-1.7b]" in lines
+    assert "   --vllm.enable_sleep False  [--train.async_enable: the engines have GPUs of their own]" in lines
+    assert "   --ds.enable_sleep False  [--train.async_enable: the engines have GPUs of their own]" in lines
+
+
+def test_a_preset_of_ones_own_can_train_asynchronously(installed, tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "qwen3-8b"\n[flags]\ntrain.async_enable = true\n')
+    mine = ["--estimator", "none", "--preset", str(tmp_path / "mine.toml")]
+    args, synchronous = parse(*mine, gpus="4x80").args, parse(*mine, "--no-train.async_enable", gpus="4x80").args
+    assert (args.actor.num_gpus_per_node, args.vllm.num_engines, args.vllm.enable_sleep) == (2, 2, False)
+    assert (synchronous.actor.num_gpus_per_node, synchronous.vllm.num_engines) == (4, 4)
+    assert synchronous.vllm.enable_sleep
+    (tmp_path / "mine.toml").write_text("[flags]\nvllm.enable_sleep = true\nrollout.n_samples_per_prompt = 2\n")
+    with pytest.raises(UsageError, match=r"--vllm.enable_sleep \[preset .*mine.toml\] does not go with --train.async"):
+        parse(*MODEL, *mine, "--train.async_enable", "--vllm.num_engines", "1", gpus="4x80")
+
+
+@pytest.mark.parametrize(
+    ("flags", "needed", "has", "rest"),
+    [
+        (["--preset", "qwen3-8b", *ALONE_ASYNC], 2, 1, "the engines have 1 of their own .* use at least 2 GPUs, "),
+        ([*ALONE_ASYNC, "--vllm.tensor_parallel_size", "2"], 3, 2, "have 2 of their own .* use at least 3 GPUs, "),
+        (["--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"], 4, 3, "or share GPUs with --train.colocate"),
+    ],
+)
+def test_more_gpus_than_the_machine_has_are_refused_before_ray_starts(installed, monkeypatch, flags, needed, has, rest):
+    settings = parse(*flags, gpus=f"{has}x80")
+    checks.check(settings)
+    with pytest.raises(
+        UsageError, match=rf"^these flags need {needed} GPUs, this machine has {has}; .*{rest}"
+    ) as caught:
+        cluster.check_gpus(settings)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    cluster.check_gpus(settings)  # the others are on other hosts
+
+
+@pytest.mark.parametrize("mode", [[], ALONE_ASYNC])
+def test_models_that_share_gpus_are_where_the_policy_is(installed, mode):
+    kl = ["--preset", "qwen3-8b", "--algo.kl.init_coef", "0.1"]
+    settings = parse(*kl, *mode, gpus="4x80")
+    assert settings.args.ref.num_gpus_per_node == settings.args.actor.num_gpus_per_node == (2 if mode else 4)
+    assert settings.origin["ref.num_gpus_per_node"] == "--train.colocate_all: on the policy's GPUs"
+    assert "reward.num_gpus_per_node" not in settings.origin
+    assert parse(*kl, *mode, "--ref.num_gpus_per_node", "1", gpus="4x80").args.ref.num_gpus_per_node == 1
+    critic = parse("--preset", "qwen3-8b", "--estimator", "none", "--algo.advantage.estimator", "gae", gpus="4x80")
+    assert critic.args.critic.num_gpus_per_node == 4
 
 
 REFUSED = [

@@ -56,6 +56,8 @@ REFUSED = {
     "algo.advantage.gamma": ["0.9"],
     "algo.advantage.lambd": ["0.9"],
     "data.max_images_per_prompt": ["1"],
+    "train.async_queue_size": ["2"],
+    "rollout.vllm_generate_batch_size": ["65"],
 }
 
 
@@ -111,9 +113,7 @@ IGNORED = {
     "ds.lora.alpha": ["8"],
     "ds.lora.target_modules": ["q_proj"],
     "ds.lora.dropout": ["0.1"],
-    "train.async_queue_size": ["2"],
     "train.ema_beta": ["0.5"],
-    "rollout.vllm_generate_batch_size": ["8"],
     "data.image_key": ["pictures"],
     "local_rank": ["1"],
 }

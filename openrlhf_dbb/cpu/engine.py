@@ -142,6 +142,8 @@ class InProcessEngine:
 
     def _step(self) -> None:
         self._stepping = False
+        if self._paused:  # since it was asked for; resuming asks again
+            return
         try:
             gone = [request_id for request_id, answer in self._answers.items() if answer.cancelled()]
             self._engine.abort_request(gone)

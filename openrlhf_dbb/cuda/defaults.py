@@ -12,6 +12,7 @@ FAST = "fast on CUDA"
 """Where these values come from, as the configuration prints it."""
 PADDED = "micro-batch size x --data.max_len"
 """Where limits of tokens come from until preflight, which knows the model, fits them to the GPUs."""
+SHARED = "--train.colocate_all: on the policy's GPUs"
 MAX_NUM_SEQS = range(128, 1025)
 """Sequences that an engine runs at a time: from vLLM's own default to the most that a rollout batch is given."""
 MAX_NUM_BATCHED_TOKENS = 8192
@@ -20,6 +21,11 @@ PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable
 _ATTENTION = "ds.attn_implementation"
 
 Layer = tuple[str, dict[str, Any]]
+APART: Layer = (
+    "--train.async_enable: the engines have GPUs of their own",
+    {"vllm.enable_sleep": False, "ds.enable_sleep": False},
+)
+"""Values above those of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs."""
 
 
 def layers(gpus: Sequence[Gpu], *, with_preset: bool) -> list[Layer]:
@@ -38,8 +44,18 @@ def layers(gpus: Sequence[Gpu], *, with_preset: bool) -> list[Layer]:
     return made
 
 
+def engines(devices: int, tensor_parallel: int, *, apart: bool) -> int:
+    """Engines of these GPUs: of all of them, or if they have theirs apart from the policy, of half, rounded up.
+
+    Args:
+        devices: GPUs in all.
+        tensor_parallel: GPUs of an engine.
+    """
+    return max((devices - devices // 2 if apart else devices) // tensor_parallel, 1)
+
+
 def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
-    """Take back what other flags exclude, and size the batches; changes both arguments."""
+    """Take back what other flags exclude, place what shares GPUs, and size the batches; changes both arguments."""
 
     def put(flag: str, value: Any, why: str) -> None:
         flags[flag], origin[flag] = value, why
@@ -50,6 +66,14 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     excluded = "--no-ds.packing_samples" if not flags[_PACKING] else _excludes_dynamic(flags)
     if origin.get(_DYNAMIC) == FAST and excluded:
         put(_DYNAMIC, False, excluded)
+    if flags["train.colocate_all"]:
+        for model, used in (
+            ("ref", flags["algo.kl.init_coef"] > 0),
+            ("critic", flags["algo.advantage.estimator"] == "gae"),
+            ("reward", not flags["reward.remote_url"]),
+        ):
+            if used and f"{model}.num_gpus_per_node" not in origin:
+                put(f"{model}.num_gpus_per_node", flags["actor.num_gpus_per_node"], SHARED)
     if flags[_DYNAMIC]:
         for part in ("train", "rollout"):  # as much memory as padded micro-batches take at most
             if f"{part}.max_tokens_per_gpu" not in origin:

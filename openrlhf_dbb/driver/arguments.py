@@ -61,6 +61,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
     method = early.method or preset.flags.get("method", unnamed)
     layers = [("preset " + name, preset.flags), ("method " + method, _method_flags(method, estimator))]
+    asynchronous = preset.flags.get("train.async_enable") if early.asynchronous is None else early.asynchronous
     if on_cpu:
         cpu.prepare_driver()
         platform = cpu.FLAG_DEFAULTS | dict.fromkeys(
@@ -71,13 +72,17 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         shims.add()
         if early.preset or not _places_models(argv):
             layers.append(("preset " + name, preset.gpus))
+            if asynchronous and preset.gpus:
+                layers.append(defaults.APART)
         layers = [*defaults.layers(host.gpus, with_preset=name != presets.NONE), *layers]
     if estimator != NO_ESTIMATOR:
         layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
     parallel = {"vllm.tensor_parallel_size": early.tensor_parallel} if early.tensor_parallel else {}
     merged = {flag: value for _, values in [*layers, ("", parallel)] for flag, value in values.items()}
-    everything = {"vllm.num_engines": devices // max(merged.get("vllm.tensor_parallel_size", 1), 1)}
-    origin = _apply(parser, layers, lambda flag: max(everything.get(flag, devices), 1))
+    tensor_parallel = max(merged.get("vllm.tensor_parallel_size", 1), 1)
+    engines = defaults.engines(devices, tensor_parallel, apart=bool(asynchronous))
+    ranks = devices - engines * tensor_parallel if asynchronous else devices
+    origin = _apply(parser, layers, lambda flag: max(engines if flag == "vllm.num_engines" else ranks, 1))
     given = _given(parser, argv)
     flags = vars(parser.parse_args(argv)) | {"preset": name}
     origin |= dict.fromkeys(given, "command line")
@@ -85,6 +90,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         _check_gpus(host, dry_run=flags["dry_run"])
         if name != presets.NONE:
             defaults.derive(flags, origin)
+    _check_async(flags, origin)
     _fill_placeholders(flags)
     _derive(flags, origin)
     settings = Settings.of(flags, origin, on_cpu=on_cpu)
@@ -118,6 +124,8 @@ def _early_arguments(argv: list[str]) -> argparse.Namespace:
     early.add_argument("--method", default=None)
     early.add_argument("--rollout.strategy", dest="strategy", default=None)
     early.add_argument("--assume_gpus", default=None)
+    early.add_argument("--train.async_enable", dest="asynchronous", action="store_true", default=None)
+    early.add_argument("--no-train.async_enable", dest="asynchronous", action="store_false")
     early.add_argument("--vllm.tensor_parallel_size", dest="tensor_parallel", type=int)
     early.add_argument(f"--{MODEL_FLAG}", dest="model", default=None)
     known = early.parse_known_args(argv)[0]
@@ -192,6 +200,48 @@ def _given(parser: argparse.ArgumentParser, argv: list[str]) -> list[str]:
         parser._defaults = stored
         for action, default in defaults:
             action.default = default
+
+
+def _check_async(flags: Mapping[str, Any], origin: Mapping[str, str]) -> None:
+    """Refuse what OpenRLHF asserts about asynchronous training, or takes in silence.
+
+    Raises:
+        UsageError: naming the flags, the values, and what to do.
+    """
+    batch, generated = flags["rollout.batch_size"], flags["rollout.vllm_generate_batch_size"]
+    if generated is not None and generated < batch:
+        raise UsageError(
+            f"--rollout.vllm_generate_batch_size {generated} is less than --rollout.batch_size {batch}, so that steps "
+            f"would be short of rollouts; give {batch} or more, or leave it out"
+        )
+    if flags["train.async_enable"]:
+        if flags["train.async_queue_size"] < 1:
+            raise UsageError(
+                f"--train.async_queue_size {flags['train.async_queue_size']} is below 1; it says how many batches may "
+                "be generated ahead of the training"
+            )
+        if flags["vllm.enable_sleep"]:
+            raise UsageError(
+                f"--vllm.enable_sleep [{origin['vllm.enable_sleep']}] does not go with --train.async_enable: the "
+                "engines generate while the policy trains; give --no-vllm.enable_sleep"
+            )
+        return
+    for flag, asked, why in (
+        ("train.partial_rollout_enable", flags["train.partial_rollout_enable"], "generation goes on over weight syncs"),
+        (
+            "train.async_queue_size",
+            origin.get("train.async_queue_size") == "command line",
+            "batches are generated ahead of the training",
+        ),
+        (
+            "rollout.vllm_generate_batch_size",
+            generated is not None and generated > batch,
+            f"more than --rollout.batch_size {batch} are generated for at once",
+        ),
+    ):
+        if asked:
+            shown = "" if flags[flag] is True else f" {flags[flag]}"
+            raise UsageError(f"--{flag}{shown}: {why} with --train.async_enable only; give both, or neither")
 
 
 def _fill_placeholders(flags: dict[str, Any]) -> None:

@@ -118,9 +118,9 @@ def start(settings: Settings) -> None:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus < needed:
         alone = f", or {_ALONE}" if joined and settings.on_cpu else ""
+        fewer = _fewer_gpus(settings.args)
         raise UsageError(
-            f"these flags need {needed} GPUs, the Ray cluster has {gpus}; lower --actor.num_gpus_per_node and "
-            f"--vllm.num_engines, or share GPUs with --train.colocate_all{alone} (OpenRLHF would wait for ever)"
+            f"these flags need {needed} GPUs, the Ray cluster has {gpus}; {fewer}{alone} (OpenRLHF would wait for ever)"
         )
 
 
@@ -152,6 +152,30 @@ def check_places(settings: Settings) -> None:
                 f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
                 "shared file system"
             )
+
+
+def check_gpus(settings: Settings) -> None:
+    """Refuse flags that need more GPUs than this machine has, unless a cluster is joined; see :func:`start`.
+
+    Raises:
+        UsageError: how many, and the flags to change.
+    """
+    needed, there = gpus_needed(settings.args), len(settings.machine.gpus)
+    if not settings.on_cpu and ray_address.joined() is None and needed > there:
+        raise UsageError(f"these flags need {needed} GPUs, this machine has {there}; {_fewer_gpus(settings.args)}")
+
+
+def _fewer_gpus(args: SimpleNamespace) -> str:
+    """What to change where there are too few."""
+    lower = "lower --actor.num_gpus_per_node and --vllm.num_engines"
+    if not args.train.async_enable:
+        return f"{lower}, or share GPUs with --train.colocate_all"
+    engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
+    return (
+        f"with --train.async_enable the engines have {engines} of their own (--vllm.num_engines x "
+        f"--vllm.tensor_parallel_size), the policy has the others: use at least {1 + args.vllm.tensor_parallel_size} "
+        f"GPUs, {lower}, or leave out --train.async_enable"
+    )
 
 
 def make_ready(ray_start: RayStart, settings: Settings) -> None:

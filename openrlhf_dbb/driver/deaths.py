@@ -88,6 +88,23 @@ def find(parts: list[Part], oom_kills_before: int) -> str | None:
     return f"{name}{where} has died: {_why(str(gone[name]), oom_kills_before)}"
 
 
+def named(error: Exception, oom_kills_before: int) -> str | None:
+    """The actor that has died by what Ray's error says, in a line, where only OpenRLHF's own trainer knows the actors.
+
+    Args:
+        error: as Ray raises it here, or has handed it on from the actor that saw it.
+        oom_kills_before: as of :func:`find`.
+
+    Returns:
+        None if no actor's process has died, or if an exception of its own has ended it.
+    """
+    found = re.findall(r"\tclass_name: (\w+)\n\tactor_id: \w+\n\tpid: (\d+)\n", str(error))
+    if not found:
+        return None
+    name, process = found[-1]
+    return f"{name} (process {process}) has died: {_why(str(error), oom_kills_before)}"
+
+
 def _known(part: Part) -> tuple[str | None, int | None]:
     """Where a part is, or was."""
     import ray

@@ -43,13 +43,19 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
 
     ray_start.wait()
     get_strategy = functools.partial(DriverStrategy, on_cpu=settings.on_cpu)
+    oom_kills = deaths.oom_kills()
     if start is None:
         engines = Engines(ray.remote(PlatformRolloutActor), settings)
-        upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+        try:
+            upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+        except ray.exceptions.RayError as error:
+            died = deaths.named(error, oom_kills)
+            if died is None:
+                raise
+            raise PartDied(died) from error
         return None
     engines = Engines(ray.remote(StrictRolloutActor), settings)
     watch = Watch(start, PosteriorTrainer, engines)
-    oom_kills = deaths.oom_kills()
     try:
         with watch.progress_bar(), upstream.quiet(settings.verbose):
             upstream.run(

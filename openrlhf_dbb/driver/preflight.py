@@ -37,6 +37,7 @@ def check(settings: Settings) -> storage.RunRecord | None:
         UsageError, storage.StoreError: what is wrong and what to do, in one line.
     """
     checks.check(settings)
+    cluster.check_gpus(settings)
     cluster.check_places(settings)
     resumed = None
     if settings.estimator != NO_ESTIMATOR:
