@@ -129,9 +129,9 @@ def test_an_upgraded_database_is_used_as_any_other(old, version, fill):
         expected = [[1.125, 4.125], [4.375, 0.875], [np.nan, np.nan]]
         np.testing.assert_array_equal(run.load(ids).state, expected)
         assert run.load_shared()["clock"].tolist() == [1.0, 0.1]
-        run.record_groups(GroupRows(np.array([1]), np.array([0]), ids[:1], np.array([4]), policy_version=0))
+        run.record_groups(GroupRows(np.arange(1, 4), np.zeros(3, int), ids, np.full(3, 4), policy_version=0))
         versions = np.array([0.5, np.nan, 1.0])  # of ids
-        fill.step(run, 2, ids, [4, 4, 0], policy_version=versions, fates={"trained": np.array([1])})
+        fill.step(run, 2, ids, [4, 4, 0], policy_version=versions, fates={"trained": np.arange(1, 4)})
         packed = store.claim_run(store.find_run("packed").run_id)
         assert packed.load(ids[:1]).state.tolist() == [[1.0, 2.0, 3.0, 4.0]]
         assert check(store) == []
@@ -145,7 +145,7 @@ def test_an_upgraded_database_is_used_as_any_other(old, version, fill):
             "SELECT policy_version, lag FROM posterior_history WHERE run_id = 2 ORDER BY step, prompt_id = :first DESC"
         )
         assert store.query(visits, first=int(ids[0]))[:3] == [(0, 0), (0, 0), (0.5, 0.5)]
-        assert store.query("SELECT ordinal, fate, step, lag FROM groups") == [(1, "trained", 2, 1.0)]
+        assert store.query("SELECT ordinal, fate, step, lag FROM groups") == [(i, "trained", 2, 1.0) for i in (1, 2, 3)]
 
 
 def test_opening_an_older_database_names_both_versions_and_the_command(old, version, kind):
