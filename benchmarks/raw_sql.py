@@ -74,9 +74,9 @@ class RawSQLite:
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
-        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 14)})", history)
+        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 15)})", history)
         self.connection.executemany(f"INSERT INTO dbb_usage VALUES ({', '.join('?' * 13)})", usage)
-        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 11)})", rollouts)
+        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 12)})", rollouts)
         self.connection.execute(APPLY.format("?"), (run, step))
         self.connection.execute("COMMIT")
 

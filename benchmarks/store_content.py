@@ -103,6 +103,7 @@ class Trainer:
             *(rows.mean[order].tolist(), rows.variance[order].tolist()),
             *_columns(rows.previous_state[order]),
             rows.previous_step[order].tolist(),
+            [None] * size,  # of the step's own policy
         ]
         counts = (getattr(rows.usage, name)[order].tolist() for name in ("prompt_ids", *COUNTS))
         usage = [[run] * size, [self.step] * size, *counts]
@@ -113,7 +114,7 @@ class Trainer:
 def _rollouts(run: int, step: int, rows: RolloutRows) -> list[tuple[Any, ...]]:
     numbers = (rows.prompt_ids, rows.sample, rows.reward, rows.score, rows.advantage, rows.length)
     columns = (*(each.tolist() for each in numbers), rows.truncated.astype(int).tolist(), rows.log_prob.tolist())
-    return [(run, step, *row) for row in zip(*columns, rows.text, strict=True)]
+    return [(run, step, *row, None) for row in zip(*columns, rows.text, strict=True)]
 
 
 def _columns(state_P_F: np.ndarray[Any, Any]) -> list[list[Any]]:
@@ -150,7 +151,7 @@ def fill(
                     SELECT {run_id}, i / {a_step} + 1, (i % {prompts}) * {STRIDE} % {prompts} + 1, 8, i % 9,
                            0.5 + i % 97, 0.5 + i % 89, NULL, 0.5 + (i % 7) / 64.0, 0.25, {before.format(prompts, 97)},
                            {before.format(prompts, 89)}, NULL,
-                           CASE WHEN i >= {prompts} THEN (i - {prompts}) / {a_step} + 1 ELSE -1 END
+                           CASE WHEN i >= {prompts} THEN (i - {prompts}) / {a_step} + 1 ELSE -1 END, NULL
                     FROM {series}"""
             )
         )

@@ -9,7 +9,7 @@
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
-    advantage        Estimate + rewards -> advantages: standardized (GRPO), centered (Dr. GRPO)
+    forms/           Estimate + rewards -> advantages: one file each for GRPO, Dr. GRPO, REINFORCE++-baseline, RLOO
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
@@ -31,8 +31,9 @@ Example:
 """
 
 from estimators import closed_form
-from estimators.advantage import FORMS, Form, centered, standardized
 from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
+from estimators.forms import FORMS, Form, centered
+from estimators.forms.group_norm import standardized
 from estimators.registry import available, build, get, register
 
 __all__ = [

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
 from estimators.registry import register
-
-NEVER = -1.0
 
 
 @register
@@ -32,6 +31,16 @@ class DiscountedBetaBernoulli(RewardEstimator):
     correct also where prompts come back irregularly (dynamic sampling, curricula, warm start). On its first
     visit a prompt's prior is discounted once. Every call of ``observe`` is one update.
 
+    With "visits" a late group (a lag above 0) is one more visit: observe groups in the order of their generation. With
+    "updates" it counts as of update ``g = now - lag``, the one in which it would have been on-policy, so that the
+    order does not matter. With first and v the least and the greatest g of a prompt, and E updates per epoch::
+
+        alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
+        beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
+
+    A run that begins with another's state (warm start) goes on with its count of updates. Its groups are all later
+    than those in the state, which it therefore only shrinks.
+
     Args:
         discount: lambda in (0, 1], weight kept per visit of the same prompt (per epoch, not per gradient
             step). 1 never forgets. The paper uses 0.25, 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
@@ -44,7 +53,8 @@ class DiscountedBetaBernoulli(RewardEstimator):
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
-        seen_at: with "updates" only; number of the update that last saw the prompt, -1: never.
+        seen_at, first_at: with "updates" only; v and first, the g of the prompt's latest and of its earliest group.
+            -1 and 0 before any group; only then seen_at < first_at.
         updates (shared): with "updates" only; number of updates so far.
 
     Raises:
@@ -58,7 +68,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
         >>> estimate
         Estimate(mean=array([0.9]), variance=array([0.09]))
 
-    Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` is our own.
+    Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` and late groups are our own.
     """
 
     discount: float = field(default=0.5, metadata={"help": "weight of the past per visit, in (0, 1]"})
@@ -91,7 +101,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
 
     @property
     def state_fields(self) -> tuple[str, ...]:
-        return ("alpha", "beta", "seen_at") if self.forgetting == "updates" else ("alpha", "beta")
+        return ("alpha", "beta", "seen_at", "first_at") if self.forgetting == "updates" else ("alpha", "beta")
 
     @property
     def shared_fields(self) -> tuple[str, ...]:
@@ -103,39 +113,71 @@ class DiscountedBetaBernoulli(RewardEstimator):
             "beta": np.full(num_prompts, float(self.prior_beta)),
         }
         if self.forgetting == "updates":
-            state |= {"seen_at": np.full(num_prompts, NEVER), "updates": np.zeros(1)}
+            state |= {"seen_at": np.full(num_prompts, -1.0), "first_at": np.zeros(num_prompts), "updates": np.zeros(1)}
         return state
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        successes, rollouts = counts(rewards_P_G)
-        kept = self._kept(state)
-        # The floor keeps the counts positive: 1,074 zero-variance groups at discount 0.5 underflow to 0.
-        new_state = {
-            "alpha": np.maximum(kept * state["alpha"] + successes, np.finfo(float).tiny),
-            "beta": np.maximum(kept * state["beta"] + (rollouts - successes), np.finfo(float).tiny),
-        }
         if self.forgetting == "updates":
-            now = state["updates"] + 1
-            new_state |= {"seen_at": np.full(len(successes), now[0]), "updates": now}
-        return new_state
+            return self.update_late(state, rewards_P_G, np.zeros(len(rewards_P_G)))
+        successes, rollouts = counts(rewards_P_G)
+        return {
+            "alpha": _floored(self.discount * state["alpha"] + successes),
+            "beta": _floored(self.discount * state["beta"] + (rollouts - successes)),
+        }
+
+    def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
+        if self.forgetting == "visits":
+            return self.update(state, rewards_P_G)
+        successes, rollouts = counts(rewards_P_G)
+        now = state["updates"] + 1
+        generated_at, never = now - lag_P, _never(state)
+        first_at = np.where(never, generated_at, state["first_at"])
+        seen_at = np.where(never, generated_at, np.maximum(state["seen_at"], generated_at))
+        kept, weight = self._kept(state, seen_at), self._faded(seen_at - generated_at)
+        # A group from before the first one moves the prior, which is discounted once at the first, further back.
+        earlier = generated_at < first_at
+        prior_before, prior_after = (self.discount * self._faded(seen_at - at) for at in (first_at, generated_at))
+
+        def updated(past: Floats, prior: float, new: Floats) -> Floats:
+            past = kept * past
+            # Rounding must not leave the earlier groups less than nothing.
+            moved = np.maximum(past - prior * prior_before, 0) + prior * prior_after
+            return _floored(np.where(earlier, moved, past) + weight * new)
+
+        return {
+            "alpha": updated(state["alpha"], self.prior_alpha, successes),
+            "beta": updated(state["beta"], self.prior_beta, rollouts - successes),
+            "seen_at": seen_at,
+            "first_at": np.minimum(first_at, generated_at),
+            "updates": now,
+        }
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return bernoulli(state["alpha"], state["beta"])
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        kept = self._kept(state)
-        floor = np.finfo(float).tiny
-        return np.maximum(kept * state["alpha"], floor), np.maximum(kept * state["beta"], floor)
+        kept = self.discount if self.forgetting == "visits" else self._kept(state, state["updates"] + 1)
+        return _floored(kept * state["alpha"]), _floored(kept * state["beta"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
-    def _kept(self, state: State) -> Floats | float:
-        """Factor on the past at the next visit."""
-        if self.forgetting == "visits":
-            return self.discount
+    def _kept(self, state: State, seen_at: Floats) -> Floats:
+        """Factor on the past of prompts whose latest group is now that of update ``seen_at``."""
+        return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
+
+    def _faded(self, updates: Floats) -> Floats:
+        """Weight that is left after some updates."""
         if not self.updates_per_epoch:
             raise ValueError("dbb.updates_per_epoch is 0; give the number of policy updates in an epoch")
-        elapsed = state["updates"] + 1 - state["seen_at"]
-        epochs = np.where(state["seen_at"] == NEVER, 1.0, elapsed / self.updates_per_epoch)
-        return np.asarray(self.discount**epochs)
+        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
+
+
+def _never(state: State) -> NDArray[np.bool_]:
+    """Prompts without any group so far."""
+    return np.asarray(state["seen_at"] < state["first_at"])
+
+
+def _floored(counted: Floats) -> Floats:
+    """Positive counts: 1,074 zero-variance groups at discount 0.5 underflow to 0."""
+    return np.asarray(np.maximum(counted, np.finfo(float).tiny))

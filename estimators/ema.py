@@ -83,6 +83,16 @@ class MovingAverage(RewardEstimator):
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return self._weight(state["visits"])
 
+    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
+        rest = super().mean_without_each(state, rewards_P_G, estimate)
+        if rest is None or self.reads == "before":
+            return rest
+        # A group's mean has the same weight however few rollouts it is of, down to one.
+        successes, rollouts = (of_group[:, None] for of_group in counts(rewards_P_G))
+        moved = (rewards_P_G - successes / rollouts) / np.maximum(rollouts - 1, 1)
+        weight = self.group_weight(state, rewards_P_G)[:, None]
+        return np.where(rollouts > 1, estimate.mean[:, None] - weight * moved, rest)
+
     def _weight(self, visits: Floats) -> Floats:
         """Weight of the latest of ``visits`` groups."""
         return np.where(visits == 1, 1.0, 1 - self.discount)

@@ -26,7 +26,7 @@ class Prompts:
 
     Attributes:
         texts: P prompts as the model sees them (template applied).
-        labels: P answers, as strings.
+        labels: P answers, as strings; all empty without ``--data.label_key``.
         rows: P row numbers in the loaded data set.
         total: rows in the data set.
         bad: which rows were dropped because they cannot be used, in words; "" for none.
@@ -59,6 +59,8 @@ class Prompts:
     def report(self) -> str:
         """One line: how many are used and what happened to the others."""
         parts = [f"{len(self.texts)} of {self.total} prompts"]
+        if not any(self.labels):
+            parts.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
         if self.bad:
             parts.append(self.bad)
         if self.duplicates - self.kept_duplicates:
@@ -88,9 +90,9 @@ def load_rows(args: SimpleNamespace, strategy: Any, flag: str = data_rows.TRAINI
         flag: what errors call the data set by.
 
     Raises:
-        UsageError: no label key, a column is missing, or there are no rows.
+        UsageError: no label key for a reward of this package, a column is missing, or there are no rows.
     """
-    if args.data.label_key is None:
+    if args.data.label_key is None and _compares_with_labels(args):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
     load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
     load_dataset = load.__globals__["load_dataset"]
@@ -112,6 +114,11 @@ def load_rows(args: SimpleNamespace, strategy: Any, flag: str = data_rows.TRAINI
     if len(rows) == 0:
         raise UsageError(f"data set {args.data.prompt_dataset!r} has no rows")
     return data_rows.checked(with_columns(rows.select(range(min(args.data.max_samples, len(rows)))), args), args)
+
+
+def _compares_with_labels(args: SimpleNamespace) -> bool:
+    """Whether the reward is one of this package, all of which need a label; a model or a function may not."""
+    return any(Path(url).parent == math_answer_file().parent for url in args.reward.remote_url or [])
 
 
 def find_bad_rows(rows: Any, args: SimpleNamespace, flag: str = data_rows.TRAINING) -> data_rows.BadRows:
@@ -208,7 +215,7 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
     first_label: dict[str, str] = {}
     rows, duplicates, relabelled = [], 0, []
-    texts, labels = loaded[args.data.input_key][:], loaded[args.data.label_key][:]
+    texts, labels = loaded[args.data.input_key][:], data_rows.labels_of(loaded, args)
     for row, (prompt, label) in enumerate(zip(texts, labels, strict=True)):
         if row in bad.rows:
             continue

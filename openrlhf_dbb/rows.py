@@ -84,8 +84,14 @@ def find(rows: Any, args: SimpleNamespace) -> BadRows:
         if fault is not None:
             bad.add(row, fault)
     if args.data.skip_bad_rows or not args.data.drop_duplicates:
-        _add_contradictions(bad, rows[args.data.input_key][:], rows[args.data.label_key][:])
+        _add_contradictions(bad, rows[args.data.input_key][:], labels_of(rows, args))
     return bad
+
+
+def labels_of(rows: Any, args: SimpleNamespace) -> list[Any]:
+    """The label of each row; without ``--data.label_key`` an empty one, as OpenRLHF has it."""
+    key = args.data.label_key
+    return [""] * len(rows) if key is None else list(rows[key][:])
 
 
 def _add_contradictions(bad: BadRows, prompts: Sequence[Any], labels: Sequence[str]) -> None:
@@ -115,13 +121,13 @@ def checked(rows: Any, args: SimpleNamespace) -> Any:
 
     prompt_column, label_column = args.data.input_key, args.data.label_key
     known = rows[FAULT][:] if FAULT in rows.column_names else [None] * len(rows)
-    prompts, labels = rows[prompt_column][:], rows[label_column][:]
+    prompts, labels = rows[prompt_column][:], labels_of(rows, args)
     faults = [
-        fault or prompt_fault(prompt) or label_fault(label)
+        fault or prompt_fault(prompt) or (None if label_column is None else label_fault(label))
         for fault, prompt, label in zip(known, prompts, labels, strict=True)
     ]
     added = {FAULT: faults}
-    if rows.features[label_column] != Value("string"):
+    if label_column is not None and rows.features[label_column] != Value("string"):
         texts = zip(labels, faults, strict=True)
         added[label_column] = [None if fault else label_text(label) for label, fault in texts]
     rows = rows.remove_columns([name for name in added if name in rows.column_names])
@@ -193,18 +199,16 @@ def read_json(path: Path, args: SimpleNamespace, flag: str = TRAINING) -> Any:
         records.append(record)
         faults.append(fault)
     prompts = _column("data.input_key", data.input_key, records)
-    labels = _column("data.label_key", data.label_key, records)
-    for row, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
-        faults[row] = faults[row] or prompt_fault(prompt) or label_fault(label)
+    key = data.label_key
+    labels = None if key is None else _column("data.label_key", key, records)
+    for row, prompt in enumerate(prompts):
+        faults[row] = faults[row] or prompt_fault(prompt) or (label_fault(labels[row]) if labels else None)
     rarer = _rarer_kind(prompts, faults)
     faults = [fault or rarer.get(type(prompt)) for prompt, fault in zip(prompts, faults, strict=True)]
     prompts = [None if fault else prompt for prompt, fault in zip(prompts, faults, strict=True)]
-    columns = {
-        data.input_key: prompts,
-        data.label_key: [None if fault else label_text(each) for each, fault in zip(labels, faults, strict=True)],
-        LINE: lines,
-        FAULT: faults,
-    }
+    columns = {data.input_key: prompts, LINE: lines, FAULT: faults}
+    if labels is not None:
+        columns[key] = [None if fault else label_text(each) for each, fault in zip(labels, faults, strict=True)]
     for name in (data.image_key, "datasource"):
         if any(name in (record or ()) for record in records):
             columns[name] = [(record or {}).get(name) for record in records]

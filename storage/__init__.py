@@ -8,6 +8,7 @@
     evaluations results of benchmarks: EvaluationRows, and writing them
     records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
     rollouts    RolloutRows: kept rollouts of a step with their texts; its metrics as text
+    groups      GroupRows: groups that asynchronous training asks for, and what becomes of them
     usage       UsageCounts: what is counted of rollouts; UsageRows of a step, and their sums
     checks      refusing columns that do not fit
     shared      the estimator's run-wide state, as text in the database
@@ -56,6 +57,7 @@ Example:
 
 from storage.errors import StoreError
 from storage.evaluations import EvaluationRows
+from storage.groups import GroupRows
 from storage.log import (
     EvaluationRecord,
     PosteriorLog,
@@ -83,6 +85,7 @@ __all__ = [
     "URL_VARIABLE",
     "EvaluationRecord",
     "EvaluationRows",
+    "GroupRows",
     "PosteriorLog",
     "PosteriorStore",
     "PosteriorTable",

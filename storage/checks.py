@@ -79,6 +79,31 @@ def check_finite(
         raise StoreError(f"step {step}: {name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
 
 
+def policy_versions(
+    step: int, name: str, values: Any, ids: NDArray[np.int64], order: NDArray[np.int64]
+) -> NDArray[np.float64] | None:
+    """Policy versions in ``order``, as float64, NaN for the step's own policy (step - 1); None if all are of it.
+
+    Args:
+        ids: (P,) prompt ids, in that order already.
+
+    Raises:
+        StoreError: the shape differs, or a version is neither NaN nor in [0, step - 1].
+    """
+    if values is None:
+        return None
+    versions = reals(step, name, values, ids.shape)[order]
+    bad = ~(np.isnan(versions) | ((versions >= 0) & (versions <= step - 1)))
+    if bad.any():
+        at = int(bad.argmax())
+        raise StoreError(
+            f"step {step}: {name} of prompt {ids[at]} is {versions[at]}; it must be from 0 to {step - 1}, or NaN for "
+            "the step's own policy"
+        )
+    versions[versions == step - 1] = np.nan
+    return None if np.isnan(versions).all() else versions
+
+
 def _check_shape(step: int, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
     if values.shape != shape:
         raise StoreError(f"step {step}: {name} has shape {values.shape}; it must be {shape}, one row per prompt id")

@@ -1,4 +1,5 @@
-"""Reading for people: progress of a run, its usage, run-wide state, prompts, rollouts, events, one prompt's history."""
+"""Reading for people: progress of a run, its usage and groups, run-wide state, prompts, rollouts, events, a prompt's
+history."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from sqlalchemy import or_, select, text
 from storage import schema, shared
 from storage.engine import chunks
 from storage.errors import StoreError
+from storage.groups import FATES
 from storage.log import columns
 from storage.records import RunRecord
 from storage.retry import retried
@@ -88,6 +90,13 @@ def usage_by_step(store: PosteriorStore, run: RunRecord) -> StepUsage:
     query = f"""SELECT {", ".join(names)} FROM (SELECT t.*, generated - trained AS filtered FROM dbb_step t) s
                 WHERE run_id = :run AND generated IS NOT NULL ORDER BY step"""
     return StepUsage(*columns(store, run, query, integer=len(names)))
+
+
+def group_fates(store: PosteriorStore, run: RunRecord) -> dict[str, int]:
+    """How many groups of a run have each of ``storage.groups.FATES``; empty if it has no ledger of groups."""
+    query = "SELECT fate, count(*) AS found FROM dbb_group WHERE run_id = :run GROUP BY fate"
+    found = {row["fate"]: row["found"] for row in _rows(store, query, {"run": run.run_id})}
+    return {fate: found.get(fate, 0) for fate in FATES} if found else {}
 
 
 @retried
@@ -211,7 +220,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     """Every visit of one prompt.
 
     Returns:
-        step, rollouts, successes, alpha, beta, mean, variance of each, oldest first.
+        step, rollouts, successes, alpha, beta, mean, variance, lag (steps that their policy was behind) of each, oldest
+        first.
     """
     # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
     # order of a cross join; of a plain one it may read all steps of the run first.
@@ -222,7 +232,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
             SELECT h.prev_step FROM visit v
             JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
             WHERE h.prev_step > 0)
-        SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance
+        SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance,
+               coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
     return _rows(store, query, {"run": run.run_id, "prompt": prompt_id})
@@ -232,11 +243,11 @@ def rollouts(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int | 
     """The kept rollouts of a step, or of one prompt in it; empty if none are kept.
 
     Returns:
-        prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text of each, ordered by
+        prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text, lag of each, ordered by
         prompt_id, then sample.
     """
     of_prompt = "" if prompt_id is None else "AND prompt_id = :prompt"
-    query = f"""SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text
+    query = f"""SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, text, lag
                 FROM rollouts WHERE run_id = :run AND step = :step {of_prompt} ORDER BY prompt_id, sample"""
     return _rows(store, query, {"run": run.run_id, "step": step, "prompt": prompt_id})
 

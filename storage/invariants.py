@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from storage import schema
 from storage.engine import chunks
 from storage.evaluations import EvaluationRows
+from storage.groups import SETTLED
 from storage.prompts import prompt_hash
 from storage.records import StateLayout
 from storage.store import PosteriorStore
@@ -197,6 +198,44 @@ _CHECKS = [
               OR NOT EXISTS (SELECT 1 FROM dbb_step s WHERE s.run_id = k.run_id AND s.step = k.step)""",
     ),
     (
+        "a policy version is from 0 to step - 1",
+        "step {}, prompt {}: {}",
+        """SELECT run_id, step, prompt_id, policy_version FROM dbb_history
+           WHERE NOT policy_version BETWEEN 0 AND step - 1 UNION ALL
+           SELECT run_id, step, prompt_id, policy_version FROM dbb_rollout
+           WHERE NOT policy_version BETWEEN 0 AND step - 1""",
+    ),
+    (
+        "a group is settled by a recorded step later than its policy, or by none; of a finished run none is open",
+        "group {}: {}, step {}, policy version {}",
+        f"""SELECT g.run_id, g.ordinal, g.fate, g.step, g.policy_version FROM dbb_group g
+            LEFT JOIN dbb_run r ON r.run_id = g.run_id
+            LEFT JOIN dbb_step s ON s.run_id = g.run_id AND s.step = g.step
+            WHERE CASE WHEN g.fate IN {SETTLED} THEN s.step IS NULL OR g.policy_version > g.step - 1
+                       WHEN g.fate = 'open' THEN g.step IS NOT NULL OR r.status = 'finished'
+                       ELSE g.fate <> 'abandoned' OR g.step IS NOT NULL END
+               OR g.policy_version < 0 OR g.ordinal < 1 OR g.pass < 0 OR g.rollouts < 1""",
+    ),
+    (
+        "where a step has groups, it has trained on those trained, and filtered those filtered",
+        "step {}, prompt {}: {} rollouts trained, {} filtered, {} stale; in the usage {} trained, {} filtered",
+        f"""WITH {_KEPT}, asynchronous AS (
+            SELECT DISTINCT g.run_id, g.step FROM dbb_group g JOIN kept k ON k.run_id = g.run_id AND g.step >= k.first
+            JOIN dbb_step s ON s.run_id = g.run_id AND s.step = g.step AND s.generated IS NOT NULL),
+        counted AS (
+            SELECT run_id, step, prompt_id, 0 AS used_trained, 0 AS used_filtered,
+                   {", ".join(f"CASE WHEN fate = '{fate}' THEN rollouts ELSE 0 END AS {fate}" for fate in SETTLED)}
+            FROM asynchronous JOIN dbb_group USING (run_id, step)
+            UNION ALL SELECT run_id, step, prompt_id, trained, generated - trained, 0, 0, 0
+            FROM asynchronous JOIN dbb_usage USING (run_id, step)),
+        summed AS (
+            SELECT run_id, step, prompt_id, sum(trained) AS trained, sum(filtered) AS filtered, sum(stale) AS stale,
+                   sum(used_trained) AS used_trained, sum(used_filtered) AS used_filtered
+            FROM counted GROUP BY run_id, step, prompt_id)
+        SELECT * FROM summed
+        WHERE trained <> used_trained OR used_filtered NOT BETWEEN filtered AND filtered + stale""",
+    ),
+    (
         "a checkpoint is of a recorded step",
         "checkpoint {} of step {}, last step {}",
         """SELECT c.run_id, c.tag, c.step, r.last_step FROM dbb_checkpoint c JOIN dbb_run r ON r.run_id = c.run_id
@@ -245,10 +284,10 @@ _CHECKS = [
 ]
 
 _OWNED = (
-    "dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout", "dbb_step", "dbb_checkpoint", "dbb_event",
-    "dbb_evaluation",
+    "dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout", "dbb_group", "dbb_step", "dbb_checkpoint",
+    "dbb_event", "dbb_evaluation",
 )  # fmt: skip
-_OF_PROMPTS = ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout")
+_OF_PROMPTS = ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_usage", "dbb_rollout", "dbb_group")
 
 # The update of DBB, to the last bit; the first visit of a prompt starts from the prior.
 _DBB = """

@@ -1,4 +1,4 @@
-"""Reading for analysis: groups, probes and usage of a run as numpy columns, evaluations, rows with their texts."""
+"""Reading for analysis: visits, probes and usage of a run as numpy columns, evaluations, rows with texts, groups."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ class StepLog(Log):
         rollouts: int64, >= 1, rewards seen (N).
         successes: float64, their sum (S), in reward units.
         mean, variance: float64, the estimate of one reward that the step was scored with.
+        lag: float64, >= 0, training steps between the policy that generated the group and the step's; 0: on-policy.
     """
 
     rollouts: NDArray[np.int64]
     successes: NDArray[np.float64]
     mean: NDArray[np.float64]
     variance: NDArray[np.float64]
+    lag: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     Returns:
         Empty columns if the run has no steps.
     """
-    query = """SELECT step, prompt_id, rollouts, successes, mean, variance FROM dbb_history
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*columns(store, run, query, integer=3, real=3))
+    return StepLog(*columns(store, run, query, integer=3, real=4))
 
 
 def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
@@ -124,9 +126,9 @@ def read_posteriors(store: PosteriorStore, run: RunRecord) -> PosteriorLog:
     Returns:
         Empty columns if the run has no steps.
     """
-    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, alpha, beta FROM dbb_history
+    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag, alpha, beta FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return PosteriorLog(*columns(store, run, query, integer=3, real=5))
+    return PosteriorLog(*columns(store, run, query, integer=3, real=6))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
@@ -237,6 +239,20 @@ def rollouts_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequ
                FROM rollouts k JOIN dbb_prompt p ON p.prompt_id = k.prompt_id
                WHERE k.run_id = :run ORDER BY k.step, k.prompt_id, k.sample"""
     yield from _in_parts(store, run, query)
+
+
+GROUP_COLUMNS = ("ordinal", "pass", "prompt_id", "rollouts", "policy_version", "fate", "step", "lag")
+
+
+def ledger(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
+    """All groups that asynchronous training asked for, in parts, as :func:`history_with_texts`.
+
+    Yields:
+        Rows of ``GROUP_COLUMNS``, ordered by ordinal.
+    """
+    yield from _in_parts(
+        store, run, f"SELECT {', '.join(GROUP_COLUMNS)} FROM groups WHERE run_id = :run ORDER BY ordinal"
+    )
 
 
 @retried

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.bulk import Columns
-from storage.checks import check_finite, counts, reals, sorted_ids
+from storage.checks import check_finite, counts, policy_versions, reals, sorted_ids
 from storage.errors import StoreError
+from storage.groups import Fates, checked_fates
 from storage.owner import Owner
 from storage.rollouts import RolloutRows
 from storage.shared import SharedState, checked_shared, to_text
@@ -132,6 +133,10 @@ class StepRows:
         probes: None if no prompt was probed.
         usage: where the step's rollouts went; None if not counted.
         kept: some of its rollouts with their texts; None if none are kept.
+        policy_version: (P,) float, in [0, step - 1], training steps that the policy of the prompt's rollouts had seen,
+            their mean; NaN: step - 1, the step's own policy; None: of that policy all.
+        fates: ordinals of open groups by what this step makes of them: trained, filtered (not trained on) or stale
+            (given up as too old); None if there are none.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -146,13 +151,15 @@ class StepRows:
     probes: ProbeRows | None = None
     usage: UsageRows | None = None
     kept: RolloutRows | None = None
+    policy_version: NDArray[np.float64] | None = None
+    fates: Fates | None = None
 
     def checked(self, step: int, num_fields: int) -> StepRows:
         """A copy with exact types, sorted by prompt id.
 
         Raises:
-            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt, or usage that is
-                inconsistent.
+            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt or group, a policy version
+                out of range, an unknown fate, or usage that is inconsistent.
         """
         ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
         size = len(ids)
@@ -169,6 +176,8 @@ class StepRows:
             probes=None if self.probes is None else self.probes.checked(step),
             usage=None if self.usage is None else self.usage.checked(step),
             kept=None if self.kept is None else self.kept.checked(step),
+            policy_version=policy_versions(step, "policy_version", self.policy_version, ids, order),
+            fates=None if self.fates is None else checked_fates(step, self.fates),
         )
         for name in ("successes", "mean", "variance", "state"):
             check_finite(step, name, ids, getattr(rows, name))
@@ -189,7 +198,7 @@ class StepRows:
         """16 bytes that identify the content of a step; only of checked rows (sorted, exact types)."""
         contents = vars(self).copy()
         shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
-        kept = contents.pop("kept")
+        kept, versions, fates = contents.pop("kept"), contents.pop("policy_version"), contents.pop("fates")
         probed = 0 if probes is None else len(probes.prompt_ids)
         used = None if usage is None else len(usage.prompt_ids)
         arrays = [*contents.values()]
@@ -201,6 +210,10 @@ class StepRows:
             digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
         if kept is not None:
             kept.add_to(digest)
+        if versions is not None:
+            digest.update(b"policy versions" + np.ascontiguousarray(versions, dtype="<f8").tobytes())
+        if fates is not None:
+            digest.update(repr([(fate, ordinals.tolist()) for fate, ordinals in fates.items()]).encode())
         return digest.digest()
 
 
@@ -245,6 +258,7 @@ class StateLayout:
 
 def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Columns:
     """The columns of ``dbb_history``."""
+    versions = {} if rows.policy_version is None else {"policy_version": rows.policy_version}
     return {
         "run_id": run_id,
         "step": step,
@@ -256,6 +270,7 @@ def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout)
         "variance": rows.variance,
         **layout.to_columns(rows.previous_state, "prev_"),
         "prev_step": rows.previous_step,
+        **versions,
     }
 
 

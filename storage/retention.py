@@ -22,7 +22,7 @@ from storage.store import PosteriorStore
 _Note = tuple[int | None, dict[str, int]]
 """Id and detail of the event that records a prune."""
 
-_COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "rollouts", "checkpoints")
+_COUNTED = ("steps", "history_rows", "probes", "samples", "usage_rows", "rollouts", "groups", "checkpoints")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class PruneResult:
     Attributes:
         first_kept: the first step whose history is kept.
         steps: steps whose history was deleted.
-        history_rows, probes, usage_rows, rollouts, checkpoints: rows deleted; rollouts: kept ones, with their texts.
+        history_rows, probes, usage_rows, rollouts, groups, checkpoints: rows deleted; rollouts: kept ones, with their
+            texts; groups: of the ledger.
         bytes_freed: room for new rows in the file (SQLite); None if unknown (PostgreSQL, or nothing was deleted).
     """
 
@@ -43,6 +44,7 @@ class PruneResult:
     probes: int
     usage_rows: int
     rollouts: int
+    groups: int
     checkpoints: int
     bytes_freed: int | None
 
@@ -56,7 +58,7 @@ def prune(
     drop_checkpoints: bool = False,
     dry_run: bool = False,
 ) -> PruneResult:
-    """Delete the history, probes, usage and kept rollouts of a run's old steps; give ``keep_last`` or ``before``.
+    """Delete the history, probes, usage, kept rollouts and groups of a run's old steps; ``keep_last`` or ``before``.
 
     Posteriors, recorded steps with their totals, metrics and run-wide state, and evaluations stay. To resume from a
     model checkpoint, the history of every later step is needed: a prune that would delete it is refused, unless
@@ -66,6 +68,9 @@ def prune(
 
     The run may be trained meanwhile: rows are deleted in short transactions of whole steps, oldest first, each of
     which leaves a valid run. If killed half-way, the same call deletes the rest.
+
+    Groups go with their step; abandoned ones if they are older than the newest group of the deleted steps. The newest
+    group of the run stays, so that no number is used again.
 
     The mean and variance in view ``posteriors`` of a prompt whose last visit was deleted come from alpha and
     beta; they are NULL for an estimator without these.
@@ -190,6 +195,9 @@ _DELETED = {
     "probes": f"FROM dbb_probe {_OLD}",
     "usage_rows": f"FROM dbb_usage {_OLD}",
     "rollouts": f"FROM dbb_rollout {_OLD}",
+    "groups": f"""FROM dbb_group
+        WHERE run_id = :run AND ordinal < (SELECT max(ordinal) FROM dbb_group WHERE run_id = :run)
+          AND (step < :end OR (fate = 'abandoned' AND ordinal < (SELECT max(ordinal) FROM dbb_group {_OLD})))""",
     "checkpoints": "FROM dbb_checkpoint WHERE run_id = :run AND step < :given_up",
 }
 

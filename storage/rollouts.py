@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.bulk import Columns
-from storage.checks import counts, integers, reals
+from storage.checks import counts, integers, policy_versions, reals
 from storage.errors import StoreError
 from storage.prompts import storable
 
@@ -41,6 +41,8 @@ class RolloutRows:
         truncated: (K,) float, 1 if cut at the length limit, else 0; NaN if not known.
         log_prob: (K,) float, sum of the response tokens' log-probabilities when they were sampled; NaN if not known.
         text: (K,) responses.
+        policy_version: (K,) float, in [0, step - 1], training steps that the policy had seen when it wrote them; NaN:
+            step - 1, the step's own policy; None: of that policy all.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -52,12 +54,14 @@ class RolloutRows:
     truncated: NDArray[np.float64]
     log_prob: NDArray[np.float64]
     text: Sequence[str]
+    policy_version: NDArray[np.float64] | None = None
 
     def checked(self, step: int) -> RolloutRows:
         """A copy with exact types, sorted by prompt id and sample.
 
         Raises:
-            StoreError: a wrong shape or type, a rollout that is there twice, an infinite value, or no finite advantage.
+            StoreError: a wrong shape or type, a rollout that is there twice, an infinite value, no finite advantage, or
+                a policy version out of range.
         """
         ids, sample = integers("rollouts.prompt_ids", self.prompt_ids), integers("rollouts.sample", self.sample)
         size = len(ids)
@@ -85,9 +89,11 @@ class RolloutRows:
             )
         length = counts(step, "rollouts.length", self.length, size, 0)[order]
         texts = [storable(self.text[at]) for at in order.tolist()]
+        versions = policy_versions(step, "rollouts.policy_version", self.policy_version, ids, order)
         return RolloutRows(
-            prompt_ids=ids, sample=sample, length=length, text=texts, **dict(zip(_FLOATS, floats_5_K, strict=True))
-        )
+            prompt_ids=ids, sample=sample, length=length, text=texts, policy_version=versions,
+            **dict(zip(_FLOATS, floats_5_K, strict=True)),
+        )  # fmt: skip
 
     def add_to(self, digest: hashlib.blake2b) -> None:
         """Let a step's digest stand for these rows too; only of checked rows."""
@@ -104,6 +110,7 @@ def rollout_columns(run_id: int, step: int, rows: RolloutRows) -> Columns:
     truncated: Any = np.ma.array(zeros_and_ones, mask=unknown)  # type: ignore[no-untyped-call]
     texts = np.empty(len(rows.text), dtype=object)
     texts[:] = rows.text
+    versions = {} if rows.policy_version is None else {"policy_version": rows.policy_version}
     return {
         "run_id": run_id,
         "step": step,
@@ -116,6 +123,7 @@ def rollout_columns(run_id: int, step: int, rows: RolloutRows) -> Columns:
         "truncated": truncated,
         "log_prob": rows.log_prob,
         "text": texts,
+        **versions,
     }
 
 

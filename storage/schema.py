@@ -31,7 +31,7 @@ from storage.url import URL_VARIABLE
 from storage.usage import COUNTS, GROUPS
 from storage.views import VIEWS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -132,6 +132,7 @@ history = Table(
     Column("prev_beta", Double, comment="posterior before the step"),
     Column("prev_state", LargeBinary, comment="posterior before the step"),
     Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
+    Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
 )
@@ -175,6 +176,7 @@ rollout = Table(
     Column("truncated", BigInteger, comment="1: cut at the length limit; 0: not; NULL: not known"),
     Column("log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"),
     Column("text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"),
+    Column("policy_version", Double, comment="training steps the policy had seen that wrote it; NULL: step - 1"),
     comment="Some rollouts of every step",
 )
 
@@ -194,6 +196,21 @@ step = Table(
     *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, (_, comment) in GROUPS.items()),
     Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
     comment="Recorded steps: a step is here if and only if all of it was written",
+    sqlite_with_rowid=False,
+)
+
+group = Table(
+    "dbb_group",
+    metadata,
+    _run_id(),
+    Column("ordinal", BigInteger, primary_key=True, autoincrement=False, comment="number of the group, from 1"),
+    Column("pass", BigInteger, nullable=False, comment="pass over the data, from 0"),
+    Column("prompt_id", BigInteger, nullable=False, comment="the prompt"),
+    Column("rollouts", BigInteger, nullable=False, comment="rollouts asked for"),
+    Column("policy_version", Double, nullable=False, comment="training steps the policy had seen when asked"),
+    Column("fate", Text, nullable=False, comment="open, trained, filtered, stale or abandoned"),
+    Column("step", BigInteger, comment="the step that trained on it, filtered it or gave it up as stale; else NULL"),
+    comment="Groups that asynchronous training asked for, and what became of each",
     sqlite_with_rowid=False,
 )
 

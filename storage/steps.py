@@ -1,4 +1,4 @@
-"""Write a step: its own row, its rows of history, probes, usage and rollouts, and the posteriors it changed."""
+"""Write a step: its own row, its rows of history, probes, usage and rollouts, its groups, the posteriors it changed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from storage import groups
 from storage.bulk import insert_columns
-from storage.engine import execute
+from storage.engine import Database, execute
 from storage.errors import StoreError
 from storage.records import RunRecord, StateLayout, StepRows, history_columns, probe_columns
 from storage.rollouts import rollout_columns
@@ -35,11 +36,13 @@ _APPLY = """
     WHERE dbb_posterior.step < excluded.step"""
 
 
-def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, digest: bytes, now: str) -> None:
+def write(
+    connection: Connection, database: Database, run: RunRecord, step: int, rows: StepRows, digest: bytes, now: str
+) -> None:
     """Write checked rows as a step of the run, in this transaction, which has advanced the run to it.
 
     Raises:
-        StoreError: they do not start from the stored posteriors.
+        StoreError: they do not start from the stored posteriors, or settle a group that is not open.
     """
     key = {"run": run.run_id, "step": step}
     totals: dict[str, Any] = {
@@ -60,6 +63,8 @@ def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, dig
         insert_columns(connection, "dbb_usage", usage_columns(run.run_id, step, rows.usage))
     if rows.kept is not None:
         insert_columns(connection, "dbb_rollout", rollout_columns(run.run_id, step, rows.kept))
+    if rows.fates is not None:
+        groups.settle(connection, database, run.run_id, run.name, step, rows.fates)
     stale: Any = execute(connection, _STALE, key).first()
     if stale is not None:
         raise StoreError(

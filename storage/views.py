@@ -2,14 +2,17 @@
 
 from storage.usage import COUNTS, TOTALS
 
+_VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
+
 VIEWS = {
     "runs": """
         SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
                dataset, reward, method, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
         FROM dbb_run""",
     "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
-    "posterior_history": """
-        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance
+    "posterior_history": f"""
+        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance,
+               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_history""",
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
@@ -17,10 +20,15 @@ VIEWS = {
     "usage": f"""
         SELECT run_id, step, prompt_id, {", ".join(COUNTS)}, generated - trained AS filtered
         FROM dbb_usage""",
-    "rollouts": """
+    "rollouts": f"""
         SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
-               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text
+               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
+               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_rollout""",
+    "groups": """
+        SELECT run_id, ordinal, pass, prompt_id, rollouts, policy_version, fate, step,
+               step - 1 - policy_version AS lag
+        FROM dbb_group""",
     # The sum of big integers is a decimal on PostgreSQL.
     "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import estimators
-from estimators import FORMS, Form
+from estimators import FORMS
 from study.data import ControlRow
 from study.exact import Task, read
 from study.policy_gradient import sample, token_log_probabilities
@@ -40,7 +40,7 @@ class Arm:
     estimator: str
     clip: tuple[float, float]
     parameters: dict[str, Any] = field(default_factory=dict)
-    form: Form = "group_norm"
+    form: str = "group_norm"
 
 
 NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
@@ -73,7 +73,7 @@ def train(
     policy, tokens = task.policy(), task.train
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     estimator = estimators.build(arm.estimator, **arm.parameters)
-    state = estimator.initial_state(len(tokens.prompts))
+    state, form = estimator.initial_state(len(tokens.prompts)), FORMS.build(arm.form)
     generator, order = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     found = [task.accuracy(policy)]
     for _ in range(epochs):
@@ -82,7 +82,7 @@ def train(
             responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
             rewards_P_G = (responses_P_G_L == batch.answers_P_L[:, None]).all(-1).double().numpy()
             estimate = estimator.observe_at(state, members, rewards_P_G)
-            advantages_R = torch.from_numpy(FORMS[arm.form](rewards_P_G, estimate).ravel()).float()
+            advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
             responses_R_L = responses_P_G_L.flatten(0, 1)
             prompt_R = np.repeat(np.arange(PROMPTS), rollouts)
             with torch.no_grad():

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from estimators import FORMS, Estimate, Form, RewardEstimator, State, build, centered, standardized
+from estimators import FORMS, Estimate, RewardEstimator, State, build, centered, standardized
 from estimators.base import Floats
 from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
@@ -42,7 +42,7 @@ class UpdateRule(NamedTuple):
 
     estimator: str
     parameters: dict[str, float]
-    form: Form
+    form: str
 
 
 ESTIMATORS: dict[str, UpdateRule] = {
@@ -56,7 +56,7 @@ ESTIMATORS: dict[str, UpdateRule] = {
     "dr_dbb_0.5": UpdateRule("dbb", {"discount": 0.5}, "dr_grpo"),
     "dr_auto": UpdateRule("auto", {}, "dr_grpo"),
 }
-ORACLES: dict[str, Form] = {"exact_sigma": "group_norm", "exact": "dr_grpo"}
+ORACLES: dict[str, str] = {"exact_sigma": "group_norm", "exact": "dr_grpo"}
 """Update rules that know each prompt's success probability, taken from the reference rollouts."""
 
 
@@ -147,7 +147,10 @@ def measure(
                     for name, rule in ESTIMATORS.items()
                 } | {name: (exact, form) for name, form in ORACLES.items()}
                 weights_E_P_G = np.stack(
-                    [weights(FORMS[form](rewards_P_G, of), responses_P_G_L, form) for of, form in found.values()]
+                    [
+                        weights(FORMS.build(form).advantages(rewards_P_G, of), responses_P_G_L, form)
+                        for of, form in found.values()
+                    ]
                 )
                 updates_E_D = gradients(policy, prompts, responses_P_G_L, weights_E_P_G)
                 for (name, (estimate, _)), update_D in zip(found.items(), updates_E_D, strict=True):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from estimators import Form
 from estimators.base import Floats
 from study.tokens import NOTHING, Tokens
 
@@ -52,7 +51,7 @@ def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, 
     return responses_R_L.view(-1, group, longest)
 
 
-def weights(advantages_P_G: Floats, responses_P_G_L: torch.Tensor, form: Form) -> Floats:
+def weights(advantages_P_G: Floats, responses_P_G_L: torch.Tensor, form: str) -> Floats:
     """Weight of each response's log-probability in the policy gradient, (P, G).
 
     "group_norm": mean over a response's tokens, then over responses. "dr_grpo": sum over the tokens; the constant

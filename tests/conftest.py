@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from storage import EvaluationRows, RolloutRows, StepRows, UsageRows, open_store
+from storage import EvaluationRows, GroupRows, RolloutRows, StepRows, UsageRows, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
@@ -241,6 +241,15 @@ class Filler:
             text=[f"answer {i}" for i in sample],
         )
 
+    @staticmethod
+    def groups(run, ids, version=0.0, rollouts=4, number=0):
+        """Record open groups of these prompts, numbered from the next on, in pass ``number``; their ordinals."""
+        ids = np.asarray(ids)
+        ordinals = run.last_ordinal() + 1 + np.arange(len(ids))
+        same = np.ones(len(ids), dtype=int)
+        run.record_groups(GroupRows(ordinals, number * same, ids, rollouts * same, version))
+        return ordinals
+
     @classmethod
     def step(cls, run, step, ids, successes, rollouts=4, **more):
         """Record one step; the rows recorded."""
@@ -305,15 +314,16 @@ def fill():
 
 
 @pytest.fixture
-def make_version_1():
-    """Function: fill an empty database with what release 0.1.0 wrote, schema version 1.
+def make_version():
+    """Function: fill an empty database with what the library wrote at this schema version; 1 is release 0.1.0.
 
     Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
+    From version 2 on "second" has kept rollouts and metrics.
     """
 
-    def make(url):
+    def make(url, version):
         kind = "sqlite" if url.startswith("sqlite") else "postgresql"
-        script = (ROOT / f"tests/store_versions/1.{kind}.sql").read_text()
+        script = (ROOT / f"tests/store_versions/{version}.{kind}.sql").read_text()
         if kind == "sqlite":
             import sqlite3
             from contextlib import closing
@@ -342,6 +352,7 @@ def dump(store):
         "dbb_probe": "run_id, step, prompt_id",
         "dbb_usage": "run_id, step, prompt_id",
         "dbb_rollout": "run_id, step, prompt_id, sample",
+        "dbb_group": "run_id, ordinal",
         "dbb_step": "run_id, step",
         "dbb_checkpoint": "run_id, step, tag",
         "dbb_event": "event_id",

@@ -89,10 +89,9 @@ def no_engine_starts(monkeypatch):
         (["--probe.fraction", "1e-6"], "--probe.fraction 1e-06 chooses none of the 8 prompts; raise it"),
         (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
         (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
-        (["--train.async_enable"], "--train.async_enable is not supported with --estimator yet"),
+        (["--algo.advantage.estimator", "gae"], "has no place for an estimator: its baseline is a critic; use group_"),
         (["--train.partial_rollout_enable"], "--train.partial_rollout_enable: generation goes on over"),
         (["--estimator", "none", "--train.async_enable", "--train.async_queue_size", "-1"], "queue_size -1 is below 1"),
-        (["--algo.advantage.estimator", "rloo"], "--algo.advantage.estimator rloo cannot be used with --estimator"),
         (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
@@ -289,7 +288,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
     assert "--dbb.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in printed  # 8 prompts, 4 a batch
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
-        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at")
+        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at", "first_at")
     start_until_launch(command, monkeypatch, "--resume", "mine", *UPDATES)
     code, said = command("--resume", "mine", *UPDATES, "--rollout.batch_size", "8")
     assert code == 2 and "it was trained with estimator parameters" in said
@@ -344,11 +343,20 @@ def test_a_run_by_a_method_is_resumed_by_the_same_command_and_not_with_other_pie
     start_until_launch(command, monkeypatch, "--resume", "mine", *same)
     for changed, line in (
         (["--method", "grpo"], "it was trained with method 'dr_grpo', not 'grpo'"),
+        (["--algo.advantage.estimator", "rloo"], "it was trained with --algo.advantage.estimator dr_grpo, not rloo"),
         (["--actor.loss_agg_length", "5"], "it was trained with --actor.loss_agg_length 4, not 5"),
         (["--rollout.max_new_tokens", "5"], "it was trained with --actor.loss_agg_length 4, not 5"),
     ):
         code, said = command("--resume", "mine", *same, *changed)
         assert code == 2 and line in said and "--warm_start mine" in said
+
+
+def test_a_whitened_run_is_resumed_with_the_same_whitening(command, monkeypatch):
+    same = ["--algo.advantage.estimator", "reinforce_baseline"]
+    start_until_launch(command, monkeypatch, "--run_name", "mine", *same)
+    start_until_launch(command, monkeypatch, "--resume", "mine", *same)
+    code, said = command("--resume", "mine", *same, "--algo.advantage.no_std_norm")
+    assert code == 2 and "it was trained with --algo.advantage.no_std_norm False, not True" in said
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):

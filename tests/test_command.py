@@ -187,7 +187,7 @@ def test_a_number_is_an_id_first_and_text_if_there_is_no_such_id(store, fill, ca
 
 # consent
 
-PRUNED = "6 history rows, 6 usage rows, 0 probe rows, 0 kept rollouts and 0 checkpoints of 3 steps"
+PRUNED = "6 history rows, 6 usage rows, 0 probe rows, 0 kept rollouts, 0 groups and 0 checkpoints of 3 steps"
 
 
 @pytest.fixture
@@ -236,9 +236,9 @@ def test_a_prune_that_nobody_can_be_asked_about(trained, monkeypatch, capsys):
         assert history_rows(trained) == 0
 
 
-def test_a_migration_asks(new_url, make_version_1, terminal, capsys):
-    url = make_version_1(new_url("sqlite"))
-    what = "this upgrades the database from schema version 1 to 2, which older releases cannot read; "
+def test_a_migration_asks(new_url, make_version, terminal, capsys):
+    url = make_version(new_url("sqlite"), 1)
+    what = "this upgrades the database from schema version 1 to 3, which older releases cannot read; "
     assert main(["migrate", "--dry-run", "--store.url", url]) == 0
     assert capsys.readouterr().out == f"{what}nothing was changed\n"
     terminal("no\n")
@@ -246,7 +246,7 @@ def test_a_migration_asks(new_url, make_version_1, terminal, capsys):
     assert capsys.readouterr().out == f"{what}type yes to do so: "
     terminal("yes\n")
     assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out.endswith("upgraded from schema version 1 to 2\n")
+    assert capsys.readouterr().out.endswith("upgraded from schema version 1 to 3\n")
 
 
 def test_an_interrupt_ends_it_without_a_traceback(open_new, fill):

@@ -377,6 +377,18 @@ def test_policy_and_engine_on_a_gpu_each(gpus, train, tmp_path, record_property)
     check(run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all")), record_property)
 
 
+def test_generation_ahead_with_partial_rollouts(gpus, train, tmp_path, record_property):
+    """Policy and engine at work at the same time, the weights sent while requests stand still."""
+    needs_gpus(gpus, 2)
+    ahead = ["--train.async_enable", "--train.partial_rollout_enable", "--no-vllm.enable_sleep"]
+    trained = run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all", *ahead))
+    check(trained, record_property)
+    ((late, latest),) = query(trained.folder, "SELECT avg(lag), max(lag) FROM posterior_history")
+    record_property("mean lag", f"{late:.2f}")
+    assert 0 < late <= latest <= 1
+    assert query(trained.folder, "SELECT DISTINCT fate FROM groups") == [("trained",)]
+
+
 def test_an_engine_over_two_gpus(gpus, train, tmp_path, record_property):
     cuda_only(gpus, "vLLM has no tensor parallelism on CPU")
     needs_gpus(gpus, 2)

@@ -181,6 +181,108 @@ def test_inputs_are_left_alone(case):
         state = new_state
 
 
+def observe_late(estimator, visits_T_P_G, lags_T_P):
+    state = estimator.initial_state(visits_T_P_G.shape[1])
+    estimates = []
+    for rewards_P_G, lag_P in zip(visits_T_P_G, lags_T_P, strict=True):
+        state, estimate = estimator.observe(state, rewards_P_G, lag_P)
+        estimates.append(estimate)
+    return state, estimates
+
+
+def draw_lags(data, visits_T_P_G):
+    lags = st.floats(0, 9) | st.integers(0, 9).map(float)
+    return data.draw(hnp.arrays(np.float64, visits_T_P_G.shape[:2], elements=lags))
+
+
+@every_case
+@given(data=st.data())
+@some_examples
+def test_no_lag_is_a_lag_of_0(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, estimates = observe_late(estimator, visits_T_P_G, np.zeros(visits_T_P_G.shape[:2]))
+    wanted_state, wanted = replay(estimator, visits_T_P_G)
+    assert_same(state, wanted_state)
+    for estimate, of_none in zip(estimates, wanted, strict=True):
+        assert_same(vars(estimate), vars(of_none))
+
+
+@every_case
+@given(data=st.data())
+@some_examples
+def test_late_groups_give_a_state_and_estimates_as_any_others_do(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, estimates = observe_late(estimator, visits_T_P_G, draw_lags(data, visits_T_P_G))
+    assert {field: (values.shape, values.dtype) for field, values in state.items()} == {
+        field: (values.shape, values.dtype) for field, values in replay(estimator, visits_T_P_G)[0].items()
+    }
+    assert all(np.isfinite(values).all() for values in state.values())
+    for estimate in estimates:
+        assert estimate.mean.shape == estimate.variance.shape == (visits_T_P_G.shape[1],)
+        assert np.isfinite(estimate.mean).all()
+        assert np.all(estimate.variance > 0 if estimator.never_collapses else estimate.variance >= 0)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "dbb by updates"])
+@given(data=st.data())
+@some_examples
+def test_by_visits_a_late_group_is_a_visit_like_any_other(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, estimates = observe_late(estimator, visits_T_P_G, draw_lags(data, visits_T_P_G))
+    wanted_state, wanted = replay(estimator, visits_T_P_G)
+    assert_same(state, wanted_state)
+    for estimate, on_policy in zip(estimates, wanted, strict=True):
+        assert_same(vars(estimate), vars(on_policy))
+
+
+def test_only_a_step_with_a_late_group_asks_for_update_late():
+    calls = []
+
+    class Recording(estimators.get("point")):
+        def update_late(self, state, rewards_P_G, lag_P):
+            calls.append(lag_P.tolist())
+            return super().update_late(state, rewards_P_G, lag_P)
+
+    for lag_P in (None, [0, 0], [0, 2.5]):
+        Recording().observe({}, [[1.0, 0.0], [0.0, 0.0]], lag_P)
+    assert calls == [[0, 2.5]]
+
+
+@every_case
+def test_late_groups_leave_the_inputs_alone(case):
+    estimator = CASES[case]
+    rewards_P_G, lag_P, state = np.array([[1.0, 0.0]]), np.array([1.5]), estimator.initial_state(1)
+    for _ in range(3):
+        before = {field: values.copy() for field, values in state.items()}
+        new_state, _ = estimator.observe(state, rewards_P_G, lag_P)
+        assert_same(state, before)
+        assert (rewards_P_G.tolist(), lag_P.tolist()) == ([[1.0, 0.0]], [1.5])
+        state = new_state
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("lag_P", "message"),
+    [
+        ([0.0, -1.0], r"lag\[1\] = -1 is not a finite number >= 0; give the training steps between the policy that "),
+        ([np.nan, 0.0], r"lag\[0\] = nan is not a finite number >= 0"),
+        ([1.0, np.inf], r"lag\[1\] = inf is not a finite number >= 0"),
+        ([1.0], r"lag has shape \(1,\), rewards have 2 groups; give each group one lag"),
+        (1.0, r"lag has shape \(\), rewards have 2 groups"),
+        ([[1.0], [1.0]], r"lag has shape \(2, 1\), rewards have 2 groups"),
+    ],
+)
+def test_a_bad_lag_is_refused(case, lag_P, message):
+    estimator = CASES[case]
+    state = estimator.initial_state(3)
+    with pytest.raises(ValueError, match=message):
+        estimator.observe_at(state, np.array([2, 0]), [[1.0, 0.0], [1.0, 1.0]], lag_P)
+    assert_same(state, estimator.initial_state(3))
+
+
 @pytest.mark.parametrize("case", LOCAL)
 @given(visits_T_P_G=BINARY)
 @some_examples
@@ -194,6 +296,45 @@ def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
     weight = estimator.group_weight(new_state, without)
     np.testing.assert_allclose((higher.mean - lower.mean) * rollouts, weight, rtol=1e-9)
     assert np.all((weight > 0) & (weight <= 1))
+
+
+def without(estimator, state, rewards_P_G):
+    """The mean that each rollout of the group is left out of, from running the estimator without it."""
+    means_G_P = []
+    for rollout in range(rewards_P_G.shape[1]):
+        others = rewards_P_G.copy()
+        others[:, rollout] = np.nan
+        means_G_P.append(estimator.observe(state, others)[1].mean)
+    return np.array(means_G_P).T
+
+
+@pytest.mark.parametrize("case", [*LOCAL, "dbb by updates"])
+@given(data=st.data())
+@some_examples
+def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, _ = replay(estimator, visits_T_P_G[:-1])
+    new_state, estimate = estimator.observe(state, visits_T_P_G[-1])
+    found = estimator.mean_without_each(new_state, visits_T_P_G[-1], estimate)
+    expected = without(estimator, state, visits_T_P_G[-1])
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G))
+
+
+@pytest.mark.parametrize("case", ["auto", "auto by likelihood", "empirical_bayes"])
+def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(case):
+    """The prior has seen the rollout as well: of 256 groups of 4, it is one of 1,024."""
+    estimator, random = CASES[case], np.random.default_rng(5)
+    visits_T_P_G = (random.random((2, 256, 4)) < random.random((256, 1))).astype(float)
+    state, _ = replay(estimator, visits_T_P_G[:-1])
+    rewards_P_G = visits_T_P_G[-1]
+    new_state, estimate = estimator.observe(state, rewards_P_G)
+    found = estimator.mean_without_each(new_state, rewards_P_G, estimate)
+    for prompt in range(8):
+        alone = rewards_P_G.copy()
+        alone[prompt, 0] = np.nan
+        assert found[prompt, 0] == pytest.approx(estimator.observe(state, alone)[1].mean[prompt], abs=0.01)
+    assert np.abs(found - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
 
 
 @pytest.mark.parametrize("case", ["dbb", "dbb by updates", "auto"])
@@ -292,14 +433,15 @@ def test_the_state_of_other_prompts_is_refused(case):
 
 
 @every_case
-def test_observing_some_prompts_in_place_is_observing_them_alone(case):
+@pytest.mark.parametrize("lag_P", [None, np.array([0.0, 1.5])], ids=["on-policy", "late"])
+def test_observing_some_prompts_in_place_is_observing_them_alone(case, lag_P):
     estimator = CASES[case]
     state = estimator.initial_state(5)
     places, rewards_P_G = np.array([3, 0]), np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     alone = estimator.initial_state(2)
     for _ in range(2):
-        alone, wanted = estimator.observe(alone, rewards_P_G)
-        estimate = estimator.observe_at(state, places, rewards_P_G)
+        alone, wanted = estimator.observe(alone, rewards_P_G, lag_P)
+        estimate = estimator.observe_at(state, places, rewards_P_G, lag_P)
         assert (estimate.mean == wanted.mean).all() and (estimate.variance == wanted.variance).all()
     untouched = estimator.initial_state(5)
     for field in estimator.state_fields:

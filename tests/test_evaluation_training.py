@@ -249,7 +249,7 @@ class Data(torch.utils.data.Dataset):
 def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(engine_class, monkeypatch):
     monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)  # so that the first prompt can be answered last
     args = SimpleNamespace(
-        rollout=SimpleNamespace(batch_size=2, n_samples_per_prompt=8),
+        rollout=SimpleNamespace(batch_size=2, n_samples_per_prompt=8, vllm_generate_batch_size=None),
         vllm=SimpleNamespace(enable_sleep=False),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")),
     )

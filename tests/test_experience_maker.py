@@ -1,5 +1,6 @@
 """The hook on OpenRLHF's own experiences: upstream's advantages with point, Algorithm 1 with dbb."""
 
+import functools
 import math
 import sqlite3
 from collections import Counter
@@ -20,7 +21,7 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, whiten  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
@@ -33,12 +34,16 @@ TOKENS = 5
 BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
 
 
+@functools.cache
 def settings(*flags):
     return arguments.parse(["--preset", "tiny", "--rollout.n_samples_per_prompt", "8", *flags])
 
 
-def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
-    """A rollout batch as OpenRLHF hands it to the hook: P * G rows in micro-batches of ``batch`` rows."""
+def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None, kl=None):
+    """A rollout batch as OpenRLHF hands it to the hook: P * G rows in micro-batches of ``batch`` rows.
+
+    Responses are of ``lengths`` tokens, or where ``masks`` (P * G, TOKENS) says; ``kl`` has the same shape.
+    """
     rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
     prompts, group = rewards.shape
     flat = rewards.reshape(-1)
@@ -49,13 +54,15 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
         mask = torch.zeros(len(rows), TOKENS)
         for i, row in enumerate(rows):
             mask[i, : int(lengths[row])] = 1
+            if masks is not None:
+                mask[i] = torch.tensor(masks[row])
         made.append(
             Experience(
                 sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
                 attention_mask=torch.cat([torch.ones(len(rows), 1), mask], dim=1).long(),
                 action_mask=mask,
                 action_log_probs=log_prob * mask,
-                kl=torch.zeros(len(rows), TOKENS),
+                kl=torch.zeros(len(rows), TOKENS) if kl is None else torch.tensor(kl[rows], dtype=torch.float32),
                 rewards=flat[list(rows)].nan_to_num().clone(),
                 scores=flat[list(rows)].clone(),
                 prompts=[PROMPTS[row // group] for row in rows],
@@ -70,9 +77,8 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0):
     return made
 
 
-def maker(cls, args, **options):
-    kl = SimpleNamespace(value=0.0)
-    return cls(None, None, None, None, kl, SimpleNamespace(args=args), TOKENIZER, **options)
+def maker(cls, args, kl=0.0, **options):
+    return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
 
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=(), probed=None):
@@ -86,7 +92,7 @@ def advantages(made, batch, step=1, *, filtered=(), skipped=(), probed=None):
 def ours(tmp_path):
     opened = []
 
-    def build(estimator="dbb", *flags, **parameters):
+    def build(estimator="dbb", *flags, kl=0.0, **parameters):
         args = settings("--estimator", estimator, *flags).args
         built = estimators.build(estimator, **parameters)
         store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
@@ -98,7 +104,7 @@ def ours(tmp_path):
         labels = [str(i + 1) for i in range(len(PROMPTS))]
         posteriors = Posteriors(built, store, run, PROMPTS, labels)
         replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
-        return maker(PosteriorExperienceMaker, args, posteriors=posteriors, replays=replays), store
+        return maker(PosteriorExperienceMaker, args, kl, posteriors=posteriors, replays=replays), store
 
     yield build
     for store in opened:
@@ -124,18 +130,103 @@ def stored(maker, store, sql):
     return store.query(sql)
 
 
-@pytest.mark.parametrize("form", ["group_norm", "dr_grpo"])
-@pytest.mark.parametrize("rewards_P_G", GROUPS.values(), ids=GROUPS)
-def test_point_reproduces_openrlhf(ours, form, rewards_P_G):
-    flags = ["--algo.advantage.estimator", form]
-    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
-    theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G))
-    mine = advantages(ours("point", *flags)[0], experiences(rewards_P_G))[0]
-    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(column(mine, "returns"), column(theirs, "returns"), rtol=2e-6, atol=2e-6)
+FORMS = {
+    **{form: ["--algo.advantage.estimator", form] for form in estimators.FORMS.available()},
+    "no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.no_std_norm"],
+}
+LENGTHS = [1 + row % TOKENS for row in range(32)]
+KL = np.random.default_rng(9).normal(0.1, 0.5, (32, TOKENS))
+# A response of several turns: what the environment says stands between them and is not trained on.
+TURNS = np.array([[1, 1, 0, 0, 1], [0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 1]] * 8, dtype=float)
+BATCHES = {
+    "equal lengths": {},
+    "lengths": {"lengths": LENGTHS},
+    "lengths and KL": {"lengths": LENGTHS, "kl": KL},
+    "turns and KL": {"masks": TURNS, "kl": KL},
+    "one micro-batch": {"lengths": LENGTHS, "kl": KL, "batch": 32},
+}
+
+
+def assert_same_batch(mine, theirs):
+    """What is trained with, and what is logged of it. Advantages of whitened forms are of size 1, as are the others."""
+    mask = column(mine, "action_mask").bool()
+    for name in ("advantages", "returns"):
+        found, expected = (column(batch, name)[mask] for batch in (mine, theirs))
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=4e-6)
     for name in ("group_reward_std", "return"):
-        values = [torch.cat([e.info[name] for e in batch]) for batch in (mine, theirs)]
-        torch.testing.assert_close(*values, rtol=2e-6, atol=2e-6)
+        found, expected = (torch.cat([e.info[name] for e in batch]) for batch in (mine, theirs))
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_point_reproduces_openrlhf(ours, form, batch):
+    kl = 0.3 if "kl" in BATCHES[batch] else 0.0
+    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *FORMS[form]).args, kl)
+    mine, _ = ours("point", *FORMS[form], kl=kl)
+    for step, (name, rewards_P_G) in enumerate(GROUPS.items(), 1):
+        theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G, **BATCHES[batch]))
+        assert column(theirs, "advantages").any() == (name != "zero variance" or kl > 0)
+        assert_same_batch(advantages(mine, experiences(rewards_P_G, **BATCHES[batch]), step)[0], theirs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_point_reproduces_openrlhf_on_a_batch_of_incomplete_groups(ours, form):
+    """Upstream has no missing rewards: it gets the whole batch without them, one less in each group."""
+    rewards_P_G, missing = RANDOM.copy(), [3, 0, 7, 5]
+    rewards_P_G[range(4), missing] = np.nan
+    left = ~np.isnan(rewards_P_G.ravel())
+    mine = advantages(ours("point", *FORMS[form], kl=0.3)[0], experiences(rewards_P_G, masks=TURNS, kl=KL))[0]
+    args = settings("--estimator", "none", *FORMS[form]).openrlhf_args()
+    args.rollout.n_samples_per_prompt = 7
+    theirs = experiences(rewards_P_G[~np.isnan(rewards_P_G)].reshape(4, 7), masks=TURNS[left], kl=KL[left])
+    theirs = maker(RemoteExperienceMaker, args, 0.3).compute_advantages_and_returns(theirs)
+    mask = torch.tensor(TURNS[left], dtype=torch.bool)
+    found, expected = column(mine, "advantages")[left][mask], column(theirs, "advantages")[mask]
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=4e-6)
+
+
+def test_whitening_leaves_out_what_could_not_be_verified(ours):
+    rewards_P_G, lengths, kl = np.array([[1, np.nan, 0, 0]]), [1, 2, 3, 1], np.zeros((4, TOKENS))
+    kl[1, :2] = 1.0
+    for flags, expected in (
+        # Mean 1/3: 2/3 for one token, -1/3 for four; mean -2/15 and deviation 2/5 over these five. The missing one has
+        # KL penalties of 0.3 for each of its two tokens, which are not shifted.
+        (FORMS["reinforce_baseline"], [[2], [-1.5, -0.75], [-0.5] * 3, [-0.5]]),
+        (FORMS["no_std_norm"], [[0.8], [-0.6, -0.3], [-0.2] * 3, [-0.2]]),
+    ):
+        mine, store = ours("point", *flags, "--rollouts.keep", "all", kl=0.3)
+        [batch] = advantages(mine, experiences(rewards_P_G, lengths=lengths, kl=kl))[0]
+        found = [row[: int(length)].tolist() for row, length in zip(batch.advantages, lengths, strict=True)]
+        assert [value for row in found for value in row] == pytest.approx([value for row in expected for value in row])
+        # What is stored are those before.
+        kept = stored(mine, store, "SELECT advantage FROM rollouts ORDER BY sample")
+        assert [value for (value,) in kept] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
+
+
+def test_a_batch_with_no_token_of_a_verified_rollout_is_left_as_it_is():
+    [batch] = experiences(np.array([[np.nan, 1.0]]), lengths=[2, 0])
+    batch.advantages = torch.full((2, TOKENS), 0.5)
+    whiten([batch], [torch.tensor([False, True])], divide=True)
+    assert batch.advantages.unique().tolist() == [0.5]
+
+
+def test_a_posterior_is_whitened_over_the_batch(ours):
+    mine, _ = ours("dbb", *FORMS["reinforce_baseline"], discount=0.5)
+    batch = advantages(mine, experiences(np.repeat([[0.0], [1.0], [1.0], [1.0]], 8, axis=1)))[0]
+    # 0 - 0.5/9 and three times 1 - 8.5/9: of -1/18, 1/18, 1/18, 1/18 the mean is 1/36, the deviation sqrt(3)/36
+    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
+    for group, expected in zip(rows, [-math.sqrt(3), *[1 / math.sqrt(3)] * 3], strict=True):
+        torch.testing.assert_close(group, torch.full((8, TOKENS), expected))
+
+
+def test_rloo_compares_each_rollout_with_the_posterior_of_the_others(ours):
+    mine, _ = ours("dbb", *FORMS["rloo"], discount=0.5)
+    batch = advantages(mine, experiences(np.eye(4, 8)))[0]
+    # alpha, beta = 1.5, 7.5: 1 against 0.5 / 8, 0 against 1.5 / 8
+    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
+    torch.testing.assert_close(rows[0, 0], torch.full((TOKENS,), 1 - 0.5 / 8))
+    torch.testing.assert_close(rows[0, 1:], torch.full((7, TOKENS), -1.5 / 8))
 
 
 def test_point_reproduces_openrlhf_under_length_penalties(ours):
@@ -263,6 +354,51 @@ def test_a_prompt_twice_in_a_batch_is_one_group(ours):
     assert [
         tuple(r) for r in stored(mine, store, "SELECT rollouts, successes, alpha, beta FROM posterior_history")
     ] == [(32, 16.0, 16.5, 16.5)]
+
+
+def test_a_late_group_is_observed_as_of_its_policy_and_stored_with_its_lag(ours):
+    """By updates, E = 4: in step 3 prompt 1 is one step late, prompt 2 is two, of prompt 3 half the rollouts is one."""
+    mine, store = ours("dbb", discount=0.5, forgetting="updates", updates_per_epoch=4.0)
+    for step in (1, 2):
+        advantages(mine, experiences(RANDOM), step)
+    batch = experiences(RANDOM)
+    versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
+    for experience, of_rows in zip(batch, versions, strict=True):
+        experience.info["policy_version"] = of_rows
+    opened = mine.posteriors.open_groups([(PROMPTS[i], str(i + 1)) for i in range(4)], [0, 0, 0, 1], 8, 0)
+    assert opened == [1, 2, 3, 4]
+    training = TrainingStep(3, RolloutBatch(fates={"trained": opened[:3], "stale": opened[3:]}))
+    mine.add_advantages(batch, training)
+    assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
+    assert training.metrics["async/lag"] == pytest.approx((1 + 2 + 0.5 + 0) / 4)
+    assert training.metrics["async/lag_max"] == 2
+    by_prompt = "JOIN prompts USING (prompt_id)"
+    late = f"SELECT policy_version, lag FROM posterior_history {by_prompt} WHERE step = 3 ORDER BY prompt"
+    stored_lags = stored(mine, store, late)
+    assert [tuple(row) for row in stored_lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
+    # Seen as of updates 1 and 2; the group of step 3 as of 2, 1, 2.5 and 3, a quarter of a discount for each update.
+    weight = lambda updates: 0.5 ** (updates / 4)  # noqa: E731
+    wanted = []
+    for successes, at in zip(RANDOM.sum(axis=1), (2, 1, 2.5, 3), strict=True):
+        last = max(2, at)
+        prior = 0.5 * weight(last - 1)
+        wanted.append(prior + successes * (weight(last - 1) + weight(last - 2) + weight(last - at)))
+    alphas = [row.alpha for row in stored(mine, store, f"SELECT alpha FROM posteriors {by_prompt} ORDER BY prompt")]
+    assert alphas == pytest.approx(wanted, rel=1e-12)
+    assert [tuple(row) for row in stored(mine, store, "SELECT ordinal, pass, fate, step FROM groups")] == [
+        (1, 0, "trained", 3), (2, 0, "trained", 3), (3, 0, "trained", 3), (4, 1, "stale", 3),
+    ]  # fmt: skip
+    assert mine.posteriors.open_groups([(PROMPTS[0], "1")], [1], 8, 3) == [5]
+
+
+def test_a_version_that_cannot_be_is_refused_and_nothing_changes(ours):
+    mine, store = ours("dbb")
+    batch = experiences(RANDOM)
+    for experience in batch:
+        experience.info["policy_version"] = torch.ones(4).double()
+    with pytest.raises(ValueError, match=r"policy_versions\[0\] = 1 is not in \[0, 0\]"):
+        advantages(mine, batch)
+    assert stored(mine, store, "SELECT * FROM posterior_history") == []
 
 
 def test_an_unknown_prompt_is_named(ours):

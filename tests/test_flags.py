@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import estimators
+from estimators.forms import Form
 from openrlhf_dbb import cpu, presets, tiny, upstream
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
@@ -145,7 +147,22 @@ DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--ro
          "--algo.advantage.is_correction_mode clip needs --algo.advantage.is_correction_level token"),
         (["--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_gating", "tv"],
          "--algo.advantage.is_correction_threshold 0.5 5: a tv"),
-        (["--reward.normalize_enable"], "--reward.normalize_enable normalizes what a --reward.model_name_or_path"),
+        (["--algo.advantage.estimator", "gae"], "--algo.advantage.estimator gae has no place for an estimator: its "
+         "baseline is a critic; use group_norm, or --estimator none for OpenRLHF's own advantages"),
+        (["--algo.advantage.estimator", "reinforce"], "--algo.advantage.estimator reinforce has no place for an "
+         "estimator: it subtracts no baseline of the prompt; use reinforce_baseline, or --estimator none"),
+        (["--algo.advantage.estimator", "flash_reinforce"], "its baseline is the mean of the whole batch, for one "
+         "rollout a prompt; with the prompt's own in its place it is dr_grpo: use that, or --estimator none"),
+        (["--algo.advantage.no_std_norm"], "--algo.advantage.no_std_norm would do nothing: --algo.advantage.estimator "
+         "group_norm is not whitened over the batch"),
+        (["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.gamma", "0.9"],
+         "--algo.advantage.gamma 0.9 would do nothing: an estimator's advantages are not discounted"),
+        (["--algo.advantage.estimator", "reinforce_baseline", "--method", "repo"], "--algo.advantage.estimator "
+         "reinforce_baseline does not go with --replay.samples 8: it is whitened over the batch, and RePO does not"),
+        (["--algo.advantage.estimator", "rloo", "--estimator", "point", "--rollout.n_samples_per_prompt", "1"],
+         "--estimator point needs --rollout.n_samples_per_prompt 2 or more, got 1"),
+        (["--train.max_lag", "1"], "--train.max_lag 1 does nothing without --train.async_enable"),
+        (["--train.async_enable", "--train.max_lag", "-1"], "--train.max_lag -1 is below 0; give the most"),
         (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
         (["--preset", "none", "--reward.model_name_or_path", "m", *DATA],
          "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores 0 and 1 only"),
@@ -168,6 +185,63 @@ DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--ro
 )  # fmt: skip
 def test_values_that_cannot_work_are_refused(argv, line, text_model):
     assert line in refusal(text_model, *argv)
+
+
+@pytest.mark.parametrize(
+    ("form", "more"),
+    [
+        *((form, []) for form in ("group_norm", "dr_grpo", "reinforce_baseline", "rloo")),
+        *((form, ["--method", "repo"]) for form in ("group_norm", "dr_grpo", "rloo")),
+        ("reinforce_baseline", ["--algo.advantage.no_std_norm"]),
+    ],
+)
+def test_every_form_goes_with_every_estimator(form, more, text_model):
+    for estimator in estimators.available():
+        given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), "--estimator", estimator, *more]
+        checks.check(arguments.parse([*given, "--algo.advantage.estimator", form]))
+
+
+UNWEIGHTED = """
+from dataclasses import dataclass
+
+import estimators
+
+
+@dataclass(frozen=True)
+class Median(estimators.get("point")):
+    name = "median"
+
+    def group_weight(self, state, rewards_P_G):
+        return None
+"""
+
+
+def test_rloo_needs_an_estimator_that_can_leave_a_rollout_out(text_model, tmp_path, monkeypatch):
+    (tmp_path / "medians.py").write_text(UNWEIGHTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ["--estimator", "medians:Median", "--algo.advantage.estimator"]
+    assert refusal(text_model, *given, "rloo") == (
+        "--algo.advantage.estimator rloo scores a rollout by the mean without it, which --estimator medians:Median "
+        "cannot tell (its group_weight is None); use dr_grpo, or --estimator dbb"
+    )
+    settings = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), *given, "dr_grpo"]
+    checks.check(arguments.parse(settings))
+
+
+def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(text_model, monkeypatch):
+    class Sign(Form):
+        name = "sign"
+        formula = "sign(X - p)"
+
+        def advantages(self, rewards_P_G, estimate, without_P_G=None):
+            raise NotImplementedError
+
+    monkeypatch.setitem(estimators.FORMS._classes, "sign", Sign)
+    given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), "--algo.advantage.estimator", "sign"]
+    checks.check(arguments.parse([*given, "--estimator", "dbb"]))
+    line = "--algo.advantage.estimator sign is not OpenRLHF's, which --estimator none leaves as it is"
+    with pytest.raises(UsageError, match=line):
+        checks.check(arguments.parse([*given, "--estimator", "none", "--method", "none"]))
 
 
 def test_a_model_that_may_have_experts_or_images_is_not_refused(tmp_path):
@@ -227,6 +301,12 @@ TRAINED = {
     "algo.kl.use_loss": ["--algo.kl.estimator", "k2", *KL],
     "algo.kl.unbiased_gradient": ["--algo.kl.use_loss", *KL],
     "algo.advantage.estimator": ["dr_grpo"],
+    "rloo": ["--algo.advantage.estimator", "rloo", "--estimator", "auto", "--actor.policy_loss_type", "gspo"],
+    "algo.advantage.no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", *KL],
+    "reinforce_baseline": [
+        "--algo.advantage.estimator", "reinforce_baseline", "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01",
+        "--algo.kl.use_loss", "--algo.kl.estimator", "k2", *KL,
+    ],
     "algo.dynamic_filtering_enable": ["--algo.dynamic_filtering_range", "0", "1", "--train.num_episodes", "4"],
     "a reward model": REWARD_MODEL,
     "reward.normalize_enable": REWARD_MODEL,
@@ -299,6 +379,10 @@ ELSEWHERE = {
     "vllm.num_engines": "test_training.py",
     "actor.num_gpus_per_node": "test_training.py",
     "data.apply_chat_template": "test_flags.py",
+    "train.async_enable": "test_async.py",
+    "train.partial_rollout_enable": "test_async.py",
+    "rollout.vllm_generate_batch_size": "test_async.py",
+    "train.async_queue_size": "test_kill_resume.py",
 }
 
 

@@ -1,6 +1,8 @@
 """Rollout batches over a real data loader: whole, in order, within the budget. Only the engine is a stand-in."""
 
 import math
+import pickle
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator, _experiences  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
@@ -41,13 +44,16 @@ def shared_engines():
         async def generate_groups(self, prompts, sampling, num_samples, **_):
             self.sizes.append(len(prompts))
             return await asyncio.gather(
-                *(self.group(prompt, label, sampling["temperature"], num_samples) for prompt, label, _ in prompts)
+                *(
+                    self.group(prompt, label, sampling["temperature"], num_samples, sampling["logprobs"])
+                    for prompt, label, _ in prompts
+                )
             )
 
         async def generate_responses(self, prompt, label, sampling_params, num_samples, **_):  # OpenRLHF's own asks so
             return await self.group(prompt, label, sampling_params.temperature, num_samples)
 
-        async def group(self, prompt, label, temperature, num_samples):
+        async def group(self, prompt, label, temperature, num_samples, logprobs=None):
             self.calls.append((prompt, label, temperature, num_samples))
             if label == "broken":
                 raise ArithmeticError("the reward function failed")
@@ -55,16 +61,27 @@ def shared_engines():
                 await self.answered[self.after[prompt]].wait()
             if prompt in self.answered:
                 self.answered[prompt].set()
-            return [self.response(prompt, label, SCORES[label[i]]) for i in range(num_samples)]
+            log_probs = [0.0, -1.0, -2.0, -3.0] if logprobs else None
+            return [self.response(prompt, label, SCORES[label[i]], log_probs) for i in range(num_samples)]
 
-        def response(self, prompt, label, score):
+        def response(self, prompt, label, score, log_probs):
             return {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
-                "reward": 9.0, "scores": score, "rollout_log_probs": None, "extra_logs": {},
+                "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
+                "policy_updates": 0.5,
             }  # fmt: skip
 
         async def sleep(self):
             self.calls.append("sleep")
+
+        async def pause_generation(self):
+            self.calls.append("pause")
+
+        async def note_update(self):
+            self.calls.append("updated")
+
+        async def resume_generation(self):
+            self.calls.append("resume")
 
         async def wake_up(self):
             self.calls.append("wake up")
@@ -95,10 +112,12 @@ def engine(engines):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), **options):
+    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), at_a_time=None, **options):
         sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
-            rollout=SimpleNamespace(batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP),
+            rollout=SimpleNamespace(
+                batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
+            ),
             vllm=SimpleNamespace(enable_sleep=sleep),
             algo=SimpleNamespace(
                 advantage=SimpleNamespace(is_correction_level="off"),
@@ -463,3 +482,198 @@ def same(made, expected):
             same(made[name], value)
         else:
             assert made[name] == value, name
+
+
+class Ledger:
+    """Numbers groups from 1; the policy version is set by hand."""
+
+    first_version = 0
+
+    def __init__(self):
+        self.version, self.opened = 0, []
+
+    def open(self, groups):
+        self.opened += [(group.pass_number, group.prompt[0]) for group in groups]
+        return range(len(self.opened) - len(groups) + 1, len(self.opened) + 1)
+
+
+def test_every_group_is_noted_before_it_is_asked_for_and_has_one_fate(generator):
+    ledger = Ledger()
+    made = generator([EASY, MIXED, HARD, MIXED, MIXED], one_for_one(), ledger=ledger)
+    assert draw(made) == ("24", 4, False)  # 1 is rejected, for it 3, for it 4
+    assert made.last_batch.fates == {"trained": [2, 4], "filtered": [1, 3]}
+    assert draw(made) == ("", 1, True)
+    assert draw(made)[0] == "52"  # 1 is rejected, for it 2 or, if that was kept before it, 3
+    assert ledger.opened[:6] == [(0, "1"), (0, "2"), (0, "3"), (0, "4"), (0, "5"), (1, "1")]
+    assert made.last_batch.fates["trained"][0] == 5
+    numbers = [number for of_fate in made.last_batch.fates.values() for number in of_fate]
+    assert sorted(numbers) == list(range(5, len(ledger.opened) + 1))
+
+
+def test_without_a_ledger_there_are_no_fates_and_no_versions(generator):
+    made = generator([MIXED] * 2)
+    draw(made)
+    assert made.last_batch.fates == {}
+    assert "policy_version" not in made.last_batch.trained[0].info
+
+
+def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
+    ledger = Ledger()
+    ledger.first_version = 7  # the engine answers that it has seen 0.5 updates since
+    made = generator([MIXED, EASY, MIXED], one_for_one(), ledger=ledger)
+    draw(made)
+    for rollout in made.last_batch.all:
+        assert rollout.info["policy_version"].tolist() == [7.5]
+        assert rollout.info["policy_version"].dtype == torch.float64
+
+
+def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engine):
+    made = generator([MIXED] * 5, at_a_time=3)
+    assert draw(made) == ("12", 3, False)
+    assert made.generated == 3 * GROUP
+    assert made.last_batch.filtered == []
+    assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
+    assert draw(made) == ("", 0, True)  # 5 waits for the next pass
+    assert draw(made) == ("51", 2, False)
+    assert ray.get(engine.sizes_of_calls.remote()) == [3, 2, 2]
+
+
+def test_log_probs_that_were_asked_for_once_do_not_come_with_a_later_batch(generator):
+    made = generator([MIXED] * 4, at_a_time=3)
+    made.with_log_probs = True
+    draw(made)
+    assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+    made.with_log_probs = False
+    assert draw(made)[0] == "34"  # 3 waited, and came with them
+    assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
+
+
+def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):
+    made = generator([MIXED] * 4, at_a_time=9)
+    assert draw(made) == ("12", 4, False)
+    assert draw(made) == ("34", 0, True)
+    made = generator([MIXED] * 5, at_a_time=9)
+    assert [draw(made) for _ in range(2)] == [("12", 5, False), ("34", 0, True)]
+    assert draw(made)[0] == "51"
+
+
+def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
+    ledger = Ledger()
+    made = generator([MIXED] * 6, at_a_time=4, ledger=ledger)
+    made.drop_stale(0)
+    assert made.generate_samples()[0].fates == {"trained": [1, 2]}
+    ledger.version = 2
+    made.drop_stale(1)
+    batch = made.generate_samples()[0]
+    assert batch.fates == {"stale": [3, 4], "trained": [5, 6]}
+    assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
+    assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generator, steps):
+    """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
+
+    def drawn(made, count):
+        found = []
+        while len(found) < count:
+            text = draw(made)[0]
+            found += [text] if text else []
+        return found
+
+    stopped = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    before = drawn(stopped, steps)
+    position = stopped.position(0)
+    assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
+    resumed = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    if position["data_loader_state_dict"]:
+        resumed.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
+    resumed.load(pickle.loads(pickle.dumps(stopped.state())))
+    after = drawn(resumed, 8 - steps)
+    assert sorted("".join(before + after)) == sorted("12345678" * 2)
+    assert resumed.generated - len(resumed.state()["again"]) * GROUP == 8 * 2 * GROUP
+
+
+def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
+    """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
+    stopped = generator([MIXED] * 4, at_a_time=9, ledger=Ledger())
+    assert draw(stopped) == ("12", 4, False)
+    assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
+    ended = []
+    sampler = Sampler(FACTS)
+    sampler.end_pass = lambda: ended.append(True)
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9, ledger=Ledger())
+    resumed.load(stopped.state())
+    passes = []
+    while len(passes) < 2:
+        text, _, over = draw(resumed)
+        passes += [text] if text else []
+        if over and len(passes) == 1:
+            assert ended == []
+    assert passes == ["34", "12"]
+    assert ended == [True]
+    assert stopped.position(3)["episode"] == 3
+    assert resumed._pass == 2
+
+
+def ahead(made, ledger, *, size=3, passes=2, partial=False):
+    """Generation ahead of the training, from the beginning."""
+    train = SimpleNamespace(async_queue_size=size, max_lag=None, partial_rollout_enable=partial, num_episodes=passes)
+    handed = GenerationAhead(made, ledger, SimpleNamespace(train=train))
+    handed.begin_at(0, 0)
+    return handed
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator):
+    labels = [MIXED] * 8
+    handed = ahead(generator(labels, greso(p_easy=0.5, p_hard=0.5, step=0.1), ledger=Ledger()), Ledger())
+    assert draw(handed)[0] == "12"
+    until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
+    assert handed.generated == 3 * GROUP  # greso's first round is of three prompts
+    resumed = generator(labels, greso(seed=99, step=0.1), ledger=Ledger())
+    resumed.prompts_dataloader.load_state_dict(handed.position(0)["data_loader_state_dict"])
+    resumed.load(handed.state())
+    assert draw(resumed)[0] == draw(handed)[0]
+    assert resumed.state() == handed.state()
+    assert resumed.metrics() == {name: v for name, v in handed.metrics().items() if not name.startswith("async/")}
+    handed.close()
+
+
+def test_generation_ahead_ends_with_the_last_pass_and_says_how_far_it_was(generator):
+    handed = ahead(generator([MIXED] * 4, ledger=Ledger()), Ledger(), passes=2)
+    seen = []
+    for _ in range(8):
+        seen.append(draw(handed))
+        if seen[-1][0]:
+            assert 0 <= handed.metrics()["async/generating"] <= 1
+    assert seen[:6] == [("12", 2, False), ("34", 2, False), ("", 0, True)] * 2
+    assert seen[6:] == [("", 0, True)] * 2
+    assert handed.unused() == (0, 0)
+
+
+@pytest.mark.parametrize(("partial", "calls"), [(False, ["updated"]), (True, ["pause", "updated", "resume"])])
+def test_engines_hear_of_each_update_and_stand_still_if_they_generate_meanwhile(generator, engine, partial, calls):
+    ledger = Ledger()
+    handed = ahead(generator([MIXED] * 2, ledger=ledger), ledger, partial=partial, passes=1)
+    with handed.updating():  # of a resume: the engines get the weights of the checkpoint
+        pass
+    assert (ledger.version, ray.get(engine.recorded.remote())) == (0, [])
+    draw(handed)
+    with handed.updating():
+        pass
+    assert ledger.version == 1
+    assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
+
+
+def test_an_error_of_the_thread_is_raised_in_the_training(generator):
+    handed = ahead(generator([MIXED] * 2 + ["broken"] * 2, ledger=Ledger()), Ledger(), size=1)
+    assert draw(handed)[0] == "12"
+    with pytest.raises(ArithmeticError, match="the reward function failed"):
+        draw(handed)

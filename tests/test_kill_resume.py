@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
-SHORT = ("grpo-dbb", "dapo-dbb")
+SHORT = ("grpo-dbb", "dapo-dbb", "async-dbb")
 SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
@@ -63,6 +63,7 @@ class Case:
         keeps: the discount of dbb, None with estimator point.
         filters: whether only groups with different rewards are trained on.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
+        latest: the most steps that a group may be late, in async training; None if training waits for generation.
     """
 
     flags: list[str]
@@ -70,6 +71,7 @@ class Case:
     keeps: Callable[[int], float] | None = None
     filters: bool = False
     budget: int | None = None
+    latest: int | None = None
 
 
 CASES = {
@@ -89,6 +91,20 @@ CASES = {
     ),
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--replay.min_cache", "8"], 4 * EPOCHS
+    ),
+    "async-dbb": Case(
+        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2"],
+        4 * EPOCHS, by_updates, latest=2,
+    ),
+    # 20 groups at a time for batches of 8: some wait at every checkpoint.
+    "async-more": Case(
+        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.partial_rollout_enable",
+         "--rollout.vllm_generate_batch_size", "20", "--eval.steps", "4"],
+        4 * EPOCHS, by_updates, latest=1 + 2,
+    ),
+    "async-greso": Case(
+        ["--method", "greso", *DBB, "--eval.steps", "4", "--train.async_enable"],
+        EPOCHS, by_visits, filters=True, budget=WHOLE, latest=1,
     ),
 }  # fmt: skip
 
@@ -148,30 +164,37 @@ def check_all(folder, case):
     check_usage(folder, case)
     check_passes(folder)
     check_checkpoint(folder)
+    check_ledger(folder, case)
     with open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
         assert check(store) == []
 
 
 def check_posteriors(folder, case):
     """No step missing or half there, and alpha' = discount * alpha + S along every prompt's rows."""
-    posterior, visits, steps = {}, Counter(), []
-    for step, prompt, rollouts, successes, alpha, beta, mean in query(
-        folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history ORDER BY step"
+    posterior, last, visits, steps = {}, {}, Counter(), []
+    for step, version, prompt, rollouts, successes, alpha, beta, mean in query(
+        folder,
+        "SELECT step, policy_version, prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history "
+        "ORDER BY step",
     ):
+        at = version + 1  # the step in which the group would have been on-policy
         if case.keeps is None:
             assert (alpha, beta, mean) == (None, None, successes / rollouts)
         else:
             # Forgetting by updates starts an epoch before the first visit, as if the prior had been a visit then.
-            before = posterior.get(prompt, (1.0, 1.0, step - PROMPTS // BATCH))
-            kept = case.keeps(step - before[2])
+            before = posterior.get(prompt, (1.0, 1.0, at - PROMPTS // BATCH))
+            kept = case.keeps(at - before[2])
             assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)
             assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-14)
-        posterior[prompt] = (alpha, beta, step)
+        posterior[prompt] = (alpha, beta, at)
+        last[prompt] = step
         visits[prompt] += 1
         steps.append(step)
     assert sorted(set(steps)) == list(range(1, last_step(folder) + 1))
     current = query(folder, "SELECT prompt_id, alpha, beta, step, visits FROM posteriors")
-    assert {prompt: tuple(values) for prompt, *values in current} == {p: (*posterior[p], visits[p]) for p in visits}
+    assert {prompt: tuple(values) for prompt, *values in current} == {
+        p: (*posterior[p][:2], last[p], visits[p]) for p in visits
+    }
 
 
 def check_usage(folder, case):
@@ -236,6 +259,40 @@ def check_checkpoint(folder):
         assert query(folder, f"SELECT generated_total FROM steps WHERE step = {step}") == [
             (states["openrlhf_dbb"]["generation"]["generated"],)
         ]
+
+
+def check_ledger(folder, case):
+    """Every group has one fate; each prompt is in a step once a pass; no group is later than said."""
+    groups = query(folder, "SELECT ordinal, pass, prompt_id, fate, step, lag FROM groups ORDER BY ordinal")
+    if case.latest is None:
+        assert groups == []
+        return
+    assert [ordinal for ordinal, *_ in groups] == list(range(1, len(groups) + 1))
+    in_steps = Counter()
+    for _, number, prompt, fate, step, lag in groups:
+        settled = fate in ("trained", "filtered", "stale")
+        assert settled or fate in ("open", "abandoned")
+        assert (step is not None) == settled
+        if settled:
+            assert 0 <= lag <= case.latest
+            in_steps[number, prompt] += 1
+    assert max(in_steps.values()) == 1
+    assert query(folder, "SELECT step, count(*) FROM groups WHERE fate = 'trained' GROUP BY step") == [
+        (step, BATCH) for step in range(1, last_step(folder) + 1)
+    ]
+    generated = "SELECT step, prompt_id, sum(rollouts) FROM groups WHERE step > 0 GROUP BY step, prompt_id"
+    assert query(folder, f"{generated} ORDER BY step, prompt_id") == query(
+        folder, "SELECT step, prompt_id, generated FROM usage WHERE generated > 0 ORDER BY step, prompt_id"
+    )
+
+
+def check_ledger_at_end(folder, case):
+    """Nothing is open; where the passes end the run, every prompt was in a step in each of them."""
+    assert query(folder, "SELECT count(*) FROM groups WHERE fate = 'open'") == [(0,)]
+    if case.budget is None:
+        drawn = query(folder, "SELECT DISTINCT pass, prompt_id FROM groups WHERE step > 0")
+        assert len(drawn) == EPOCHS * PROMPTS
+    print(query(folder, "SELECT fate, count(*), max(lag) FROM groups GROUP BY fate"))
 
 
 def check_end(folder, case, output):
@@ -353,6 +410,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
         assert ended.returncode == 0, tail(log)
         check_all(tmp_path, case)
         check_end(tmp_path, case, tail(log))
+        if case.latest is not None:
+            check_ledger_at_end(tmp_path, case)
     if name == "grpo-dbb":
         check_what_belongs_to_steps(tmp_path)
     if name == "repo":

@@ -9,6 +9,7 @@ import pytest
 
 from estimators import Estimate
 from estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, recorded, regimes, specs
@@ -255,6 +256,51 @@ def test_replay_of_the_run_itself_gives_what_it_stored(written):
     stored = store.query("SELECT mean FROM posterior_history ORDER BY step, prompt_id")
     again = rerun(recorded.own_estimator(run.record), run.visits)
     np.testing.assert_allclose(again.estimate.mean, [row[0] for row in stored], rtol=1e-12)
+
+
+@pytest.fixture
+def late(open_new):
+    """Run "late" of dbb by updates, an epoch an update: as recorded groups (step, prompt, S of 4), and their lags.
+
+    The fraction is a group of which two policies wrote half each; the last group of "a" is older than the one before.
+    """
+    store = open_new("sqlite")
+    parameters = {"discount": 0.5, "forgetting": "updates", "updates_per_epoch": 1.0}
+    steps = [
+        {"a": (4, [0] * 4), "b": (1, [0] * 4)},
+        {"b": (2, [0, 0, 1, 1])},
+        {"a": (0, [2] * 4)},
+        {"a": (2, [1] * 4), "b": (3, [3] * 4)},
+    ]
+    with Posteriors.create(store, "late", ["a", "b"], ["", ""], estimator="dbb", parameters=parameters) as posteriors:
+        for step, groups in enumerate(steps, start=1):
+            prompts = [prompt for prompt in groups for _ in range(4)]
+            rewards = [float(sample < successes) for successes, _ in groups.values() for sample in range(4)]
+            versions = [version for _, of_group in groups.values() for version in of_group]
+            posteriors.observe(step, prompts, [""] * len(prompts), rewards, policy_versions=versions)
+        ids = [posteriors.prompt_ids["a", ""], posteriors.prompt_ids["b", ""]]
+    return store, recorded.read(types.SimpleNamespace(run="late", store_url=store.url)), ids
+
+
+def test_replay_of_an_asynchronous_run_gives_what_it_stored(late):
+    store, run, (a, b) = late
+    rows = store.query("SELECT step, prompt_id, lag, mean, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
+    assert {(row.step, row.prompt_id): row.lag for row in rows} == {
+        (1, a): 0, (1, b): 0, (2, b): 0.5, (3, a): 0, (4, a): 2, (4, b): 0,
+    }  # fmt: skip
+    again = rerun(recorded.own_estimator(run.record), run.visits)
+    np.testing.assert_allclose(again.estimate.mean, [row.mean for row in rows], rtol=1e-12)
+    np.testing.assert_allclose(again.group_weight, [4 / (row.alpha + row.beta) for row in rows], rtol=1e-12)
+    # Groups of "a": 4 of update 1, 0 of update 3, then 2 of update 2. The prior is 3 updates old, the first group 2.
+    (last,) = (at for at, row in enumerate(rows) if (row.step, row.prompt_id) == (4, a))
+    assert again.estimate.mean[last] == pytest.approx((1 / 8 + 4 / 4 + 2 / 2) / (2 / 8 + 4 / 4 + 4 + 4 / 2))
+
+
+def test_replay_says_how_late_the_groups_were(late):
+    _, run, _ = late
+    assert "lag: 0.417 training steps on average, 2 at most" in introduction(run, None)  # 2.5 in 6 groups
+    on_policy, _ = simulated(prompts=8)
+    assert not any("lag" in line for line in introduction(recorded.RecordedRun(run.record, on_policy, None), None))
 
 
 @pytest.mark.parametrize("criterion", ["mse", "likelihood"])

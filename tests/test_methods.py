@@ -207,6 +207,11 @@ REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisatio
             "clip 0.2 0.28; no KL",
         ),
         (
+            ["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.no_std_norm"],
+            f"grpo: {PLAIN}; estimator dbb; advantage X - p, whitened over the tokens of the batch without dividing by "
+            "the deviation; loss seq-mean-token-mean; clip 0.98 0.98; no KL",
+        ),
+        (
             ["--method", "dapo", "--reward.overlong_buffer_len", "4", "--algo.kl.init_coef", "0.01"],
             f"dapo: dynamic sampling, one for one; estimator point; {FORM}; loss token-mean; clip 0.2 0.28; KL 0.01; "
             "overlong penalty over the last 4 tokens",

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
 DATA = PROMPTS, LABELS
 HALF = {"discount": 0.5}
+BY_UPDATES = HALF | {"forgetting": "updates", "updates_per_epoch": 1.0}
 
 
 def group(prompt, rewards):
@@ -109,6 +110,43 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
         assert new.observe(1, *group(0, [1, 1])).mean == pytest.approx([3.125 / 3.25] * 2)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_warm_start_goes_on_with_the_count_of_updates(url, new_url, kind, elsewhere):
+    """So that the groups of the new run are later than all of the old one, and none moves a prior back."""
+    source = new_url(kind) if elsewhere else url
+    with Posteriors.create(source, "old", *DATA, parameters=BY_UPDATES) as old:
+        old.observe(1, *group(0, [1, 1, 1, 1]))
+        old.observe(2, *group(1, [0, 0]))
+    options = {"warm_start": "old"} | ({"warm_start_store": source} if elsewhere else {})
+    with Posteriors.create(url, "new", *DATA, parameters=BY_UPDATES, **options) as new:
+        new.observe(1, *group(1, [1, 1]))
+        new.settle()
+        ids = np.array([new.prompt_ids[key] for key in zip(*DATA, strict=True)])
+        state = dict(zip(new.estimator.state_fields, new.run.load(ids[:2]).state.T, strict=True))
+        state |= new.run.load_shared()
+        # (0.5 + 4, 0.5) at update 1; (0.5, 0.5 + 2) at update 2, half of it left at update 3
+        wanted = {"alpha": [4.5, 2.25], "beta": [0.5, 1.25], "seen_at": [1, 3], "first_at": [1, 2], "updates": [3]}
+        assert {field: values.tolist() for field, values in state.items()} == wanted
+        # Observed in the new run's second step, generated in its first: update 3.
+        new.estimator.observe_at(state, np.array([0]), [[0.0, 0.0]], [1.0])
+    wanted = {"alpha": [1.125, 2.25], "beta": [2.125, 1.25], "seen_at": [3, 3], "first_at": [1, 2], "updates": [4]}
+    assert {field: values.tolist() for field, values in state.items()} == wanted
+
+
+def test_a_state_without_the_earliest_update_is_refused(new_url):
+    url = new_url("sqlite")
+    with open_store(url) as store:
+        store.create_run(
+            "old", estimator="dbb", estimator_version=1, parameters=BY_UPDATES,
+            state_fields=("alpha", "beta", "seen_at"), model="", dataset="", dataset_digest="", reward="", config={},
+        )  # fmt: skip
+    kept = r"by version 1 of estimator 'dbb' \(state alpha, beta, seen_at\), installed is version 1 "
+    with pytest.raises(ValueError, match=kept + r"\(alpha, beta, seen_at, first_at\); start a new run"):
+        Posteriors.resume(url, "old", *DATA)
+    with pytest.raises(StoreError, match=r"'old' keeps \['alpha', 'beta', 'seen_at'\] .*; name a run with the same"):
+        Posteriors.create(url, "new", *DATA, parameters=BY_UPDATES, warm_start="old")
+
+
 def test_a_warm_start_that_does_not_fit_leaves_no_run(url):
     with Posteriors.create(url, "old", ["other"], [""]) as old:
         old.observe(1, ["other"], [""], [1])
@@ -181,7 +219,11 @@ BAD = [
     ((1, *group(0, [None, math.nan])), {}, "none of the 2 rollouts of step 1 could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), {}, r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; dbb's partial_credit"),
     ((1, *group(0, [2])), {}, r"score 2 of prompt '1\+1=' is not 0 or 1, as dbb needs; use an estimator of real"),
-    ((1, *group(0, [1])), {"form": "gae"}, "form 'gae' is unknown; use group_norm or dr_grpo"),
+    (
+        (1, *group(0, [1])),
+        {"form": "gae"},
+        "unknown advantage form 'gae'; known: dr_grpo, group_norm, reinforce_baseline, rloo",
+    ),
 ]
 
 

@@ -46,6 +46,16 @@ def row(text, label="1"):
     return {"input": text, "label": label}
 
 
+def test_without_a_label_key_labels_are_empty_and_that_is_said(tmp_path):
+    kept = choose(tmp_path, [row("a"), row("b", "2"), row("b"), row(" ")], label_key=None, skip_bad_rows=True)
+    assert (kept.texts, kept.labels) == (["a", "b", "b"], ["", "", ""])
+    assert kept.report() == (
+        "3 of 4 prompts; no labels: a reward function gets empty ones (--data.label_key names their column); "
+        "1 bad row dropped (1 with an empty prompt: line 4); 1 duplicates kept: equal prompts with equal labels share "
+        "one posterior (--data.drop_duplicates drops them)"
+    )
+
+
 def test_duplicates_are_reported_and_dropped_only_when_told(tmp_path):
     rows = [row("a"), row("b"), row("a"), row("a"), row("c")]
     kept = choose(tmp_path, rows)
@@ -126,7 +136,6 @@ def test_the_digest_depends_on_text_label_and_order(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label_key": None}, "--data.label_key is missing"),
         ({"label_key": "label.gold"}, "'label.gold' is not a column of the data set; it has input, label"),
         ({"input_key": "text"}, "'text' is not a column"),
     ],

@@ -25,7 +25,10 @@ def test_split_normalises_each_prompt_by_its_own_replays():
     by_mean = [[0.75, -0.25, -0.25, -0.25], [1 / 3, 1 / 3, -2 / 3, NAN], [0, 0, 0, NAN], [0, NAN, NAN, NAN], [NAN] * 4]
     np.testing.assert_allclose(replay_advantages(rewards_P_K, "group_norm"), by_std, rtol=1e-12)
     np.testing.assert_allclose(replay_advantages(rewards_P_K, "dr_grpo"), by_mean, rtol=1e-12)
-    for form in ("group_norm", "dr_grpo"):
+    # 1 against the mean of 0 0 0, 0 against that of 1 0 0; 1 against that of 1 0, 0 against that of 1 1
+    others = [[1, *[-1 / 3] * 3], [0.5, 0.5, -1, NAN], [0, 0, 0, NAN], [0, NAN, NAN, NAN], [NAN] * 4]
+    np.testing.assert_allclose(replay_advantages(rewards_P_K, "rloo"), others, rtol=1e-12)
+    for form in ("group_norm", "dr_grpo", "rloo"):
         assert replay_advantages(rewards_P_K, form)[2:4, 0].tolist() == [
             0.0,
             0.0,
@@ -45,6 +48,10 @@ def test_mixed_normalises_fresh_and_replayed_together():
     fresh, replayed = mixed_advantages(fresh_P_N, replayed_P_K, "dr_grpo")
     np.testing.assert_allclose(fresh, [[-0.5, -0.5, 0], [0, 0, 0]], rtol=1e-12)
     np.testing.assert_allclose(replayed, [[0.5, 0.5], [NAN, NAN]], rtol=1e-12)
+    # each against the other three
+    fresh, replayed = mixed_advantages(fresh_P_N, replayed_P_K, "rloo")
+    np.testing.assert_allclose(fresh, [[-2 / 3, -2 / 3, 0], [0, 0, 0]], rtol=1e-12)
+    np.testing.assert_allclose(replayed, [[2 / 3, 2 / 3], [NAN, NAN]], rtol=1e-12)
 
 
 def test_weights_by_hand():

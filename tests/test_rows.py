@@ -148,6 +148,20 @@ def test_integers_of_a_csv_file_that_misses_some_stay_integers(tmp_path, argumen
     assert (rows["label"][:], bad.rows) == (["5", None, "7"], {1})
 
 
+def test_without_a_label_key_a_row_needs_a_prompt_alone(load, tmp_path, arguments):
+    rows, bad = load({"input": "a"}, {"input": "b", "label": ["no", "matter"]}, label_key=None)
+    assert (rows["input"][:], bad.rows, "label" in rows.column_names) == (["a", "b"], set(), False)
+    (tmp_path / "data.csv").write_text("input,label\na,\n,5\n")
+    rows, bad = check(arguments("data.csv", label_key=None, skip_bad_rows=True))
+    assert (rows["label"][:], bad.rows) == ([None, 5], {1})
+
+
+@pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py"])
+def test_a_reward_that_compares_with_labels_needs_a_label_key(load, reward):
+    with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
+        load(GOOD, label_key=None, reward=math_answer_file().with_name(reward))
+
+
 def test_rows_of_parquet_files_are_counted_from_1(tmp_path, arguments):
     from datasets import Dataset
 

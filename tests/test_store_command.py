@@ -313,7 +313,7 @@ def test_a_reader_that_has_had_enough_is_no_error(open_new, fill):
 # prune, migrate, check
 
 
-ONE_STEP = "1 history rows, 1 usage rows, 0 probe rows, 0 kept rollouts and 0 checkpoints of 1 steps"
+ONE_STEP = "1 history rows, 1 usage rows, 0 probe rows, 0 kept rollouts, 0 groups and 0 checkpoints of 1 steps"
 
 
 def test_prune(exported, capsys):
@@ -328,14 +328,14 @@ def test_prune(exported, capsys):
     assert main(["check", "--store.url", store.url]) == 0
 
 
-def test_migrate(new_url, make_version_1, capsys):
-    url = make_version_1(new_url("sqlite"))
+def test_migrate(new_url, make_version, capsys):
+    url = make_version(new_url("sqlite"), 1)
     assert main(["runs", "--store.url", url]) == 2
     assert f"then run: openrlhf-dbb migrate --store.url {url}\n" in capsys.readouterr().err
     assert main(["migrate", "--yes", "--store.url", url]) == 0
-    assert capsys.readouterr().out == "upgraded from schema version 1 to 2\n"
+    assert capsys.readouterr().out == "upgraded from schema version 1 to 3\n"
     assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out == "schema version 2 is up to date\n"
+    assert capsys.readouterr().out == "schema version 3 is up to date\n"
     assert main(["runs", "--store.url", url]) == 0
 
 

@@ -36,14 +36,15 @@ def test_the_log_is_ordered_by_step_then_prompt(store, fill):
         "successes": [4.0, 1.0, 2.0, 0.0],
         "mean": [0.9, 0.3, 4.25 / 6.5, 0.1],
         "variance": [0.9 * (1 - 0.9), 0.3 * (1 - 0.3), 4.25 / 6.5 * (1 - 4.25 / 6.5), 0.1 * (1 - 0.1)],
+        "lag": [0.0] * 4,
     }
-    assert _types(log) == ["int64"] * 3 + ["float64"] * 3
+    assert _types(log) == ["int64"] * 3 + ["float64"] * 4
 
 
 def test_a_run_without_steps_has_empty_logs(store, fill):
     run = fill.run(store)
     log, probes = read_log(store, run.record), read_probes(store, run.record)
-    assert _types(log) == ["int64"] * 3 + ["float64"] * 3
+    assert _types(log) == ["int64"] * 3 + ["float64"] * 4
     assert _types(probes) == ["int64"] * 3 + ["float64"] * 4
     assert {len(values) for values in (*vars(log).values(), *vars(probes).values())} == {0}
 

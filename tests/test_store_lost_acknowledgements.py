@@ -7,9 +7,10 @@ import socket
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 
-from storage import open_store
+from storage import GroupRows, open_store
 from storage.invariants import check
 from storage.retention import prune
 
@@ -88,6 +89,27 @@ def _roll_back(store, fill):
     return lambda: (run.roll_back(0), run.record.last_step)
 
 
+def _groups(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 3)
+    rows = GroupRows(np.array([1, 2]), np.array([0, 0]), ids[:2], np.array([4, 4]), 0.0)
+    return lambda: (run.record_groups(rows), run.last_ordinal())
+
+
+def _step_with_groups(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 3)
+    fill.groups(run, ids)
+    rows = fill.rows(run, ids[:2], [4, 1], fates={"trained": np.array([1, 2]), "stale": np.array([3])})
+    return lambda: (run.record_step(1, rows), run.record.last_step)
+
+
+def _roll_back_to_the_same_step(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 3)
+    fill.groups(run, ids)
+    fill.step(run, 1, ids, [4, 1, 0], fates={"trained": np.array([1, 2, 3])})
+    fill.groups(run, ids)
+    return lambda: (run.roll_back(1), run.last_ordinal())
+
+
 def _warm_start(store, fill):
     source, run = fill.run(store, "source"), fill.run(store)
     ids = fill.prompts(store, 3)
@@ -113,7 +135,9 @@ def _discard(store, fill):
 
 
 def _finish(store, fill):
-    return fill.run(store).finish
+    run = fill.run(store)
+    fill.groups(run, fill.prompts(store, 3))
+    return run.finish
 
 
 def _prune(store, fill):
@@ -141,7 +165,7 @@ def _prompts(store, fill):
     "prepare",
     [
         _step, _checkpoint, _roll_back, _warm_start, _create, _claim, _release,
-        _discard, _finish, _prompts, _prune, _evaluation,
+        _discard, _finish, _prompts, _prune, _evaluation, _groups, _step_with_groups, _roll_back_to_the_same_step,
     ],
 )  # fmt: skip
 def test_a_commit_whose_acknowledgement_is_lost_counts_once(proxied, open_new, fill, dump, caplog, prepare):

@@ -1,4 +1,4 @@
-"""Migration of a database that release 0.1.0 wrote: all data kept, a fresh one's schema; refusals."""
+"""Migration of databases that earlier versions wrote: all data kept, a fresh one's schema; refusals."""
 
 import multiprocessing
 import os
@@ -8,15 +8,21 @@ import sqlite3
 import numpy as np
 import pytest
 
-from storage import URL_VARIABLE, StoreError, migrate, open_store, schema
+from storage import URL_VARIABLE, GroupRows, StoreError, migrate, open_store, schema
 from storage.invariants import check
 from storage.url import parse_url
 
 
+@pytest.fixture(params=range(1, schema.SCHEMA_VERSION))
+def version(request):
+    """Each version before the present one."""
+    return request.param
+
+
 @pytest.fixture
-def old(url, make_version_1):
-    """URL of a database as release 0.1.0 wrote it."""
-    return make_version_1(url)
+def old(url, make_version, version):
+    """URL of a database as the library wrote it at that version."""
+    return make_version(url, version)
 
 
 def rows_of(url, statement):
@@ -85,34 +91,34 @@ def data_of(url, tables):
     }
 
 
-def test_an_upgrade_keeps_all_data_and_ends_at_the_schema_of_a_fresh_database(old, kind, new_url):
+def test_an_upgrade_keeps_all_data_and_ends_at_the_schema_of_a_fresh_database(old, version, kind, new_url):
     tables = tables_of(old)
     before = data_of(old, tables)
     assert {table: len(before[table]) for table in ("dbb_run", "dbb_history", "dbb_usage", "dbb_probe")} == {
         "dbb_run": 3, "dbb_history": 8, "dbb_usage": 7, "dbb_probe": 1,
     }  # fmt: skip
-    assert migrate(old) == (1, 2)
+    assert migrate(old) == (version, 3)
     assert data_of(old, tables) == before
-    assert rows_of(old, "SELECT version FROM dbb_version") == [(2,)]
+    assert rows_of(old, "SELECT version FROM dbb_version") == [(3,)]
     fresh = new_url(kind)
     open_store(fresh).close()
     assert schema_of(old) == schema_of(fresh)
-    assert migrate(old) == (2, 2)
+    assert migrate(old) == (3, 3)
 
 
-@pytest.mark.parametrize("upgraded", [False, True])
-def test_alembic_finds_no_difference_to_the_tables_in_python(request, url, upgraded):
+@pytest.mark.parametrize("version", [None, 1, 2])
+def test_alembic_finds_no_difference_to_the_tables_in_python(url, make_version, version):
     from alembic.autogenerate import compare_metadata
     from alembic.runtime.migration import MigrationContext
 
-    if upgraded:
-        migrate(request.getfixturevalue("old"))
+    if version is not None:
+        migrate(make_version(url, version))
     with open_store(url) as store, store.database.transaction() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, schema.metadata) == []
 
 
-def test_an_upgraded_database_is_used_as_any_other(old, fill):
+def test_an_upgraded_database_is_used_as_any_other(old, version, fill):
     migrate(old)
     with open_store(old) as store:
         ids = store.register_prompts(["1 + 1 = ?", "2 + 2 = ?", "new"], ["2", "4", ""])
@@ -123,23 +129,32 @@ def test_an_upgraded_database_is_used_as_any_other(old, fill):
         expected = [[1.125, 4.125], [4.375, 0.875], [np.nan, np.nan]]
         np.testing.assert_array_equal(run.load(ids).state, expected)
         assert run.load_shared()["clock"].tolist() == [1.0, 0.1]
-        fill.step(run, 2, ids, [4, 4, 0])
+        run.record_groups(GroupRows(np.arange(1, 4), np.zeros(3, int), ids, np.full(3, 4), policy_version=0))
+        versions = np.array([0.5, np.nan, 1.0])  # of ids
+        fill.step(run, 2, ids, [4, 4, 0], policy_version=versions, fates={"trained": np.arange(1, 4)})
         packed = store.claim_run(store.find_run("packed").run_id)
         assert packed.load(ids[:1]).state.tolist() == [[1.0, 2.0, 3.0, 4.0]]
         assert check(store) == []
         run.record_metrics(2, {"kl": 0.5})
         metrics = "SELECT step, metrics FROM steps WHERE run_id = 2 ORDER BY step"
-        assert store.query(metrics) == [(1, None), (2, '{"kl": 0.5}')]
-        assert store.query("SELECT count(*) FROM rollouts") == [(0,)]
+        of_step_1, lags = (None, []) if version == 1 else ('{"kl": 0.25, "loss": null}', [(0.0, 0.0)] * 2)
+        assert store.query(metrics) == [(1, of_step_1), (2, '{"kl": 0.5}')]
+        # What was there is of its step's own policy: step - 1.
+        assert store.query("SELECT policy_version, lag FROM rollouts") == lags
+        visits = (
+            "SELECT policy_version, lag FROM posterior_history WHERE run_id = 2 ORDER BY step, prompt_id = :first DESC"
+        )
+        assert store.query(visits, first=int(ids[0]))[:3] == [(0, 0), (0, 0), (0.5, 0.5)]
+        assert store.query("SELECT ordinal, fate, step, lag FROM groups") == [(i, "trained", 2, 1.0) for i in (1, 2, 3)]
 
 
-def test_opening_an_older_database_names_both_versions_and_the_command(old, kind):
+def test_opening_an_older_database_names_both_versions_and_the_command(old, version, kind):
     before = schema_of(old)
     where = re.escape(old) if kind == "sqlite" else rf"\${URL_VARIABLE}"
     for create in (True, False):
         with pytest.raises(
             StoreError,
-            match=rf"has schema version 1 \(openrlhf-dbb .*\), this openrlhf-dbb \(.*\) needs version 2; "
+            match=rf"has schema version {version} \(openrlhf-dbb .*\), this openrlhf-dbb \(.*\) needs version 3; "
             rf"back it up, then run: openrlhf-dbb migrate --store.url {where}$",
         ):
             open_store(old, create=create)
@@ -150,7 +165,7 @@ def test_a_newer_database_is_refused_with_both_versions(url):
     open_store(url).close()
     execute(url, "UPDATE dbb_version SET version = 99, library_version = '9.9'")
     for refused in (migrate, open_store):
-        with pytest.raises(StoreError, match=r"version 99, .* version 2; upgrade .* to 9.9 or later"):
+        with pytest.raises(StoreError, match=r"version 99, .* version 3; upgrade .* to 9.9 or later"):
             refused(url)
 
 
@@ -174,10 +189,10 @@ def test_there_is_nothing_to_migrate(url):
     with pytest.raises(StoreError, match=r"there is no store at|holds no posteriors"):
         migrate(url)
     open_store(url).close()
-    assert migrate(url) == (2, 2)
+    assert migrate(url) == (3, 3)
 
 
-def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old):
+def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old, version):
     before = schema_of(old)
     execute(old, f"UPDATE dbb_run SET owner_host = '{os.uname().nodename}', owner_pid = {os.getpid()} WHERE run_id = 2")
     for take_over in (False, True):
@@ -187,27 +202,30 @@ def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old):
             migrate(old, take_over=take_over)
     assert schema_of(old) == before
     execute(old, "UPDATE dbb_run SET owner_started = '1@another-boot' WHERE run_id = 2")  # it has ended
-    assert migrate(old) == (1, 2)
+    assert migrate(old) == (version, 3)
 
 
-def test_a_run_owned_on_another_host_is_migrated_only_when_asked(old):
+def test_a_run_owned_on_another_host_is_migrated_only_when_asked(old, version):
     execute(old, "UPDATE dbb_run SET owner_host = 'elsewhere', owner_pid = 42 WHERE run_id = 2")
     with pytest.raises(StoreError, match=r"'second' is owned by process 42 on elsewhere .*take_over=True"):
         migrate(old)
-    assert migrate(old, take_over=True) == (1, 2)
+    assert migrate(old, take_over=True) == (version, 3)
 
 
 def test_another_programs_view_is_not_overwritten(old):
-    execute(old, "CREATE VIEW rollouts AS SELECT 1 AS x")
+    execute(old, "CREATE VIEW groups AS SELECT 1 AS x")
     before = schema_of(old)
-    with pytest.raises(StoreError, match="already has a table or view 'rollouts' that is not openrlhf-dbb's"):
+    with pytest.raises(StoreError, match="already has a table or view 'groups' that is not openrlhf-dbb's"):
         migrate(old)
     assert schema_of(old) == before
 
 
-def test_views_of_others_over_ours_stay(old):
-    execute(old, "CREATE VIEW mine AS SELECT max(s.step) AS step FROM steps s JOIN runs r ON r.run_id = s.run_id")
-    assert migrate(old) == (1, 2)
+def test_views_of_others_over_ours_stay(old, version):
+    execute(
+        old,
+        "CREATE VIEW mine AS SELECT max(s.step) AS step FROM steps s JOIN posterior_history h ON h.run_id = s.run_id",
+    )
+    assert migrate(old) == (version, 3)
     assert rows_of(old, "SELECT step FROM mine") == [(2,)]
 
 
@@ -222,7 +240,7 @@ def test_four_processes_may_migrate_at_once(old):
     children = [fork.Process(target=_migrate_together, args=(old, barrier, outcomes)) for _ in range(4)]
     for child in children:
         child.start()
-    assert [outcomes.get(timeout=60) for _ in children] == [2] * 4
+    assert [outcomes.get(timeout=60) for _ in children] == [3] * 4
     for child in children:
         child.join(timeout=60)
     assert [child.exitcode for child in children] == [0] * 4

@@ -55,10 +55,10 @@ def test_a_dry_run_counts_what_the_prune_then_deletes(store, trained, dump):
     planned = prune(store, run.record, keep_last=2, drop_checkpoints=True, dry_run=True)
     assert dump(store) == before
     # as above; checkpoint "two" needs the history of step 3
-    assert planned == PruneResult(5, 4, 9, 4, 9, 0, 1, bytes_freed=None)
+    assert planned == PruneResult(5, 4, 9, 4, 9, 0, 0, 1, bytes_freed=None)
     done = prune(store, run.record, before=planned.first_kept, drop_checkpoints=True)
     assert replace(done, bytes_freed=None) == planned
-    assert prune(store, run.record, keep_last=2, dry_run=True) == PruneResult(5, 0, 0, 0, 0, 0, 0, bytes_freed=None)
+    assert prune(store, run.record, keep_last=2, dry_run=True) == PruneResult(5, 0, 0, 0, 0, 0, 0, 0, bytes_freed=None)
     with pytest.raises(StoreError, match="has checkpoint 'four' of step 4, which needs the history from step 5 on"):
         prune(store, run.record, keep_last=1, dry_run=True)
 
@@ -72,7 +72,7 @@ def test_it_is_noted_once(store, trained):
         noted = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).all()
     detail = (
         '{"before": 3, "steps": 2, "history_rows": 5, "probes": 2, "samples": 16, "usage_rows": 5, "rollouts": 0, '
-        '"checkpoints": 0}'
+        '"groups": 0, "checkpoints": 0}'
     )
     assert [tuple(row) for row in noted] == [("prune", 6, 6, detail)]
 
@@ -85,7 +85,8 @@ def test_many_small_parts_are_one_prune(store, trained, dump, monkeypatch):
     assert (result.steps, result.history_rows, result.probes) == (5, 11, 5)
     (noted,) = dump(store)["dbb_event"]
     detail = (
-        '"steps": 5, "history_rows": 11, "probes": 5, "samples": 40, "usage_rows": 11, "rollouts": 0, "checkpoints": 0'
+        '"steps": 5, "history_rows": 11, "probes": 5, "samples": 40, "usage_rows": 11, "rollouts": 0, "groups": 0, '
+        '"checkpoints": 0'
     )
     assert noted[-1] == f'{{"before": 6, {detail}}}'
     assert progress(store, run.record)["samples"] == 48

@@ -13,6 +13,7 @@ cpu.prepare_driver()
 
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
+from openrlhf_dbb.actors.policy_updates import PolicyUpdates  # noqa: E402
 from openrlhf_dbb.actors.rewards import RewardError  # noqa: E402
 from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor  # noqa: E402
 
@@ -92,8 +93,10 @@ class Group:
 
     async def generate(self, ids, params, multi_modal_data=None):
         self.asked.append(("".join(map(chr, ids)), params))
-        answers = [SimpleNamespace(token_ids=[48 + i], finish_reason="stop", logprobs=None) for i in range(params.n)]
-        return SimpleNamespace(outputs=answers)
+        answers = [
+            SimpleNamespace(index=i, token_ids=[48 + i], finish_reason="stop", logprobs=None) for i in range(params.n)
+        ]
+        return SimpleNamespace(request_id=str(len(self.asked)), outputs=answers)
 
 
 class Counting(Letters):
@@ -111,10 +114,24 @@ SAMPLING = {
 PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
 
 
-def groups(executor, generate, samples, *, tokenizer=None, max_length=32, **changes):
+class WithoutVllm(StrictRolloutActor):
+    """An actor whose engine is a function."""
+
+    def __init__(self, executor, generate, updates=0):
+        self.executor, self._generate = executor, generate
+        self._updates = PolicyUpdates()
+        self._updates.count = updates
+
+    async def answer(self, *request):
+        began = self._updates.count
+        found = await self._generate(*request)
+        self._updates.write_down(found, began)
+        return found
+
+
+def groups(executor, generate, samples, *, tokenizer=None, max_length=32, updates=0, **changes):
     """What an actor with this engine answers to both prompts."""
-    actor = StrictRolloutActor.__new__(StrictRolloutActor)  # no vLLM
-    actor.executor, actor.generate = executor, generate
+    actor = WithoutVllm(executor, generate, updates)
     sampling, tokenizer = SAMPLING | changes, tokenizer or Letters()
     call = actor.generate_groups(PROMPTS, sampling, samples, hf_tokenizer=tokenizer, max_length=max_length)
     return asyncio.run(call)
@@ -162,12 +179,48 @@ def test_an_agent_gets_a_request_for_each_rollout():
     class Agent:
         async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images):
             answer = await llm_engine.generate([ord(c) for c in prompt], sampling_params)
-            return prompt, label, len(answer.outputs), max_length
+            return {"seen": (prompt, label, len(answer.outputs), max_length)}
 
     engine = Group()
     answers = groups(Agent(), engine.generate, 2)
-    assert answers == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
+    seen = [[answer["seen"] for answer in group] for group in answers]
+    assert seen == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
     assert len(engine.asked) == 4
+
+
+def test_a_rollout_says_which_updates_its_tokens_had_seen(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
+    answers = groups(StrictExecutor([str(path)]), Group().generate, 2, updates=3)
+    assert [[each["policy_updates"] for each in group] for group in answers] == [[3, 3], [3, 3]]
+
+
+def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
+    """Turn 1 has 1 token, turn 2 has 3; the weights are updated once between them, and once during the second."""
+
+    class Agent:
+        async def execute(self, prompt, llm_engine, sampling_params, **_):
+            for _ in range(2):
+                await llm_engine.generate([ord(c) for c in prompt], sampling_params)
+                await asyncio.sleep(0)
+            return {}
+
+    turns = {}
+
+    async def generate(ids, params, multi_modal_data=None):
+        name = "".join(map(chr, ids))
+        turn = turns[name] = turns.get(name, 0) + 1
+        if name == PROMPTS[0][0] and turn == 2:  # after its first token
+            running = SimpleNamespace(num_output_tokens=lambda: 1)
+            actor._updates.note([SimpleNamespace(external_req_id="2", request_index=0, detokenizer=running)])
+        response = SimpleNamespace(index=0, token_ids=[1] if turn == 1 else [1, 2, 3])
+        return SimpleNamespace(request_id=str(turn), outputs=[response])
+
+    actor = WithoutVllm(Agent(), generate, updates=4)
+    call = actor.generate_groups(PROMPTS[:1], SAMPLING, 1, hf_tokenizer=None, max_length=32)
+    ((answer,),) = asyncio.run(call)
+    # 1 token under 4 updates, then 1 under 4 and 2 under 5
+    assert answer["policy_updates"] == (1 * 4 + 1 * 4 + 2 * 5) / 4
 
 
 def test_a_failed_request_fails_every_rollout_of_the_group():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -462,6 +463,7 @@ def test_one_prompt(trained):
     visits = found["visits"]
     assert visits["step"] == [1, 2] and visits["successes"] == [4, 2] and visits["rollouts"] == [4, 4]
     assert visits["alpha"] == [4.5, 4.25] and visits["beta"] == [0.5, 2.25] and visits["kept"] == [0, 0]
+    assert visits["lag"] == [0, 0]
     np.testing.assert_allclose(visits["low"], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
     asked = Asked(store, run.record)
     unvisited = asked(f"prompts/{ids[3]}")
@@ -536,11 +538,11 @@ def test_kept_rollouts(store, fill):
     assert (found["step"], found["steps"], list(found["prompts"])) == (2, [1, 2], [str(each) for each in ids])
     assert found["rollouts"][0] == {
         "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 3, "truncated": 0,
-        "missing": 0, "log_prob": -1.5, "text": "2 a", "cut": 0,
+        "missing": 0, "log_prob": -1.5, "lag": 0, "text": "2 a", "cut": 0,
     }  # fmt: skip
     assert found["rollouts"][1] | {"text": ""} == {
         "prompt_id": ids[0], "sample": 1, "reward": None, "score": None, "advantage": 0, "length": 7, "truncated": 1,
-        "missing": 1, "log_prob": None, "text": "", "cut": 0,
+        "missing": 1, "log_prob": None, "lag": 0, "text": "", "cut": 0,
     }  # fmt: skip
     assert found["rollouts"][1]["text"] == "b\\x1b"
     one = asked("rollouts/1", prompt=ids[1])
@@ -611,6 +613,28 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     (state,) = found["state"]["runs"]
     assert state["name"] == "run" and found["state"]["live"] is False
     assert re.search(r" MB: 1 run, 4 prompts; open it in a browser$", capsys.readouterr().out.strip())
+
+
+def test_how_late_groups_were_and_what_became_of_them(store, fill, tmp_path):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    fill.groups(run, ids)
+    fill.step(run, 1, ids, [4, 1], fates={"trained": np.array([1, 2])})
+    fill.groups(run, ids, version=0)
+    usage = fill.usage(ids, [2, 3], trained=[4, 0], trained_tokens=[40, 0], informative=[4, 0])
+    kept = replace(fill.rollouts(ids, [2, 3]), policy_version=np.array([0.0, 0.5, 1.0, 1.0]))
+    fates = {"trained": np.array([3]), "filtered": np.array([4])}
+    fill.step(run, 2, ids, [2, 3], usage=usage, policy_version=np.array([0.25, 1.0]), kept=kept, fates=fates)
+    for step, lag in ((1, 0.0), (2, 0.25)):
+        run.record_metrics(step, {"async/lag": lag})
+    fill.groups(run, ids[:1], version=2)
+    run.finish()  # which abandons the fifth group
+    asked, found = Asked(store, run.record), in_file(reported(store, tmp_path))
+    from_file = {path.removeprefix(f"runs/{run.record.run_id}/"): answer for path, answer in found.items()}
+    for answer in (asked, from_file.get):
+        assert answer("series")["curves"]["m:async/lag"] == [0, 0.25]
+        assert [answer(f"prompts/{each}")["visits"]["lag"] for each in ids] == [[0, 0.75], [0, 0]]
+        assert [rollout["lag"] for rollout in answer("rollouts/2")["rollouts"]] == [1, 0.5, 0, 0]
+        assert dict(answer("about")["facts"])["groups"] == "3 trained, 1 filtered, 0 stale, 1 abandoned"
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):

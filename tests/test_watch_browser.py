@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +248,33 @@ def test_three_runs_over_each_other(browser, open_new, fill, write, written):
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
     click(browser, "#tabs a[data-view=curves]")
     browser.until("document.querySelectorAll('#legend li').length == 2")
+    assert browser.complaints == []
+
+
+def test_how_late_an_asynchronous_run_was(browser, open_new, fill, written):
+    """Two prompts and steps; the groups of step 2 are 0.75 and 0 steps late."""
+    store = open_new("sqlite")
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    fill.groups(run, ids)
+    fill.step(run, 1, ids, [4, 1], fates={"trained": np.array([1, 2])})
+    kept = replace(fill.rollouts(ids, [2, 3]), policy_version=np.array([0.5, 1.0, 1.0, 1.0]))
+    fill.step(run, 2, ids, [2, 3], policy_version=np.array([0.25, 1.0]), kept=kept)
+    run.record_metrics(2, {"async/lag": 0.375})
+    address = written(store)
+    browser.open(f"{address}#view=curves&smooth=0&prompt={ids[0]}&visit=2", height=3000)
+    browser.until('document.querySelectorAll("#responses .card").length == 2')
+    assert text(browser, "[data-chart=lag] .readout") == "step 2: 0.375"
+    assert text(browser, "#prompt-chart .readout").startswith("step 2, lag 0.75: posterior mean 0.654")
+    cells = """[...document.querySelectorAll("#visits tr")]
+               .map((row) => [...row.cells].slice(-2).map((cell) => cell.textContent))"""
+    assert browser(cells) == [["lag", "kept"], ["0", "0"], ["0.75", "2"]]
+    verdicts = texts(browser, "#responses .verdict")
+    assert verdicts[0].endswith("log-prob -1.5 \u00b7 lag 0.5") and verdicts[1].endswith("log-prob -1.5")
+    browser.open(f"{address}#view=run&prompt={ids[1]}")
+    browser.until('document.querySelectorAll("#visits tbody tr").length == 2')
+    facts = dict(zip(texts(browser, "#facts dt"), texts(browser, "#facts dd"), strict=True))
+    assert facts["groups"] == "2 trained, 0 filtered, 0 stale, 0 abandoned"
+    assert "lag" not in texts(browser, "#visits th")  # of a prompt whose groups were all on-policy
     assert browser.complaints == []
 
 

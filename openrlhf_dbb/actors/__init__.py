@@ -4,6 +4,7 @@ In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
+ahead             generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
 agreement         whether vLLM and the policy hold the same model, after a start
 replay            RePO's replay beside a training step
@@ -14,6 +15,7 @@ rewards           the error of a verification, and the shapes in which a reward 
 In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
+policy_updates    which policy an engine's response was written by
 vllm_worker       the receiving end of the weight sync, with CUDA
 policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
 network           the interface that gloo and NCCL use

@@ -14,8 +14,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
+from estimators import FORMS
 from openrlhf_dbb.actors.agreement import Agreement
-from openrlhf_dbb.actors.generation import RolloutBatch
+from openrlhf_dbb.actors.generation import VERSION, RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.kept import NONE, Responses
@@ -23,6 +24,8 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import Probes
 from openrlhf_dbb.core.rollouts import Floats, Key
 from openrlhf_dbb.core.scored import Scored
+
+_LEAST_VARIANCE = 1e-8
 
 
 @dataclass
@@ -75,7 +78,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def add_advantages(self, experiences: list[Experience], step: TrainingStep) -> list[Experience]:
         """Observe all rollouts of a step; see :meth:`openrlhf_dbb.Posteriors.observe`.
 
-        OpenRLHF's reward clip is not applied: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
+        OpenRLHF's reward clip is not applied: it would cut advantages (up to sqrt(alpha / beta)), not rewards. What is
+        stored and logged of the advantages is what the form gives, before they are spread over tokens and whitened.
 
         Args:
             experiences: the rollouts that are trained on, with log-probs and KL; changed in place.
@@ -93,9 +97,13 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
         for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
-            experience.info.pop("missing", None)
+            for name in ("missing", VERSION):
+                experience.info.pop(name, None)
             experience.info["group_reward_std"] = group_std
             self._finish(experience, advantage)
+        if FORMS.get(self.advantage_estimator).whitened:
+            verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
+            whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
         if self.replays is not None:
             rows = self.replays.rows(replayed, replay_advantages, experiences[0])
             self._send(rows)
@@ -126,6 +134,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             form=self.advantage_estimator,
             probed=step.probed,
             responses=self._responses(experiences),
+            policy_versions=_policy_versions(experiences),
+            fates=step.rollouts.fates,
         )
         return rewards_R, scored
 
@@ -159,6 +169,35 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
 
 
+def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], *, divide: bool) -> None:
+    """Subtract the batch's mean from the advantages, and divide by its standard deviation, as OpenRLHF does.
+
+    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that could not be
+    verified is not shifted: it keeps 0, or its KL penalty on the scale of the others.
+
+    Args:
+        experiences: with advantages (B, T) and the mask of the response tokens, which may be several spans; changed in
+            place. Advantages elsewhere are not trained on.
+        verified: of each experience, (B,) bool.
+        divide: False for ``--algo.advantage.no_std_norm``: the mean is subtracted, and nothing else.
+
+    Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
+    """
+    values = torch.cat(
+        [
+            experience.advantages[experience.action_mask.bool() & rows[:, None]].double()
+            for experience, rows in zip(experiences, verified, strict=True)
+        ]
+    )
+    if not len(values):
+        return
+    mean = values.mean()
+    scale = values.var(correction=0).clamp(min=_LEAST_VARIANCE).rsqrt() if divide else 1.0
+    for experience, rows in zip(experiences, verified, strict=True):
+        advantages = experience.advantages.double()
+        experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
+
+
 class ResponseTexts(Sequence[str]):
     """The response of each rollout, decoded when it is asked for, without the token that ended it.
 
@@ -190,6 +229,12 @@ def _log_prob_sums(experience: Experience) -> torch.Tensor:
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)
+
+
+def _policy_versions(experiences: list[Experience]) -> Floats | None:
+    """Of each rollout, shape (R,); None if all are of the step's own policy: training that waits for generation."""
+    versions = [experience.info[VERSION] for experience in experiences if VERSION in experience.info]
+    return torch.cat(versions).double().numpy() if versions else None
 
 
 def _prompts(experiences: list[Experience]) -> list[Key]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
@@ -24,8 +24,50 @@ from openrlhf_dbb.core.strategies import Decision, Sampler
 
 PROMPTS_A_CALL = 8  # of Ray: it costs as much time as a short prompt
 
+VERSION = "policy_version"
+"""In an experience's ``info``, of async training: training steps that the policy had seen, mean over the tokens."""
+
 Prompt = tuple[str, Any, Any]
 """Text, label, image."""
+
+_ENDED: Iterator[Any] = iter(())
+"""In place of a data loader's iterator whose pass was over before the checkpoint."""
+
+
+@dataclass
+class Group:
+    """A group that was asked for.
+
+    Attributes:
+        prompt: text, label, image.
+        pass_number: pass over the data in which the prompt was drawn, from 0.
+        ordinal: its number in the ledger; None without one.
+        version: policy version when it was asked for; None if training waits for generation.
+        rollouts: what came back.
+        kept: whether it is to be trained on.
+    """
+
+    prompt: Prompt
+    pass_number: int
+    ordinal: int | None = None
+    version: int | None = None
+    rollouts: list[Experience] = field(default_factory=list)
+    kept: bool = False
+
+
+class Ledger(Protocol):
+    """Notes every group before it is asked for; groups and generation may then be ahead of the training."""
+
+    @property
+    def version(self) -> int:
+        """Training steps that the policy has seen."""
+
+    @property
+    def first_version(self) -> int:
+        """The same when the engines were made."""
+
+    def open(self, groups: Sequence[Group]) -> Sequence[int]:
+        """Note groups that are about to be asked for; their numbers."""
 
 
 class BudgetSpent(Exception):
@@ -40,11 +82,13 @@ class RolloutBatch:
         trained: rollouts to train on, group by group.
         filtered: rollouts that are not trained on, with what is needed to observe and to read them.
         skipped: how often each prompt was drawn and nothing was generated for it.
+        fates: numbers of the groups in the ledger, by what became of them: trained, filtered or stale.
     """
 
     trained: list[Experience] = field(default_factory=list)
     filtered: list[Experience] = field(default_factory=list)
     skipped: Counter[Key] = field(default_factory=Counter)
+    fates: dict[str, list[int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Rollouts to train on; OpenRLHF's loop asks."""
@@ -55,13 +99,29 @@ class RolloutBatch:
         """Everything generated, the rollouts to train on first."""
         return [*self.trained, *self.filtered]
 
+    def train(self, groups: Sequence[Group]) -> None:
+        """Take groups to train on."""
+        self.trained += [rollout for group in groups for rollout in group.rollouts]
+        self._note("trained", groups)
+
+    def set_aside(self, groups: Sequence[Group], fate: str = "filtered") -> None:
+        """Take groups that are observed, but not trained on."""
+        self.filtered += [_to_observe(rollout) for group in groups for rollout in group.rollouts]
+        self._note(fate, groups)
+
+    def _note(self, fate: str, groups: Sequence[Group]) -> None:
+        ordinals = [group.ordinal for group in groups if group.ordinal is not None]
+        if ordinals:
+            self.fates.setdefault(fate, []).extend(ordinals)
+
 
 class RolloutGenerator:
     """Fills whole rollout batches, as its strategy decides; stands in for OpenRLHF's ``SamplesGenerator``.
 
     OpenRLHF trains on the short batch at the end of an episode. Its rows may not fill an optimizer step: they are then
     lost, or shift every later step. Here its groups wait until the next episode completes the batch, under the same
-    policy. Nothing is left over between steps.
+    policy. Nothing is left over between steps, unless more is generated at a time than a step needs
+    (``--rollout.vllm_generate_batch_size``, in async training).
 
     Args:
         strategy: OpenRLHF's, for its arguments.
@@ -69,6 +129,7 @@ class RolloutGenerator:
         tokenizer: sent to the engines.
         vllm_engines: Ray actors, see :class:`openrlhf_dbb.actors.vllm_actor.StrictRolloutActor`.
         max_rollouts: training rollouts that may be generated; None for any number.
+        ledger: of async training.
 
     Attributes:
         sampler: the strategy at work.
@@ -90,6 +151,7 @@ class RolloutGenerator:
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
         watch: Callable[[int], None] = lambda kept: None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.args = strategy.args
         self.prompts_dataloader, self.eval_dataloader = prompts_dataloader, eval_dataloader
@@ -101,9 +163,14 @@ class RolloutGenerator:
         self.watch = watch
         self.with_log_probs = False
         self._max_rollouts = max_rollouts
+        self._ledger = ledger
+        self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
         self._dataloader_iter: Any = None
+        self._pass = 0
+        # Drawn before a checkpoint, to be asked for again after a resume.
+        self._again: deque[tuple[int, Prompt]] = deque()
         # Of the batch that is being filled: groups kept so far, and all else.
-        self._kept: list[list[Experience]] = []
+        self._kept: list[Group] = []
         self._batch = RolloutBatch()
 
     @property
@@ -124,40 +191,90 @@ class RolloutGenerator:
             openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
         """
         generate_kwargs = {"with_log_probs": self.with_log_probs, **generate_kwargs}
-        if self._dataloader_iter is None:
-            self._dataloader_iter = iter(self.prompts_dataloader)
         batch, consumed = self.args.rollout.batch_size, 0
-        with self._engines_awake():
-            while len(self._kept) < batch:
-                if self._dataloader_iter is None:
-                    return RolloutBatch(), None, consumed, True
-                missing = batch - len(self._kept)
-                if self._groups_left() < missing:
-                    raise BudgetSpent
-                asked = self.sampler.round_size(missing)
-                drawn = self._draw(int(min(asked, self._groups_left())))
-                consumed += self._round(drawn, **generate_kwargs) if drawn else 0
-                self.sampler.end_round()
+        if len(self._kept) < batch:
+            if self._dataloader_iter is None:
+                self._dataloader_iter = iter(self.prompts_dataloader)
+            with self._engines_awake():
+                while len(self._kept) < batch:
+                    if self._dataloader_iter is None:
+                        return RolloutBatch(), None, consumed, True
+                    if self._groups_left() < batch - len(self._kept):
+                        raise BudgetSpent
+                    asked = self.sampler.round_size(self._at_a_time - len(self._kept))
+                    drawn = self._draw(int(min(asked, self._groups_left())))
+                    consumed += self._round(drawn, **generate_kwargs) if drawn else 0
+                    self.sampler.end_round()
         self.sampler.end_step()
         full, self._batch = self._batch, RolloutBatch()
-        kept, self._kept = self._kept, []
-        full.trained = [rollout for group in kept[:batch] for rollout in group]
-        full.filtered += [_to_observe(rollout) for group in kept[batch:] for rollout in group]
-        return full, 100 * len(full) / len(full.all), consumed, self.at_end_of_episode
+        taken, left = self._kept[:batch], self._kept[batch:]
+        self._kept = left if self._at_a_time > batch else []
+        full.train(taken)
+        if not (self._corrects or generate_kwargs["with_log_probs"]):
+            for rollout in full.trained:  # some waited since a batch that came with them
+                rollout.rollout_log_probs = None
+        if not self._kept:
+            full.set_aside(left)
+        over = self.at_end_of_episode and len(self._kept) < batch
+        return full, 100 * len(full) / len(full.all), consumed, over
+
+    def drop_stale(self, oldest: int) -> None:
+        """Groups that wait, and that a policy older than this version generated, are not to be trained on."""
+
+        def is_stale(group: Group) -> bool:
+            return group.version is not None and group.version < oldest
+
+        self._batch.set_aside([group for group in self._kept if is_stale(group)], "stale")
+        self._kept = [group for group in self._kept if not is_stale(group)]
 
     def unused(self) -> tuple[int, int]:
         """Rollouts of a last batch that was not filled, and their tokens: no step has used them."""
-        left = [*self._batch.filtered, *(rollout for group in self._kept for rollout in group)]
+        left = [*self._batch.filtered, *(rollout for group in self._kept for rollout in group.rollouts)]
         return len(left), sum(int(rollout.response_length.item()) for rollout in left)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to hold; taken between steps."""
-        return {"generated": self.generated, "sampling": self.sampler.state()}
+        """What a checkpoint has to hold; taken between steps. Groups that wait for a step are asked for again."""
+        return {
+            "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
+            "sampling": self.sampler.state(),
+            "pass": self._pass,
+            "again": [(group.pass_number, group.prompt) for group in self._kept],
+            "drained": self.at_end_of_episode and bool(self._kept),
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
         self.generated = state["generated"]
         self.sampler.load(state["sampling"])
+        self._pass = state.get("pass", 0)
+        self._again = deque(state.get("again", ()))
+        if state.get("drained"):
+            self._dataloader_iter = _ENDED
+
+    def position(self, episode: int) -> dict[str, Any]:
+        """Where in the data a checkpoint continues, as entries of OpenRLHF's states; taken between steps.
+
+        Args:
+            episode: the pass over the data.
+        """
+        if self.at_end_of_episode:  # a finished data loader would serve its whole episode again after a resume
+            return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
+        return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers to be logged after a step, by name."""
+        return self.sampler.metrics()
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """While the policy's weights are sent to the engines."""
+        yield
+
+    def begin_at(self, episode: int, step: int) -> None:
+        """Where the training starts: pass over the data, and training steps behind it."""
+
+    def close(self) -> None:
+        """No further batch is wanted."""
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> list[list[float]]:
         """Scores of further responses to the prompts of some rollouts, under the current weights.
@@ -210,58 +327,81 @@ class RolloutGenerator:
             return float("inf")
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
 
-    def _draw(self, count: int) -> list[Prompt]:
-        """The next ``count`` prompts that are not skipped: text, label, image; fewer at the end of the pass."""
-        drawn: list[Prompt] = []
+    def _draw(self, count: int) -> list[Group]:
+        """Groups to be of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
+        drawn: list[Group] = []
         while len(drawn) < count:
+            if self._again:
+                pass_number, prompt = self._again.popleft()
+                drawn.append(Group(prompt, pass_number))
+                continue
             try:
                 _, texts, labels, images = next(self._dataloader_iter)
             except StopIteration:
                 # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
+                ended_before = self._dataloader_iter is _ENDED
                 self._dataloader_iter = None
-                self.sampler.end_pass()
+                if not ended_before:
+                    self._pass += 1
+                    self.sampler.end_pass()
                 break
-            for text, label, image in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
-                key = (text, str(label))
+            for prompt in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
+                key = (prompt[0], str(prompt[1]))
                 if self._rollouts(self.prompt_ids[key]):
-                    drawn.append((text, label, image))
+                    drawn.append(Group(prompt, self._pass))
                 else:
                     self._batch.skipped[key] += 1
         return drawn
 
-    def _round(self, drawn: list[Prompt], **generate_kwargs: Any) -> int:
+    def _round(self, drawn: list[Group], **generate_kwargs: Any) -> int:
         """Generate for prompts and for the replacements of rejected ones; the number of both.
 
         Kept groups are in the order in which they were sent: which ones finish first depends on their lengths.
         """
-        pending: dict[Any, list[int]] = {}
-        kept: dict[int, list[Experience]] = {}
-        sent = self._send(drawn, pending, 0, **generate_kwargs)
+        pending: dict[Any, list[Group]] = {}
+        sent: list[Group] = []
+        self._send(drawn, sent, pending, **generate_kwargs)
         while pending:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=10.0)
             for ref in ready:
-                for place, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
-                    group = _experiences(answers, **generate_kwargs)
-                    decision = self._judge(group)
-                    if decision is Decision.TRAIN:
-                        kept[place] = group
-                        self.watch(len(self._kept) + len(kept))
+                for group, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
+                    group.rollouts = _experiences(answers, first_version=self._first_version, **generate_kwargs)
+                    decision = self._judge(group.rollouts)
+                    group.kept = decision is Decision.TRAIN
+                    if group.kept:
+                        self.watch(len(self._kept) + sum(each.kept for each in sent))
                         continue
-                    self._batch.filtered += map(_to_observe, group)
+                    self._batch.set_aside([group])
                     replaced = decision is Decision.REPLACE
                     if replaced and self._dataloader_iter is not None and self._groups_left() >= 1:
-                        sent += self._send(self._draw(1), pending, sent, **generate_kwargs)
-        self._kept += [kept[place] for place in sorted(kept)]
-        return sent
+                        self._send(self._draw(1), sent, pending, **generate_kwargs)
+        self._kept += [group for group in sent if group.kept]
+        return len(sent)
 
-    def _send(self, drawn: list[Prompt], pending: dict[Any, list[int]], first: int, **generate_kwargs: Any) -> int:
-        """Send prompts to the engines and note their places in ``pending``. From here on they count as generated."""
+    def _send(
+        self, drawn: list[Group], sent: list[Group], pending: dict[Any, list[Group]], **generate_kwargs: Any
+    ) -> None:
+        """Ask the engines for groups, and note what is asked for. From here on they count as generated."""
+        if self._ledger is not None and drawn:
+            version = self._ledger.version
+            for group in drawn:
+                group.version = version
+            for group, ordinal in zip(drawn, self._ledger.open(drawn), strict=True):
+                group.ordinal = ordinal
         # A strategy that judges wants to know of each group at once: it may replace it.
         judges = type(self.sampler).judge is not Sampler.judge
-        calls = self._ask(drawn, 1 if judges else PROMPTS_A_CALL, **generate_kwargs)
-        pending.update({ref: [first + place for place in places] for ref, places in calls})
+        calls = self._ask([group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL, **generate_kwargs)
+        pending.update({ref: [drawn[place] for place in places] for ref, places in calls})
+        sent += drawn
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
-        return len(drawn)
+
+    @property
+    def _corrects(self) -> bool:
+        return bool(self.args.algo.advantage.is_correction_level != "off")
+
+    @property
+    def _first_version(self) -> int | None:
+        return None if self._ledger is None else self._ledger.first_version
 
     def _answers(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[list[dict[str, Any]]]:
         """The responses to each of ``prompts``, in their order."""
@@ -273,7 +413,6 @@ class RolloutGenerator:
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
         """Ask the engines, at most ``most`` prompts a call; each call's reference, and the places of its prompts."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
-        corrects = self.args.algo.advantage.is_correction_level != "off"
         request = {
             "sampling": {
                 "temperature": generate_kwargs.get("temperature", 1.0),
@@ -282,7 +421,7 @@ class RolloutGenerator:
                 "max_tokens": generate_kwargs.get("max_new_tokens"),  # None: as the prompt leaves
                 "min_tokens": generate_kwargs.get("min_new_tokens", 1),
                 "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),
-                "logprobs": 1 if corrects or generate_kwargs.get("with_log_probs") else None,
+                "logprobs": 1 if self._corrects or generate_kwargs.get("with_log_probs") else None,
             },
             "max_length": generate_kwargs.get("max_len", 2048),
             "hf_tokenizer": self.tokenizer,
@@ -322,11 +461,16 @@ class RolloutGenerator:
         return Decision.TRAIN if scores_N is None else self.sampler.judge(prompt_id, scores_N)
 
 
-def _experiences(responses: Sequence[dict[str, Any]], *, max_len: int = 2048, **_: Any) -> list[Experience]:
+def _experiences(
+    responses: Sequence[dict[str, Any]], *, max_len: int = 2048, first_version: int | None = None, **_: Any
+) -> list[Experience]:
     """Responses in the form in which OpenRLHF trains on them, cut to ``max_len`` tokens.
 
     Upstream's takes twice as long, by more tensor operations. The tensors are the same, but for a missing score in
     ``info``, which is averaged for the log: 0 there.
+
+    Args:
+        first_version: of the policy when the engines were made; each rollout's own is then put into ``info``.
     """
     tokens = [response["observation_tokens"][:max_len] for response in responses]
     spans = [_actions(response, len(each)) for response, each in zip(responses, tokens, strict=True)]
@@ -352,6 +496,8 @@ def _experiences(responses: Sequence[dict[str, Any]], *, max_len: int = 2048, **
             info["score"] = numbers["scores"].nan_to_num()
         for name, value in response.get("extra_logs", {}).items():
             info[name] = torch.tensor([value.flatten()[0].item() if isinstance(value, torch.Tensor) else value])
+        if first_version is not None:
+            info[VERSION] = torch.tensor([first_version + response["policy_updates"]], dtype=torch.float64)
         log_probs = response["rollout_log_probs"]
         rollout = Experience(
             sequences=sequences,
@@ -403,6 +549,7 @@ def _to_observe(rollout: Experience) -> Experience:
         prompts=rollout.prompts,
         labels=rollout.labels,
         images=rollout.images,
+        info={VERSION: rollout.info[VERSION]} if VERSION in rollout.info else {},
     )
 
 

@@ -15,6 +15,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
+from openrlhf_dbb.actors.ahead import GenerationAhead, GroupLedger
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.replay import Replays
@@ -58,6 +59,7 @@ class Progress:
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
 
+    prompts_dataloader: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
@@ -69,14 +71,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # never corrected. If a group's advantages do not sum to zero, all-wrong groups push probability there.
         generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
+        loader, self.prompts_dataloader = self.prompts_dataloader, _Loader(self.prompts_dataloader)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
         self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
-        self.samples_generator = RolloutGenerator(
+        runs_ahead = self.args.train.async_enable
+        ledger = GroupLedger(self._posteriors, self.args.rollout.n_samples_per_prompt) if runs_ahead else None
+        generator = RolloutGenerator(
             strategy=strategy,
-            prompts_dataloader=self.prompts_dataloader,
+            prompts_dataloader=loader,
             eval_dataloader=self.eval_dataloader,
             tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
@@ -84,7 +89,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,
+            ledger=ledger,
         )
+        self.samples_generator = GenerationAhead(generator, ledger, self.args) if ledger is not None else generator
         self.samples_generator.with_log_probs = True  # of this start's first step, for Agreement
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
@@ -123,6 +130,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         except BudgetSpent:
             for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
                 tracker.close()
+        finally:
+            self.samples_generator.close()
         if not self._progress.step:
             raise strategies.SamplingError(
                 f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
@@ -163,6 +172,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if self.experience_maker.replays is not None:
                 file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
+        self.samples_generator.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         self._progress.phase = "training"
@@ -201,7 +211,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
             )
         self.samples_generator.with_log_probs = False
-        status |= training.metrics | self.samples_generator.sampler.metrics()
+        status |= training.metrics | self.samples_generator.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         if self._probed:
             status["timing/probe"] = probe_time
@@ -218,6 +228,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._budget is not None:  # steps that discard rollouts are fewer
             self._progress.total = max(step, self._budget * step // self.samples_generator.generated)
         return status, step
+
+    def broadcast_to_vllm(self) -> None:
+        """Upstream's; in async training generation knows of it."""
+        with self.samples_generator.updating():
+            super().broadcast_to_vllm()
 
     def _probe(self, rollouts: list[Any]) -> probes.Probes:
         """Further rollouts of the batch's probed prompts under the policy of this step, for their scores alone."""
@@ -247,9 +262,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             "agreement": self.experience_maker.agreement.usual,
             "accuracy": self._progress.accuracy,
         }
-        if self.samples_generator.at_end_of_episode:
-            # A finished data loader would serve its whole episode again after a resume.
-            states |= {"episode": states["episode"] + 1, "data_loader_state_dict": {}}
+        states |= self.samples_generator.position(states["episode"])
         plan = {"plan/steps": self._progress.total}
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), **plan})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
@@ -329,6 +342,20 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
         }
         self.evaluate(step, **kwargs)
+
+
+class _Loader:
+    """The data loader as OpenRLHF's loop sees it: where it is, and when, the generator knows."""
+
+    def __init__(self, loader: Any) -> None:
+        self.dataset, self.load_state_dict = loader.dataset, loader.load_state_dict
+        self._length = len(loader)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 def _is_missing(rollout: Any) -> bool:

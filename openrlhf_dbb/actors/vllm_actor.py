@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.actors import policy_updates
 from openrlhf_dbb.actors.network import use_rays_interface
 from openrlhf_dbb.actors.rewards import RewardError, single_value
 from openrlhf_dbb.weight_buckets import Parameter
@@ -183,10 +184,12 @@ class _OneRequest:
             # No text: it is decoded once, for the reward, and not token by token.
             form = {"output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
             whole = SamplingParams(**given, n=self._rollouts, **form)
-            asked = self._engine.generate(prompt_token_ids, whole, multi_modal_data=multi_modal_data)
+            asked = self._engine.answer(prompt_token_ids, whole, multi_modal_data)
             self._answer = asyncio.ensure_future(asked)
         answer = await self._answer
-        return SimpleNamespace(outputs=[answer.outputs[next(self._given)]])
+        response = answer.outputs[next(self._given)]
+        policy_updates.note_turn(response)
+        return SimpleNamespace(outputs=[response])
 
 
 class StrictRolloutActor(PlatformRolloutActor):
@@ -199,10 +202,28 @@ class StrictRolloutActor(PlatformRolloutActor):
         await super().__init__(*args, **engine)
         if not kwargs.get("agent_func_path"):
             self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
+        self._updates = policy_updates.PolicyUpdates()
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
         """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.weight_buckets.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
+
+    def note_update(self) -> None:
+        """The weights are those of the next policy: in async training, after each update."""
+        self._updates.note(list(self.llm.output_processor.request_states.values()))
+
+    async def answer(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """Upstream's ``generate``; each response says in ``policy_updates`` how many updates its tokens had seen."""
+        began = self._updates.count
+        found = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        self._updates.write_down(found, began)
+        return found
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """As upstream's, for a turn of an agent."""
+        found = await self.answer(prompt_token_ids, sampling_params, multi_modal_data)
+        policy_updates.note_turn(found.outputs[0])
+        return found
 
     async def generate_groups(
         self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: int, **rest: Any
@@ -216,7 +237,8 @@ class StrictRolloutActor(PlatformRolloutActor):
             rest: ``max_length`` and ``hf_tokenizer``, as for upstream's ``generate_responses``.
 
         Returns:
-            For each prompt N responses, as upstream's.
+            For each prompt N responses, as upstream's, with ``policy_updates``: the weight updates that the engine had
+            seen, mean over the response's tokens.
 
         Raises:
             RewardError: the reward function failed on one of them.
@@ -227,21 +249,16 @@ class StrictRolloutActor(PlatformRolloutActor):
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], num_samples: int, **rest: Any
     ) -> list[dict[str, Any]]:
         """Upstream's ``generate_responses`` with one request to vLLM for the group, not one for each rollout."""
-        if not isinstance(self.executor, StrictExecutor):  # an agent: its turns differ between rollouts
-            return await self.generate_responses(
-                prompt, label, SamplingParams(**sampling), num_samples=num_samples, images=images, **rest
-            )
-        engine = _OneRequest(self, num_samples, sampling)
-        rest["hf_tokenizer"] = _TokenizedOnce(rest["hf_tokenizer"])
-        rollouts = (
-            self.executor.execute(
-                prompt=prompt,
-                label=label,
-                sampling_params=engine.looked_at,
-                llm_engine=engine,
-                images=images,
-                **rest,
-            )
-            for _ in range(num_samples)
-        )
-        return await asyncio.gather(*rollouts)
+        asked = {"prompt": prompt, "label": label, "images": images, **rest}
+        if isinstance(self.executor, StrictExecutor):
+            engine = _OneRequest(self, num_samples, sampling)
+            asked |= {"llm_engine": engine, "sampling_params": engine.looked_at}
+            asked["hf_tokenizer"] = _TokenizedOnce(rest["hf_tokenizer"])
+        else:  # an agent: its turns differ between rollouts
+            asked |= {"llm_engine": self, "sampling_params": SamplingParams(**sampling)}
+        return await asyncio.gather(*(self._rollout(asked) for _ in range(num_samples)))
+
+    async def _rollout(self, asked: dict[str, Any]) -> dict[str, Any]:
+        policy_updates.begin_rollout()  # in a task of its own
+        response: dict[str, Any] = await self.executor.execute(**asked)
+        return {**response, "policy_updates": policy_updates.mean_updates(self._updates.count)}

@@ -1,6 +1,7 @@
 """What a run computes and keeps, without torch, Ray and OpenRLHF.
 
 posteriors   rewards of a step -> posteriors, stored -> advantages; what any trainer uses
+ahead        batches made ahead of the training, in a thread
 scored       what a step's rollouts were scored with, and what is logged of it
 rollouts     the rollouts of a step as arrays, and the groups they form
 usage        what became of every rollout of a step

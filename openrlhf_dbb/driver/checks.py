@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import estimators
-from estimators import FORMS
+from estimators import FORMS, RewardEstimator
 from openrlhf_dbb import cpu, cuda, presets, upstream
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
@@ -22,16 +22,23 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 
 FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+_FORM = "algo.advantage.estimator"
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 # Flag -> the value that asks for nothing, and why any other one would do nothing.
 _WITHOUT_EFFECT: dict[str, tuple[Any, str]] = {
     "algo.advantage.gamma": (1.0, "an estimator's advantages are not discounted"),
     "algo.advantage.lambd": (1.0, "it belongs to gae, which needs a critic"),
-    "algo.advantage.no_std_norm": (False, "to leave out the deviation give --algo.advantage.estimator dr_grpo"),
     "reward.clip_range": ((-10, 10), "it would clip advantages, not rewards, and is not applied"),
     "critic.save_value_network": (False, "an estimator takes the critic's place"),
     "actor.muon.ns_steps": (5, "DeepSpeed's Muon always takes 5 steps"),
+}
+# OpenRLHF's forms in which an estimator has no place, why, and what to use.
+_NO_PLACE = {
+    "reinforce": "it subtracts no baseline of the prompt; use reinforce_baseline",
+    "flash_reinforce": "its baseline is the mean of the whole batch, for one rollout a prompt; with the prompt's own "
+    "in its place it is dr_grpo: use that",
+    "gae": "its baseline is a critic; use group_norm",
 }
 
 
@@ -68,6 +75,7 @@ def check(settings: Settings) -> None:
     _check_loss(settings)
     _check_data(settings)
     _check_rollouts(args)
+    _check_lag(args)
     _check_batches(args)
     _check_intervals(args)
     _check_checkpoints(args)
@@ -125,11 +133,14 @@ def _check_openrlhf_alone(settings: Settings) -> None:
     args = settings.args
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     known = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
+    form = args.algo.advantage.estimator
     for flag, used in (
         (f"--rollout.strategy {args.rollout.strategy}", args.rollout.strategy != known),
         (f"--replay.samples {args.replay.samples}", args.replay.samples),
         (f"--actor.loss_agg_mode {CONSTANT_LENGTH}", args.actor.loss_agg_mode == CONSTANT_LENGTH),
+        (f"--{_FORM} {form}", form not in upstream.choices(_FORM)),
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
+        (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
         ("--data.skip_bad_rows", args.data.skip_bad_rows),
     ):
         if used:
@@ -208,15 +219,8 @@ def _check_constant_length(args: SimpleNamespace) -> None:
 
 def _check_estimator(settings: Settings) -> None:
     args = settings.args
-    if args.train.async_enable:
-        raise UsageError("--train.async_enable is not supported with --estimator yet; leave it out")
-    form = args.algo.advantage.estimator
-    if form not in FORMS:
-        raise UsageError(
-            f"--algo.advantage.estimator {form} cannot be used with --estimator {settings.estimator}; "
-            f"use {' or '.join(FORMS)}, or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
-        )
     estimator = estimators.build(settings.estimator, **settings.parameters)
+    _check_form(settings, estimator)
     group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
     if group < fewest:
         raise UsageError(
@@ -225,6 +229,34 @@ def _check_estimator(settings: Settings) -> None:
         )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
+
+
+def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
+    advantage = settings.args.algo.advantage
+    asked = f"--{_FORM} {advantage.estimator}"
+    alone = f"or --estimator {NO_ESTIMATOR} for OpenRLHF's own advantages"
+    if advantage.estimator in _NO_PLACE:
+        raise UsageError(f"{asked} has no place for an estimator: {_NO_PLACE[advantage.estimator]}, {alone}")
+    if advantage.estimator not in FORMS.available():
+        raise UsageError(
+            f"{asked} cannot be used with --estimator {settings.estimator}; use {', '.join(FORMS.available())}, {alone}"
+        )
+    form = FORMS.build(advantage.estimator)
+    if form.leave_one_out and not estimator.leaves_one_out():
+        raise UsageError(
+            f"{asked} scores a rollout by the mean without it, which --estimator {settings.estimator} cannot tell (its "
+            "group_weight is None); use dr_grpo, or --estimator dbb"
+        )
+    if form.whitened and settings.args.replay.samples:
+        raise UsageError(
+            f"{asked} does not go with --replay.samples {settings.args.replay.samples}: it is whitened over the batch, "
+            "and RePO does not say how replayed rollouts would be; use dr_grpo, or leave out the replay"
+        )
+    if advantage.no_std_norm and not form.whitened:
+        raise UsageError(
+            f"--algo.advantage.no_std_norm would do nothing: {asked} is not whitened over the batch; leave it out "
+            "(dr_grpo divides by no deviation)"
+        )
 
 
 def _check_models(settings: Settings) -> None:
@@ -282,11 +314,6 @@ def _check_reward(settings: Settings) -> None:
                 f"--reward.model_name_or_path {model} gives any real number, --estimator {settings.estimator} takes "
                 f"scores {'0 and 1' if support == 'binary' else 'in [0, 1]'} only; use --estimator gaussian or point"
             )
-    elif args.reward.normalize_enable:
-        raise UsageError(
-            "--reward.normalize_enable normalizes what a --reward.model_name_or_path gives; with --reward.remote_url "
-            "leave it out"
-        )
     buffer, longest = args.reward.overlong_buffer_len, args.rollout.max_new_tokens or args.data.max_len
     if buffer is not None and not 0 < buffer <= longest:
         raise UsageError(
@@ -315,9 +342,10 @@ def _check_loss(settings: Settings) -> None:
         )
     if args.actor.dual_clip is not None and args.actor.dual_clip <= 1:
         raise UsageError(f"--actor.dual_clip {args.actor.dual_clip:g} is not above 1; give for instance 3")
-    kl = args.algo.kl
+    kl, says_0 = args.algo.kl, _given(settings, "algo.kl.init_coef") and args.algo.kl.init_coef == 0
     for flag, used, needs, has in (
-        ("algo.kl.use_loss", kl.use_loss, "--algo.kl.init_coef above 0", kl.init_coef > 0),
+        # An explicit 0 switches the KL loss off, as in OpenRLHF's recipe for images.
+        ("algo.kl.use_loss", kl.use_loss and not says_0, "--algo.kl.init_coef above 0", kl.init_coef > 0),
         ("algo.kl.target", kl.target, "--algo.kl.init_coef above 0", kl.init_coef > 0),
         ("algo.kl.unbiased_gradient", kl.unbiased_gradient, "--algo.kl.use_loss", kl.use_loss),
     ):
@@ -401,6 +429,16 @@ def _check_rollouts(args: SimpleNamespace) -> None:
             f"--train.max_rollouts {args.train.max_rollouts} is less than one step: --rollout.batch_size "
             f"{args.rollout.batch_size} x {args.rollout.n_samples_per_prompt} = {step} rollouts; raise it"
         )
+
+
+def _check_lag(args: SimpleNamespace) -> None:
+    most = args.train.max_lag
+    if most is None:
+        return
+    if not args.train.async_enable:
+        raise UsageError(f"--train.max_lag {most} does nothing without --train.async_enable; give both, or neither")
+    if most < 0:
+        raise UsageError(f"--train.max_lag {most} is below 0; give the most training steps that a group may be late")
 
 
 def _check_batches(args: SimpleNamespace) -> None:

@@ -104,6 +104,12 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "probes and replays; replaces --train.num_episodes",
     ),
     (
+        "--train.max_lag",
+        {"type": int, "metavar": "STEPS"},
+        "with --train.async_enable: groups that an older policy generated are not trained on, and generation waits "
+        "rather than make them; default: as late as --train.async_queue_size allows",
+    ),
+    (
         "--wait_for_gpus",
         {"type": float, "default": 10.0, "metavar": "MINUTES"},
         "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",
@@ -254,6 +260,8 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
     for flag, options, text in _PIECES:
         pieces.add_argument(flag, help=text, **options)
     _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
+    for name, form in estimators.FORMS.available().items():
+        _add_choice(parser, "algo.advantage.estimator", name, f"{form.formula}.")
     if machine.torch_cuda() is None:
         _add_choice(parser, "ds.param_dtype", "fp32", "32 bits, the default without CUDA.")
     _add_parameters(parser, "--rollout.strategy", _with_named(strategies.available(), strategy, strategy_class))
@@ -269,11 +277,12 @@ def build_parser(estimator: str | None = None, strategy: str | None = None) -> a
 
 
 def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: str) -> None:
-    """A value for a flag of OpenRLHF beside its own."""
+    """A value for a flag of OpenRLHF beside its own, unless it is one of these."""
     for action in parser._actions:
         if action.dest == flag:
-            action.choices = [*(action.choices or ()), choice]
-            action.help = f"{action.help} {choice}: {text}"
+            if choice not in (action.choices or ()):
+                action.choices = [*(action.choices or ()), choice]
+                action.help = f"{action.help} {choice}: {text}"
             return
     raise UsageError(f"openrlhf no longer has --{flag}; use {upstream.CHECKED_VERSIONS[-1]}")
 

@@ -1,4 +1,4 @@
-"""The command export: a run's history, its kept rollouts, or where they went, as CSV, JSON lines or Parquet."""
+"""The command export: a run's history, kept rollouts, where they went, or groups, as CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import add_run, chosen
 from storage import PosteriorStore, RunRecord, read_usage
-from storage.log import HISTORY_COLUMNS, ROLLOUT_COLUMNS, history_with_texts, rollouts_with_texts
+from storage.log import (
+    GROUP_COLUMNS,
+    HISTORY_COLUMNS,
+    ROLLOUT_COLUMNS,
+    history_with_texts,
+    ledger,
+    rollouts_with_texts,
+)
 from storage.usage import COUNTS
 
 Rows = Sequence[Sequence[Any]]
@@ -31,8 +38,8 @@ def add_commands(add: Any) -> None:
         "--what",
         choices=tuple(_TABLES),
         default="history",
-        help="visits with posterior, prompt and label (default); kept rollouts with their texts; or where the rollouts "
-        "of each step and prompt went",
+        help="visits with posterior, prompt and label (default); kept rollouts with their texts; where the rollouts "
+        "of each step and prompt went; or the groups that asynchronous training asked for",
     )
     parser.add_argument("--format", choices=("csv", "jsonl", "parquet"), default="csv", help="default: csv")
     parser.add_argument(
@@ -80,6 +87,7 @@ _TABLES = {
     "history": (HISTORY_COLUMNS, history_with_texts),
     "rollouts": (ROLLOUT_COLUMNS, rollouts_with_texts),
     "usage": (("step", "prompt_id", *COUNTS), _usage_rows),
+    "groups": (GROUP_COLUMNS, ledger),
 }
 
 
@@ -108,8 +116,8 @@ def _write_parquet(path: Path, columns: Sequence[str], parts: Parts) -> None:
     from pyarrow import parquet
 
     real = ("successes", "alpha", "beta", "mean", "variance", "reward", "score", "advantage", "log_prob")
-    types = {name: pyarrow.float64() for name in real}
-    types |= {name: pyarrow.string() for name in ("prompt", "label", "text")}
+    types = {name: pyarrow.float64() for name in (*real, "policy_version", "lag")}
+    types |= {name: pyarrow.string() for name in ("prompt", "label", "text", "fate")}
     layout = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in columns])
     with parquet.ParquetWriter(path, layout) as writer:
         for rows in parts:

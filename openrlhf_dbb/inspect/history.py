@@ -11,7 +11,7 @@ from openrlhf_dbb.terminal import Styled, print_facts, print_json, print_table, 
 from storage import PosteriorStore, StoreError
 from storage.inspection import find_prompts, prompt_history
 
-_COLUMNS = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance")
+_COLUMNS = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
 _BAR = 20
 _LONGEST = 200
 
@@ -47,7 +47,8 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         ]
     )
     if visits:
-        print_table((*_COLUMNS, ""), [(*(row[name] for name in _COLUMNS), _bar(row["mean"])) for row in visits])
+        columns = [name for name in _COLUMNS if name != "lag" or any(row["lag"] for row in visits)]
+        print_table((*columns, ""), [(*(row[name] for name in columns), _bar(row["mean"])) for row in visits])
     else:
         print("not visited in this run; its posterior comes from the warm start")
 

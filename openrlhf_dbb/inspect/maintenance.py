@@ -84,7 +84,8 @@ def prune_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 def _rows(result: PruneResult) -> str:
     return (
         f"{result.history_rows:,} history rows, {result.usage_rows:,} usage rows, {result.probes:,} probe rows, "
-        f"{result.rollouts:,} kept rollouts and {result.checkpoints:,} checkpoints of {result.steps:,} steps"
+        f"{result.rollouts:,} kept rollouts, {result.groups:,} groups and {result.checkpoints:,} checkpoints of "
+        f"{result.steps:,} steps"
     )
 
 

@@ -26,7 +26,7 @@ import torch
 
 import estimators
 import storage
-from estimators import Form, RewardEstimator
+from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.kept import NONE, Responses, chosen
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -123,7 +123,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts
         self._check()
-        self._form: Form = "group_norm" if self.scale_rewards == "group" else "dr_grpo"
+        self._form = "group_norm" if self.scale_rewards == "group" else "dr_grpo"
         self._read_prompts()
         self.posteriors: Posteriors | None = None
         self._resumes, self._ended = bool(resume), False

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import estimators
-from estimators import Form, RewardEstimator
+from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -206,7 +206,7 @@ class Turn:
         metrics: of the step, to be logged; empty until then.
     """
 
-    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: Form, responses: Responses) -> None:
+    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: str, responses: Responses) -> None:
         self._posteriors, self._rollouts, self._form, self._responses = posteriors, rollouts, form, responses
         self.metrics: dict[str, float] = {}
 
@@ -271,7 +271,7 @@ class WithPosteriors(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.posteriors: Posteriors | None = None
         self._settings = Settings.of(config) if config.algorithm.adv_estimator == NAME else None
-        self._form: Form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
+        self._form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
         super().__init__(config)
 
     def _load_checkpoint(self) -> None:

@@ -63,7 +63,7 @@ def read(arguments: argparse.Namespace) -> RecordedRun:
         log, probe_log = read_log(store, record), read_probes(store, record)
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    seen = visits(log.step, log.prompt_id, log.successes, log.rollouts)
+    seen = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag)
     return RecordedRun(record, seen, _probed_visits(log, probe_log))
 
 

@@ -97,6 +97,8 @@ def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
             f"warm-started from {record.parent['name']}: candidates are replayed from their own priors instead, "
             "which puts the first visits at a disadvantage"
         )
+    if visits.lag.any():
+        lines.append(f"lag: {visits.lag.mean():.3g} training steps on average, {visits.lag.max():.3g} at most")
     if run.probes is not None:
         lines.append(f"probes: {len(run.probes.visit)} visits, {run.probes.samples.mean():.3g} samples each")
     return lines

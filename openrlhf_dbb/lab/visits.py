@@ -29,6 +29,7 @@ class Visits:
         successes, rollouts: (V,) S and N.
         rewards_V_G: S ones, then N - S zeros, then NaN; the order within a group is not stored and does not matter.
         prompts: P.
+        lag: (V,) training steps between the policy that generated a group and its step's, >= 0; 0: on-policy.
     """
 
     step: Integers
@@ -38,6 +39,7 @@ class Visits:
     rollouts: Floats
     rewards_V_G: Floats
     prompts: int
+    lag: Floats
 
     @property
     def usual_rollouts(self) -> int:
@@ -60,8 +62,13 @@ class Rerun:
     predictive: tuple[Floats, Floats] | None
 
 
-def visits(step: Integers, prompt_id: Integers, successes: Floats, rollouts: Integers) -> Visits:
+def visits(
+    step: Integers, prompt_id: Integers, successes: Floats, rollouts: Integers, lag: Floats | None = None
+) -> Visits:
     """Visits from the columns of a run's log, each (V,) and ordered by step.
+
+    Args:
+        lag: None: all groups are on-policy.
 
     Raises:
         UsageError: a group's successes are not a whole number from 0 to N.
@@ -76,11 +83,13 @@ def visits(step: Integers, prompt_id: Integers, successes: Floats, rollouts: Int
     known, prompt = np.unique(prompt_id, return_inverse=True)
     slot = np.arange(rollouts.max(initial=0))
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
-    return Visits(step, prompt, earlier_visits(prompt), successes, rollouts.astype(np.float64), rewards_V_G, len(known))
+    lag = np.zeros(len(step)) if lag is None else lag
+    counted, earlier = rollouts.astype(np.float64), earlier_visits(prompt)
+    return Visits(step, prompt, earlier, successes, counted, rewards_V_G, len(known), lag)
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
-    """Feed the visits to ``estimator``, from its prior, in the order they were recorded.
+    """Feed the visits to ``estimator``, from its prior, in the order they were recorded and as late as they were.
 
     Raises:
         UsageError: the estimator cannot be used on these rewards.
@@ -97,7 +106,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
         try:
             expected = estimator.predictive(estimator.state_at(state, members))
-            estimate = estimator.observe_at(state, members, rewards_P_G)
+            estimate = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows])
         except ValueError as error:
             raise UsageError(f"{specs.label(estimator)}: {error}") from error
         mean[rows], variance[rows] = estimate.mean, estimate.variance

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from estimators import FORMS
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError
@@ -25,8 +26,8 @@ CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 """The loss aggregation that we add to OpenRLHF's two: token sums over a constant length (Dr.GRPO)."""
 
 _PIECES = (
-    "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "actor.loss_agg",
-    "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
+    "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
+    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
 )  # fmt: skip
 """What the flags begin with, beside those of the strategies, that a run must keep when it is continued."""
 
@@ -80,7 +81,7 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     parts = [
         strategies.of(args).describe(),
         f"estimator {estimator}",
-        f"advantage {_FORMS.get(args.algo.advantage.estimator, args.algo.advantage.estimator)}",
+        f"advantage {_formula(args.algo.advantage)}",
         f"loss {args.actor.loss_agg_mode}" + _length(args),
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
@@ -96,7 +97,12 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     return f"{name}: " + "; ".join(parts)
 
 
-_FORMS = {"group_norm": "(X - p) / sqrt(variance)", "dr_grpo": "X - p"}
+def _formula(advantage: SimpleNamespace) -> str:
+    """Of the advantage; by its name alone where OpenRLHF computes it by itself."""
+    form = FORMS.available().get(advantage.estimator)
+    if form is None:
+        return str(advantage.estimator)
+    return form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
 
 
 def _length(args: SimpleNamespace) -> str:

@@ -102,6 +102,11 @@ def build_parser() -> argparse.ArgumentParser:
     return names["parser"]
 
 
+def choices(flag: str) -> list[str]:
+    """What OpenRLHF's own parser allows for a flag; of one that allows anything, nothing."""
+    return [str(choice) for each in build_parser()._actions if each.dest == flag for choice in each.choices or ()]
+
+
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
     """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
 
@@ -226,7 +231,7 @@ def run(
     """OpenRLHF's ``train(args)`` with our classes in place of the names it looks up when called.
 
     Args:
-        trainer: anything with ``.remote(...)``, like a Ray actor class, for ``PPOTrainer``.
+        trainer: anything with ``.remote(...)``, like a Ray actor class, for ``PPOTrainer`` and ``PPOTrainerAsync``.
         rollout_actor: Ray actor class for ``RolloutRayActor``.
         policy_actor: Ray actor class for ``PolicyModelActor``.
         get_strategy: for ``get_strategy``.
@@ -237,6 +242,7 @@ def run(
         import openrlhf.cli.train_ppo_ray as command
         import openrlhf.datasets.prompts_dataset as prompts_dataset
         import openrlhf.trainer.ppo_trainer as ppo_trainer
+        import openrlhf.trainer.ppo_trainer_async as ppo_trainer_async
         import openrlhf.trainer.ray.launcher as launcher
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
@@ -245,6 +251,7 @@ def run(
         (prompts_dataset, "tqdm", bar),
         (ppo_trainer, "tqdm", bar),
         (ppo_trainer, "PPOTrainer", trainer),
+        (ppo_trainer_async, "PPOTrainerAsync", trainer),
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "PolicyModelActor", policy_actor),
         (command, "get_strategy", get_strategy),

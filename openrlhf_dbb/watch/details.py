@@ -36,7 +36,7 @@ _KEPT = """
     SELECT step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
 _ROLLOUTS = """
-    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob,
+    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag,
            substr(text, 1, :longest) AS text, length(text) AS size
     FROM rollouts WHERE run_id = :run AND step = :step {of_prompt} ORDER BY prompt_id, sample"""
 
@@ -57,7 +57,7 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
     return described(prompt_id, text, label, found[0].visits, found[0].mean, usage, columns, kept)
 
 
-VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance")
+VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
 """What is known of a visit."""
 
 
@@ -104,6 +104,7 @@ def described(
             "high": rounded(high),
             "alpha": rounded(alpha),
             "beta": rounded(beta),
+            "lag": rounded(visits["lag"]),
             "kept": [kept.get(step, 0) for step in steps],
         },
     }
@@ -158,7 +159,7 @@ def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id:
     }
 
 
-_REALS = ("reward", "score", "advantage", "log_prob")
+_REALS = ("reward", "score", "advantage", "log_prob", "lag")
 
 
 def described_rollouts(rows: Sequence[Any], longest: int) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ const CHARTS = [
       + " that were never trained on, less their own noise: chance can make it negative.",
     read: (series) => series.probes && [{ step: series.probes.step, y: series.probes.estimate }, { step: series.probes.step, y: series.probes.group }] },
   { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
+  { key: "lag", title: "Lag, training steps", of: [["m:async/lag"]], low: 0,
+    note: () => "Between the policy that wrote a rollout and the one that trained on it, mean over the rollouts; 0: on-policy." },
 ];
 
 const seriesOf = new Map(); // run id -> {version, answer}

@@ -162,14 +162,16 @@ function promptFacts({ state, mean, visits_total: visits, usage }) {
 function drawVisits(visits, visit, beta, level) {
   const rates = visits.step.map((_, i) => visits.rollouts[i] ? visits.successes[i] / visits.rollouts[i] : null);
   const all = [...visits.low, ...visits.high, ...rates].filter(isNumber), unit = all.every((value) => value >= 0 && value <= 1);
+  const lagAt = (step) => visits.lag[visits.step.indexOf(step)];
   chartOf(byId("prompt-chart"), { onPick: choose }).update({
-    ...AXES.steps, nameOf: (x) => `step ${whole(x)}`, title: "Posterior mean after each visit", yText: fixed, ...(unit ? { low: 0, high: 1 } : {}),
+    ...AXES.steps, nameOf: (x) => `step ${whole(x)}${lagAt(x) ? `, lag ${decimal(lagAt(x))}` : ""}`, title: "Posterior mean after each visit", yText: fixed, ...(unit ? { low: 0, high: 1 } : {}),
     lines: [{ name: "posterior mean", slot: 0, x: visits.step, y: visits.mean, low: visits.low, high: visits.high },
       { name: "successes / rollouts", slot: 1, x: visits.step, y: rates, dots: true }],
     legend: [[lineMark(0), "posterior mean"], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
   const columns = [["step", visits.step, whole], ["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
     ...(beta ? [["alpha", visits.alpha, decimal], ["beta", visits.beta, decimal]] : []),
-    ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed], ["kept", visits.kept ?? [], whole]];
+    ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed],
+    ...(visits.lag.some(Boolean) ? [["lag", visits.lag, decimal]] : []), ["kept", visits.kept ?? [], whole]];
   const heading = ([name]) => element("th", { scope: "col" }, name);
   keyed(byId("visits").tHead, [columns.length], (size) => size, () => element("tr", {}, ...columns.map(heading)));
   const makeRow = (i) => element("tr", {}, element("td", {}, element("button", { type: "button", onclick: () => choose(visits.step[i]) })),

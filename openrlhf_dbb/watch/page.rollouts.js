@@ -29,6 +29,7 @@ function card(rollout) {
   numbers.push(isNumber(rollout.advantage) ? `advantage ${signed(rollout.advantage)}` : "no advantage");
   if (isNumber(rollout.length)) numbers.push(plural(rollout.length, "token"));
   if (isNumber(rollout.log_prob)) numbers.push(`log-prob ${decimal(rollout.log_prob)}`);
+  if (rollout.lag) numbers.push(`lag ${decimal(rollout.lag)}`);
   return element("article", { class: `card ${kind}`, "data-kind": kind },
     element("p", { class: "verdict" }, element("strong", {}, element("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${word}`),
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),

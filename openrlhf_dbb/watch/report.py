@@ -25,7 +25,8 @@ _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
 _BYTES_OF_VISIT, _BYTES_OF_PROMPT, _BYTES_OF_ROLLOUT = 75, 300, 220  # about, in the file, without texts
 
-_VISITS = f"SELECT prompt_id, {', '.join(details.VISIT)} FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"
+_VISITS = f"""
+    SELECT prompt_id, {", ".join(details.VISIT)} FROM posterior_history WHERE run_id = :run ORDER BY step, prompt_id"""
 _USAGE = f"""
     SELECT prompt_id, {", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in details.USAGE)}
     FROM dbb_usage WHERE run_id = :run GROUP BY prompt_id"""

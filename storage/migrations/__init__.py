@@ -9,6 +9,7 @@ changed once released, so it spells out what it adds and imports nothing from ``
 - ``upgrade()``: from version N - 1 to N, by ``alembic.op``; inside the one transaction of all steps
 
     version_2   kept rollouts with their texts, and each step's metrics
+    version_3   the ledger of groups, and policy versions
 """
 
 from __future__ import annotations

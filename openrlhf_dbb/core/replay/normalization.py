@@ -1,6 +1,7 @@
 """Advantages of replayed rollouts, and their weight in the loss.
 
-Axes: P prompts of the step, N fresh rollouts of a prompt, K replayed ones; both ragged, NaN where there are fewer.
+Axes: P prompts of the step, N fresh rollouts of a prompt, K replayed ones; both ragged, NaN where there are fewer. S of
+the prompts have any.
 
 Source: RePO, section on the objective; its advantages are GRPO's. Its code adds 1e-4 to the standard deviation. Here
 nothing is added: equal rewards are detected by comparing them.
@@ -14,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 import estimators
-from estimators import FORMS, Form
+from estimators import FORMS
 
 Floats = NDArray[np.float64]
 
 NORMALIZERS = ("code", "formula")
 
 
-def replay_advantages(rewards_P_K: Floats, form: Form) -> Floats:
+def replay_advantages(rewards_P_K: Floats, form: str) -> Floats:
     """Advantages of rollouts by the mean and standard deviation of their own prompt's rewards ("split").
 
     Args:
         rewards_P_K: shape (P, K), NaN where a prompt has fewer rollouts; a prompt may have none.
-        form: "group_norm" for (X - mean) / standard deviation (N-1), "dr_grpo" for X - mean.
+        form: "group_norm" for (X - mean) / standard deviation (N-1), "dr_grpo" for X - mean, "rloo" for X - mean of the
+            others; a whitened form is refused at the command line.
 
     Returns:
         Shape (P, K). Exactly 0 where all rewards of a prompt are the same, or it has only one; NaN stays NaN.
@@ -36,13 +38,16 @@ def replay_advantages(rewards_P_K: Floats, form: Form) -> Floats:
     seen = ~missing.all(axis=1)
     advantages_P_K = np.where(missing, np.nan, 0.0)
     if seen.any():
-        _, estimate = point.observe(point.initial_state(int(seen.sum())), rewards_P_K[seen])
+        rewards_S_K = rewards_P_K[seen]
+        state, estimate = point.observe(point.initial_state(len(rewards_S_K)), rewards_S_K)
+        without_S_K = point.mean_without_each(state, rewards_S_K, estimate)
         differ = estimate.variance[:, None] > 0
-        advantages_P_K[seen] += np.where(differ, FORMS[form](rewards_P_K[seen], estimate), 0.0)
+        advantages_S_K = FORMS.build(form).advantages(rewards_S_K, estimate, without_S_K)
+        advantages_P_K[seen] += np.where(differ, advantages_S_K, 0.0)
     return advantages_P_K
 
 
-def mixed_advantages(fresh_P_N: Floats, replayed_P_K: Floats, form: Form) -> tuple[Floats, Floats]:
+def mixed_advantages(fresh_P_N: Floats, replayed_P_K: Floats, form: str) -> tuple[Floats, Floats]:
     """Advantages by one mean and standard deviation over fresh and replayed rewards of a prompt ("mixed").
 
     Args:

@@ -1,0 +1,194 @@
+"""Advantage forms: by hand, and laws that every registered one obeys with every estimator that can serve it.
+
+Axes: P prompts, G rollouts per prompt.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import estimators
+from estimators import FORMS, Estimate
+from openrlhf_dbb import Posteriors
+
+CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
+NAN = math.nan
+FORM_NAMES = list(FORMS.available())
+ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
+every_pair = pytest.mark.parametrize(("form", "estimator"), [(f, e) for f in FORM_NAMES for e in ESTIMATORS])
+
+
+def test_the_forms_by_name():
+    assert FORM_NAMES == ["dr_grpo", "group_norm", "reinforce_baseline", "rloo"]
+    assert [name for name in FORM_NAMES if FORMS.get(name).whitened] == ["reinforce_baseline"]
+    assert [name for name in FORM_NAMES if FORMS.get(name).leave_one_out] == ["rloo"]
+
+
+def scored(form, estimator, rewards_P_G, state=None):
+    """The advantages of one visit."""
+    rewards_P_G = np.array(rewards_P_G)
+    state = estimator.initial_state(len(rewards_P_G)) if state is None else state
+    state, estimate = estimator.observe(state, rewards_P_G)
+    without = estimator.mean_without_each(state, rewards_P_G, estimate)
+    return FORMS.build(form).advantages(rewards_P_G, estimate, without)
+
+
+GROUPS = [[1, 0, NAN, 0], [1, 1, 1, 1]]
+ROOT = math.sqrt
+
+
+@pytest.mark.parametrize(
+    ("form", "estimator", "expected"),
+    [
+        # Means 1/3 and 1; N-1 variances 1/3 and 0.
+        ("dr_grpo", "point", [[2 / 3, -1 / 3, 0, -1 / 3], [0] * 4]),
+        ("reinforce_baseline", "point", [[2 / 3, -1 / 3, 0, -1 / 3], [0] * 4]),
+        ("group_norm", "point", [[2 / ROOT(3), -1 / ROOT(3), 0, -1 / ROOT(3)], [0] * 4]),
+        # 1 against the mean of 0 0, 0 against that of 1 0
+        ("rloo", "point", [[1, -0.5, 0, -0.5], [0] * 4]),
+        # alpha, beta = 1.5, 2.5 and 4.5, 0.5: means 0.375 and 0.9
+        ("dr_grpo", "dbb", [[0.625, -0.375, 0, -0.375], [0.1] * 4]),
+        ("reinforce_baseline", "dbb", [[0.625, -0.375, 0, -0.375], [0.1] * 4]),
+        ("group_norm", "dbb", [[ROOT(5 / 3), -ROOT(3 / 5), 0, -ROOT(3 / 5)], [1 / 3] * 4]),
+        # 1 against 0.5 / 3, 0 against 1.5 / 3; 1 against 3.5 / 4
+        ("rloo", "dbb", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4]),
+    ],
+)
+def test_by_hand(form, estimator, expected):
+    np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], GROUPS), expected, rtol=1e-12)
+
+
+def test_rloo_of_a_single_rollout():
+    # alpha, beta = 1.5, 0.5 with it, 0.5, 0.5 without; a point estimate has nothing to compare it with
+    assert scored("rloo", ESTIMATORS["dbb"], [[1.0]]).tolist() == [[0.5]]
+    assert scored("rloo", ESTIMATORS["point"], [[1.0], [0.0]]).tolist() == [[0.0], [0.0]]
+    ema = ESTIMATORS["ema"]  # nothing on its first visit, the average of before on later ones
+    assert scored("rloo", ema, [[1.0]]).tolist() == [[0.0]]
+    state, _ = ema.observe(ema.initial_state(1), [[1.0, 0.0]])
+    assert scored("rloo", ema, [[1.0]], state)[0, 0] == pytest.approx(0.5)
+
+
+def test_rloo_before_the_update_is_dr_grpo():
+    class ReadBefore(estimators.get("dbb")):
+        name = "dbb_before"
+        reads = "before"
+
+    rewards_P_G = [[1.0, 0.0, NAN], [1.0, 1.0, 1.0]]
+    assert scored("rloo", ReadBefore(), rewards_P_G).tolist() == [[0.5, -0.5, 0.0], [0.5, 0.5, 0.5]]
+
+
+def test_rloo_leaves_out_the_score_that_the_posterior_has_seen(tmp_path):
+    prompts, labels = ["1+1="] * 4, ["2"] * 4
+    options = {"scores": [1, 1, 0, 0], "form": "rloo"}
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", prompts[:1], labels[:1]) as posteriors:
+        found = posteriors.observe(1, prompts, labels, [0.5, 1, 0, -0.5], **options)
+    # alpha, beta = 2.5, 2.5: without a success 1.5 / 4, without a failure 2.5 / 4
+    np.testing.assert_allclose(found.advantages, [0.125, 0.625, -0.625, -1.125], rtol=1e-12)
+    assert found.mean.tolist() == [0.5] * 4
+
+
+def test_rloo_is_exact_on_later_visits_too(tmp_path):
+    prompts, labels = ["1+1="] * 2, ["2"] * 2
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", prompts[:1], labels[:1]) as posteriors:
+        posteriors.observe(1, prompts, labels, [1, 1], form="rloo")
+        found = posteriors.observe(2, prompts, labels, [1, 0], form="rloo")
+    # alpha, beta = 0.5 * 2.5 + 1, 0.5 * 0.5 + 1: without the success 1.25 / 2.5, without the failure 2.25 / 2.5
+    np.testing.assert_allclose(found.advantages, [0.5, -0.9], rtol=1e-12)
+
+
+@dataclass(frozen=True)
+class NoShare(estimators.RewardEstimator):
+    """Always 1/2: no weighted average of anything."""
+
+    name = "no_share"
+
+    def initial_state(self, num_prompts):
+        return {}
+
+    def update(self, state, rewards_P_G):
+        return {}
+
+    def estimate(self, state, rewards_P_G):
+        return Estimate(np.full(len(rewards_P_G), 0.5), np.full(len(rewards_P_G), 0.25))
+
+
+def test_an_estimator_that_cannot_leave_one_out_is_refused(tmp_path):
+    assert NoShare().mean_without_each({}, np.array([[1.0, 0.0]]), Estimate(np.ones(1), np.ones(1))) is None
+    assert not NoShare().leaves_one_out()
+    assert all(estimator.leaves_one_out() for estimator in ESTIMATORS.values())
+    line = "form 'rloo' scores a rollout by the mean without it, which estimator 'no_share' cannot tell .* use dr_grpo"
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", ["a"], ["b"], estimator=NoShare()) as posteriors:
+        with pytest.raises(ValueError, match=line):
+            posteriors.observe(1, ["a"], ["b"], [1], form="rloo")
+        assert posteriors.observe(1, ["a"], ["b"], [1], form="dr_grpo").advantages.tolist() == [0.5]
+
+
+def test_rloo_says_what_it_needs():
+    with pytest.raises(
+        ValueError, match=r"form 'rloo' needs the mean without each rollout; pass what .*mean_without_each"
+    ):
+        FORMS.build("rloo").advantages(np.ones((1, 2)), Estimate(np.ones(1), np.ones(1)))
+
+
+# Rewards that every estimator takes; one group of zero variance, one with missing rollouts.
+REWARDS = np.array([[1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, NAN, NAN], [1.0, 1.0, 1.0, 1.0, 1.0]])
+
+
+@every_pair
+def test_a_rollout_that_is_missing_has_no_advantage_and_changes_none(form, estimator):
+    found = scored(form, ESTIMATORS[estimator], REWARDS)
+    assert found.shape == (3, 5) and np.isfinite(found).all()
+    assert found[1, 3:].tolist() == [0, 0]
+    padded = np.concatenate([REWARDS, np.full((3, 2), NAN)], axis=1)
+    np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], padded)[:, :5], found, rtol=1e-12)
+
+
+@every_pair
+def test_a_better_rollout_of_a_group_has_the_greater_advantage(form, estimator):
+    found = scored(form, ESTIMATORS[estimator], REWARDS)
+    assert found[0, [0, 2]].min() > 0 > found[0, [1, 3, 4]].max()
+    assert found[1, 2] > 0 > found[1, :2].max()
+
+
+@every_pair
+def test_equal_rewards_of_a_group_have_equal_advantages_in_any_order(form, estimator):
+    found, order = scored(form, ESTIMATORS[estimator], REWARDS), [4, 2, 0, 3, 1]
+    assert len(set(found[0, [0, 2]])) == len(set(found[0, [1, 3, 4]])) == len(set(found[2])) == 1
+    shuffled = scored(form, ESTIMATORS[estimator], REWARDS[:, order])
+    np.testing.assert_allclose(shuffled, found[:, order], rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_inputs_are_left_alone(form):
+    rewards, estimate, without = REWARDS.copy(), Estimate(np.full(3, 0.5), np.full(3, 0.25)), np.full((3, 5), 0.25)
+    FORMS.build(form).advantages(rewards, estimate, without)
+    np.testing.assert_array_equal(rewards, REWARDS)
+    assert (set(estimate.mean), set(estimate.variance), set(without.ravel())) == ({0.5}, {0.25}, {0.25})
+
+
+def test_the_form_in_contributing_works_by_an_entry_point_of_another_package(monkeypatch):
+    sources = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), flags=re.DOTALL)
+    [source] = [source for source in sources if "(Form)" in source]
+    names = {"__name__": "contributing_example"}
+    exec(source.replace("@register\n", ""), names)
+
+    class Declared:
+        name = "sign"
+
+        def load(self):
+            return names["Sign"]
+
+    monkeypatch.setattr(FORMS, "_declared", [Declared()])
+    monkeypatch.setattr(FORMS, "_classes", dict(FORMS._classes))
+    assert scored("sign", ESTIMATORS["dbb"], GROUPS).tolist() == [[1, -1, 0, -1], [1, 1, 1, 1]]
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones():
+    with pytest.raises(
+        ValueError, match="unknown advantage form 'grpo'; known: dr_grpo, group_norm, reinforce_baseline"
+    ):
+        FORMS.build("grpo")

@@ -1,0 +1,96 @@
+"""Async training, end to end: generation ahead of the training, partial rollouts, agents, and every group's fate."""
+
+import json
+import sqlite3
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS, BATCH, SAMPLES, PASSES = 24, 8, 4, 3
+COMMAND = [
+    "--estimator", "dbb", "--preset", "tiny", "--run_name", "ahead", "--train.async_enable",
+    "--data.max_samples", str(PROMPTS), "--train.num_episodes", str(PASSES), "--rollout.batch_size", str(BATCH),
+    "--rollout.n_samples_per_prompt", str(SAMPLES), "--train.batch_size", "32", "--rollout.micro_batch_size", "32",
+    "--train.micro_batch_size", "16", "--eval.n_samples_per_prompt", "1", "--eval.skip_start",
+]  # fmt: skip
+# Two turns; the second sees the first. The answer is looked for in both.
+AGENT = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class Turns(AgentInstanceBase):
+    def __init__(self):
+        self.turn, self.text = 0, ""
+
+    async def step(self, states, **kwargs):
+        self.turn += 1
+        self.text += states["action_text"]
+        right = torch.tensor(float(states["label"] in self.text) if self.turn == 2 else 0.0)
+        return {
+            "rewards": right, "scores": right, "environment_feedback": "" if self.turn == 2 else "=",
+            "done": self.turn == 2, "sampling_params": states["sampling_params"], "extra_logs": {},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Turns)
+"""
+
+
+def rows(folder, sql):
+    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_the_async_recipe_trains_every_group_once_and_says_how_late_it_was(train, tmp_path):
+    """Partial rollouts of an agent of two turns, 12 groups at a time, corrected, whitened, evaluated and probed."""
+    (tmp_path / "agent.py").write_text(AGENT)
+    more = [
+        "--train.partial_rollout_enable", "--train.agent_func_path", "agent.py", "--reward.remote_url", "",
+        "--rollout.vllm_generate_batch_size", "12", "--algo.advantage.estimator", "reinforce_baseline",
+        "--algo.advantage.is_correction_level", "token", "--eval.steps", "4", "--dbb.forgetting", "updates",
+        "--probe.fraction", "0.2", "--probe.samples", "2", "--rollouts.keep", "all",
+    ]  # fmt: skip
+    result = train(tmp_path, *COMMAND, *more)
+    assert result.returncode == 0, result.stderr
+    steps = PROMPTS * PASSES // BATCH
+    fates = rows(tmp_path, "SELECT fate, count(*), count(DISTINCT pass || ' ' || prompt_id) FROM groups GROUP BY fate")
+    assert fates == [("trained", steps * BATCH, steps * BATCH)]
+    assert rows(tmp_path, "SELECT pass, count(*) FROM groups GROUP BY pass") == [(i, PROMPTS) for i in range(PASSES)]
+    # A queue of one, and two batches of what is generated at a time: at most two steps late.
+    late = rows(tmp_path, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step")
+    assert late[0] == (1, 0, 0)
+    assert all(0 <= least <= most <= 2 for _, least, most in late)
+    assert max(most for _, _, most in late) >= 1
+    metrics = [json.loads(text) for (text,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    kept = dict(rows(tmp_path, "SELECT step, avg(lag) FROM rollouts GROUP BY step"))
+    for step, of_step in enumerate(metrics, 1):
+        assert of_step["async/lag"] == pytest.approx(kept[step], abs=1e-6)
+        assert 0 <= of_step["async/generating"] <= 1
+    assert [step for (step,) in rows(tmp_path, "SELECT DISTINCT step FROM dbb_evaluation ORDER BY step")] == [4, 8, 9]
+    assert rows(tmp_path, "SELECT count(*) > 0 FROM probes") == [(1,)]
+
+
+def test_a_reward_that_fails_while_the_policy_trains_ends_the_run_after_the_steps_before_it(train, tmp_path):
+    """The first batch is verified, a later one is not: its step is never trained, those before it are stored."""
+    (tmp_path / "breaks.py").write_text(
+        "import itertools\n"
+        "calls = itertools.count()\n"
+        "def reward_func(queries, prompts, labels):\n"
+        f"    if next(calls) >= {2 * BATCH * SAMPLES}:\n"
+        "        raise ArithmeticError('the verifier is down')\n"
+        "    return {'rewards': [float(queries[0].startswith(prompts[0] + labels[0]))]}\n"
+    )
+    result = train(tmp_path, *COMMAND, "--reward.remote_url", "breaks.py", "--eval.steps", "-1", "--train.max_lag", "0")
+    assert result.returncode == 1
+    assert "the verifier is down" in result.stderr
+    assert "ahead has not finished" in result.stderr
+    assert rows(tmp_path, "SELECT last_step FROM dbb_run") == [(2,)]
+    assert rows(tmp_path, "SELECT DISTINCT lag FROM posterior_history") == [(0,)]  # as --train.max_lag 0 asks
+    assert rows(tmp_path, "SELECT fate, count(*) FROM groups GROUP BY fate") == [
+        ("open", BATCH),
+        ("trained", 2 * BATCH),
+    ]

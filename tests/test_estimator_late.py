@@ -1,0 +1,221 @@
+"""Groups that an earlier policy generated. A group here is (prompt, generated at update, successes, rollouts)."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import estimators
+
+PROMPTS = 3
+MOST = 5  # rollouts of a group
+
+
+def by_updates(**parameters):
+    return estimators.build("dbb", forgetting="updates", **({"discount": 0.5, "updates_per_epoch": 1.0} | parameters))
+
+
+def rewards(successes, rollouts):
+    return [1.0] * successes + [0.0] * (rollouts - successes) + [np.nan] * (MOST - rollouts)
+
+
+def observe(dbb, state, groups):
+    """One step with these groups; the estimate."""
+    lag_P = np.array([state["updates"][0] + 1 - generated_at for _, generated_at, _, _ in groups])
+    rewards_P_G = np.array([rewards(*counted) for _, _, *counted in groups]).reshape(-1, MOST)
+    return dbb.observe_at(state, np.array([group[0] for group in groups], dtype=np.int64), rewards_P_G, lag_P)
+
+
+def closed_form(dbb, groups):
+    """What the state of each prompt must be, from the definition: (alpha, beta, seen_at, first_at)."""
+    rows = []
+    for prompt in range(PROMPTS):
+        seen = [group[1:] for group in groups if group[0] == prompt]
+        if not seen:
+            rows.append((dbb.prior_alpha, dbb.prior_beta, -1.0, 0.0))
+            continue
+        first, last = min(at for at, _, _ in seen), max(at for at, _, _ in seen)
+        prior = dbb.discount ** (1 + (last - first) / dbb.updates_per_epoch)
+        weights = [dbb.discount ** ((last - at) / dbb.updates_per_epoch) for at, _, _ in seen]
+        alpha = prior * dbb.prior_alpha + sum(w * s for w, (_, s, _) in zip(weights, seen, strict=True))
+        beta = prior * dbb.prior_beta + sum(w * (n - s) for w, (_, s, n) in zip(weights, seen, strict=True))
+        rows.append((alpha, beta, last, first))
+    return dict(zip(("alpha", "beta", "seen_at", "first_at"), np.array(rows).T, strict=True))
+
+
+def assert_state(state, wanted):
+    for field, values in wanted.items():
+        np.testing.assert_allclose(state[field], values, rtol=1e-12, atol=1e-12, err_msg=field)
+
+
+def in_steps(data, dbb, groups):
+    """The state after the groups were observed in some order, each at its own update or some steps later."""
+    steps = {}
+    for group in data.draw(st.permutations(groups)):
+        step = math.ceil(group[1]) + data.draw(st.integers(0, 6))
+        while group[0] in [prompt for prompt, *_ in steps.get(step, [])]:  # a prompt has one group in a step
+            step += 1
+        steps.setdefault(step, []).append(group)
+    state = dbb.initial_state(PROMPTS)
+    for step in range(1, max(steps) + 1):
+        observe(dbb, state, steps.get(step, []))
+    return state
+
+
+GROUPS = st.lists(
+    st.tuples(
+        st.integers(0, PROMPTS - 1),
+        st.integers(4, 28).map(lambda quarters: quarters / 4),
+        st.integers(0, MOST),
+        st.integers(1, MOST),
+    ).map(lambda group: (*group[:2], min(group[2:]), group[3])),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(
+    data=st.data(),
+    groups=GROUPS,
+    discount=st.floats(0.2, 1.0),
+    updates_per_epoch=st.floats(1.0, 20.0),
+    prior=st.tuples(st.floats(0.1, 4.0), st.floats(0.1, 4.0)),
+)
+@settings(max_examples=200, deadline=None)
+def test_neither_the_order_nor_the_steps_of_observation_matter(data, groups, discount, updates_per_epoch, prior):
+    dbb = by_updates(discount=discount, updates_per_epoch=updates_per_epoch, prior_alpha=prior[0], prior_beta=prior[1])
+    wanted = closed_form(dbb, groups)
+    for _ in range(2):
+        assert_state(in_steps(data, dbb, groups), wanted)
+
+
+def test_all_orders_of_five_groups_of_one_prompt_give_one_state():
+    dbb = by_updates(discount=0.25, updates_per_epoch=2.0, prior_alpha=3.0)
+    groups = [(0, 1.0, 5, 5), (0, 2.0, 0, 4), (0, 2.5, 1, 3), (0, 4.0, 2, 5), (0, 5.0, 5, 5)]
+    wanted = closed_form(dbb, groups)
+    for order in itertools.permutations(groups):
+        state = dbb.initial_state(PROMPTS) | {"updates": np.array([5.0])}
+        for group in order:
+            observe(dbb, state, [group])
+        assert_state(state, wanted)
+
+
+def test_a_late_group_counts_less_than_the_newer_ones():
+    dbb = by_updates()
+    state = dbb.initial_state(PROMPTS)
+    observe(dbb, state, [(0, 1.0, 4, 4)])
+    observe(dbb, state, [])
+    observe(dbb, state, [(0, 3.0, 4, 4)])
+    assert (state["alpha"][0], state["beta"][0]) == (0.25 * 4.5 + 4, 0.125)
+    late = dbb.state_at(state, np.arange(PROMPTS))
+    estimate = observe(dbb, late, [(0, 2.0, 0, 4)])  # four failures one update, here one epoch, before the newest
+    assert (late["alpha"][0], late["beta"][0]) == (5.125, 0.125 + 0.5 * 4)
+    assert estimate.mean[0] == 5.125 / 7.25
+    assert (late["seen_at"][0], late["first_at"][0], late["updates"][0]) == (3, 1, 4)
+    on_policy = dbb.state_at(state, np.arange(PROMPTS))
+    observe(dbb, on_policy, [(0, 4.0, 0, 4)])
+    assert (on_policy["alpha"][0], on_policy["beta"][0]) == (0.5 * 5.125, 0.5 * 0.125 + 4)
+
+
+def test_a_late_group_that_is_the_newest_discounts_the_past_by_when_it_was_generated():
+    dbb = by_updates()
+    state = dbb.initial_state(PROMPTS)
+    observe(dbb, state, [(0, 1.0, 4, 4)])
+    for _ in range(3):
+        observe(dbb, state, [])
+    observe(dbb, state, [(0, 3.0, 0, 4)])  # in step 5: two updates after the first group, not four
+    assert (state["alpha"][0], state["beta"][0]) == (0.25 * 4.5, 0.25 * 0.5 + 4)
+
+
+def test_a_group_from_before_the_first_one_moves_the_prior_back():
+    dbb = by_updates(prior_alpha=2.0, prior_beta=4.0)
+    state = dbb.initial_state(PROMPTS)
+    observe(dbb, state, [])
+    observe(dbb, state, [])
+    observe(dbb, state, [(0, 3.0, 4, 4)])
+    assert (state["alpha"][0], state["beta"][0]) == (0.5 * 2 + 4, 0.5 * 4)
+    observe(dbb, state, [(0, 1.0, 1, 4)])  # two epochs before: the prior is now discounted three times at update 3
+    assert (state["alpha"][0], state["beta"][0]) == (0.125 * 2 + 4 + 0.25 * 1, 0.125 * 4 + 0.25 * 3)
+    assert (state["seen_at"][0], state["first_at"][0]) == (3, 1)
+
+
+def test_a_lag_may_be_a_fraction():
+    dbb = by_updates(discount=0.25)
+    state = dbb.initial_state(PROMPTS)
+    observe(dbb, state, [(0, 1.0, 4, 4)])  # (4.25, 0.25)
+    observe(dbb, state, [(0, 1.5, 0, 4)])  # half an epoch later: 0.25 ** 0.5 = 0.5
+    assert (state["alpha"][0], state["beta"][0]) == (0.5 * 4.25, 0.5 * 0.25 + 4)
+    observe(dbb, state, [(0, 1.0, 4, 4)])  # half an epoch earlier than the newest
+    assert (state["alpha"][0], state["beta"][0]) == (2.125 + 0.5 * 4, 4.125)
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.5, 2.0, 3.0, 4.0, 1e6])
+def test_the_first_group_of_a_prompt_discounts_the_prior_once_however_late_it_is(lag):
+    dbb = by_updates()
+    state = dbb.initial_state(PROMPTS) | {"updates": np.array([2.0])}
+    observe(dbb, state, [(1, 3.0 - lag, 1, 4)])
+    assert (state["alpha"][1], state["beta"][1]) == (0.5 + 1, 0.5 + 3)
+    assert (state["seen_at"][1], state["first_at"][1]) == (3 - lag, 3 - lag)
+    assert [state[field][[0, 2]].tolist() for field in dbb.state_fields] == [[1, 1], [1, 1], [-1, -1], [0, 0]]
+    observe(dbb, state, [])
+    observe(dbb, state, [(1, 5.0 - lag, 4, 4)])  # no first group any more, whatever number its update had
+    assert (state["alpha"][1], state["beta"][1]) == (0.25 * 1.5 + 4, 0.25 * 3.5)
+
+
+def test_some_groups_of_a_step_may_be_late():
+    dbb = by_updates()
+    state = dbb.initial_state(PROMPTS)
+    observe(dbb, state, [(0, 1.0, 4, 4), (1, 1.0, 4, 4)])
+    observe(dbb, state, [(0, 2.0, 0, 4), (1, 1.0, 0, 4)])
+    assert state["alpha"][:2].tolist() == [0.5 * 4.5, 4.5]
+    assert state["beta"][:2].tolist() == [0.5 * 0.5 + 4, 0.5 + 4]
+
+
+def test_on_policy_groups_are_discounted_bit_for_bit_as_defined():
+    dbb, rng = by_updates(discount=0.37, updates_per_epoch=3.7), np.random.default_rng(0)
+    state, seen_at = dbb.initial_state(PROMPTS), [None] * PROMPTS
+    alpha, beta = [1.0] * PROMPTS, [1.0] * PROMPTS
+    for step in range(1, 200):
+        prompt, successes = int(rng.integers(PROMPTS)), int(rng.integers(MOST + 1))
+        observe(dbb, state, [(prompt, float(step), successes, MOST)])
+        epochs = 1.0 if seen_at[prompt] is None else (step - seen_at[prompt]) / 3.7
+        kept = float(np.power(np.array([0.37]), np.array([epochs]))[0])
+        alpha[prompt] = kept * alpha[prompt] + successes
+        beta[prompt] = kept * beta[prompt] + (MOST - successes)
+        seen_at[prompt] = step
+        assert (state["alpha"].tolist(), state["beta"].tolist()) == (alpha, beta)
+
+
+@pytest.mark.parametrize("lag", [0.0, 1.0, 5.0])
+def test_counts_stay_positive_after_any_number_of_zero_variance_groups(lag):
+    dbb = by_updates(discount=0.01)
+    state = dbb.initial_state(PROMPTS)
+    for step in range(1, 2001):
+        estimate = observe(dbb, state, [(0, step - lag, MOST, MOST)])
+        assert state["beta"][0] > 0 and estimate.variance[0] > 0
+    estimate = observe(dbb, state, [(0, 1.0 - lag, 0, MOST)])  # 2,000 epochs late: nothing is left of it
+    assert 0 < state["beta"][0] < 1e-300 and estimate.variance[0] > 0
+
+
+@pytest.mark.parametrize(("discount", "prior_beta"), [(0.3, 0.1), (0.1, 0.1), (0.37, 2.3)])  # rounds down, up, up
+def test_a_very_early_group_is_counted_whatever_rounding_does(discount, prior_beta):
+    """The prior's old share is taken out of failures that are nothing else: what is left must not be negative."""
+    dbb = by_updates(discount=discount, prior_beta=prior_beta)
+    state = dbb.initial_state(PROMPTS) | {"updates": np.array([60.0])}
+    for generated_at in (59.0, 60.0, 61.0):
+        observe(dbb, state, [(0, generated_at, 2, 2)])
+    observe(dbb, state, [(0, 1.0, 1, 2)])
+    assert state["alpha"][0] == pytest.approx(2 + 2 * discount + 2 * discount**2, rel=1e-12)
+    exact = discount**61 * prior_beta + discount**60
+    assert exact * (1 - 1e-12) < state["beta"][0] < exact + 1e-16
+
+
+@pytest.mark.parametrize("lag", [0.5, 3.0])
+def test_by_visits_a_late_group_is_one_more_visit(lag):
+    dbb = estimators.build("dbb", discount=0.5)
+    state, _ = dbb.observe(dbb.initial_state(1), [rewards(4, 4)])
+    state, _ = dbb.observe(state, [rewards(0, 4)], [lag])
+    assert (state["alpha"][0], state["beta"][0]) == (0.5 * 4.5, 0.5 * 0.5 + 4)
