@@ -12,8 +12,9 @@ A step's time is from one step's row in the store to the next, without evaluatio
 while no rollout batch is being generated. Accuracy is that of the held-out prompts after the last step, and its
 difference to that of sync is paired by seed.
 
-Without CUDA both share the same cores; with a GPU for the engine it is what async training is for. Protocol, fixed before the first run: three seeds, four passes over the tiny preset's 512
-prompts (64 a step), the first four steps of each run left out of the times.
+Without CUDA both share the same cores; with a GPU for the engine it is what async training is for. Protocol, fixed
+before the first run: three seeds, four passes over the tiny preset's 512 prompts (64 a step), the first four steps of
+each run left out of the times.
 
     python benchmarks/async_overlap.py               ten minutes on two quiet cores
     python benchmarks/async_overlap.py --seeds 1 --episodes 1     to see whether it works
