@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from storage import EvaluationRows, GroupRows, RolloutRows, StepRows, UsageRows, open_store
 
@@ -50,6 +51,29 @@ def folder_for_server():
     memory = Path("/dev/shm")
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
     return Path(tempfile.mkdtemp(prefix="dbb_pg_", dir=memory if roomy else None))
+
+
+@pytest.fixture(scope="module")
+def ray_node():
+    """A Ray of this module's own, with two CPUs.
+
+    Ray gives a start 30 s. Two at once can exceed that while the caches are cold: one at a time, and late ones once more.
+    """
+    import ray
+
+    def start():
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+    with FileLock(Path(tempfile.gettempdir(), f"dbb_ray_start_{os.getuid()}.lock")):
+        try:
+            start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            start()
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -198,7 +198,7 @@ def test_answers_are_read_as_our_reward_function_reads_them():
 
 
 @pytest.fixture(scope="module")
-def engine_class():
+def engine_class(ray_node):
     """A Ray actor in the place of a vLLM engine, which answers the first prompt last."""
     import threading
 
@@ -229,9 +229,7 @@ def engine_class():
         def recorded(self):
             return self.calls
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray.remote(Engine)
-    ray.shutdown()
+    return ray.remote(Engine)
 
 
 class Data(torch.utils.data.Dataset):

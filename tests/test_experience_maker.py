@@ -535,19 +535,10 @@ class Ranks:
         return []
 
 
-@pytest.fixture(scope="module")
-def ray_started():
-    import ray
-
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
-
-
 VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
 
 
-def test_replays_ride_along_from_the_third_visit_on(ours, ray_started):
+def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
     mine, store = ours("dbb", "--method", "repo", discount=0.5)
     mine.actor_model_group = Ranks()
     for step, group in enumerate(VISITS, 1):

@@ -17,7 +17,8 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator, _experiences  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.responses import experiences  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
 from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
@@ -28,7 +29,7 @@ SCORES = {"1": 1.0, "0": 0.0, "?": math.nan, "-": None}
 
 
 @pytest.fixture(scope="module")
-def shared_engines():
+def shared_engines(ray_node):
     """Two Ray actors in the place of vLLM engines; a prompt's label holds the scores of its responses, "-" for none."""
     import asyncio
 
@@ -92,9 +93,7 @@ def shared_engines():
         async def sizes_of_calls(self):
             return self.sizes
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield [ray.remote(Engine).remote() for _ in range(2)]
-    ray.shutdown()
+    return [ray.remote(Engine).remote() for _ in range(2)]
 
 
 @pytest.fixture
@@ -402,7 +401,7 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
     stopped = generator(labels, greso(**adapting))
     train(stopped, steps)
     assert stopped.at_end_of_episode == (len(labels) == 5 and steps == 2)
-    loader = {} if stopped.at_end_of_episode else stopped.prompts_dataloader.state_dict()  # as trainer.py saves it
+    loader = stopped.position(0)["data_loader_state_dict"]
     resumed = generator(labels, greso(seed=99, step=0.1))
     if loader:
         resumed.prompts_dataloader.load_state_dict(loader)
@@ -467,7 +466,7 @@ def test_a_response_becomes_the_rollout_that_openrlhf_would_make_of_it(generator
     response = RESPONSE | changes
     upstream = generator([], cls=SamplesGenerator)
     expected = [upstream._process_response_into_experience(each, max_len=6) for each in (RESPONSE, response)]
-    for each, theirs in zip(_experiences([RESPONSE, response], max_len=6, temperature=1.0), expected, strict=True):
+    for each, theirs in zip(experiences([RESPONSE, response], max_len=6, temperature=1.0), expected, strict=True):
         same(vars(each), vars(theirs))
 
 

@@ -292,7 +292,6 @@ def check_ledger_at_end(folder, case):
     if case.budget is None:
         drawn = query(folder, "SELECT DISTINCT pass, prompt_id FROM groups WHERE step > 0")
         assert len(drawn) == EPOCHS * PROMPTS
-    print(query(folder, "SELECT fate, count(*), max(lag) FROM groups GROUP BY fate"))
 
 
 def check_end(folder, case, output):

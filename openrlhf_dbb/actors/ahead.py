@@ -83,11 +83,6 @@ class GenerationAhead:
         return int(self.state()["generated"])
 
     @property
-    def sampler(self) -> Any:
-        """The strategy at work."""
-        return self._generator.sampler
-
-    @property
     def with_log_probs(self) -> bool:
         """Whether training rollouts come with vLLM's log-probs, even if the loss does not use them."""
         return self._generator.with_log_probs

@@ -16,8 +16,9 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from estimators import FORMS
 from openrlhf_dbb.actors.agreement import Agreement
-from openrlhf_dbb.actors.generation import VERSION, RolloutBatch
+from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
+from openrlhf_dbb.actors.responses import VERSION
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors

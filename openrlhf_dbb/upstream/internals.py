@@ -103,7 +103,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.trainer.ppo_utils.experience": (
         Internal("Experience", "used",
                  "actors/agreement.py, actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, "
-                 "actors/replay.py, actors/replay_rows.py",
+                 "actors/replay.py, actors/replay_rows.py, actors/responses.py",
                  attributes="sequences, attention_mask, action_mask, action_log_probs, rollout_log_probs, kl, "
                             "returns, advantages, "
                             "rewards, scores, response_length, truncated, total_length, index, prompts, labels, "
