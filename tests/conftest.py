@@ -57,7 +57,7 @@ def folder_for_server():
 def ray_node():
     """A Ray of this module's own, with two CPUs.
 
-    Ray gives a start 30 s. Two at once can exceed that while the caches are cold: one at a time, and late ones once more.
+    Ray gives a start 30 s, too few for two at once with cold caches: one at a time, and a late one once more.
     """
     import ray
 
