@@ -29,7 +29,10 @@ from openrlhf_dbb.lab import outcomes, recorded
 from study import files
 from study.data import ARMS, EXPERIMENTS, EpochRow, ErrorRow, RunRow
 
-NAMES = ("pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8")
+NAMES = (
+    "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
+    "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8",
+)  # fmt: skip
 """All experiments, in the order of the files."""
 
 HELD_OUT, OOD = "heldout", "ood"

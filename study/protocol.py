@@ -9,10 +9,10 @@ from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.errors import UsageError
+from study.tasks import STARTS
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
-STARTS = ("medium", "hard")
 _KEYS = {"n", "arms", "seeds", "more_seeds", "start", "learning_rates", "flags"}
 
 
@@ -101,7 +101,7 @@ def _runs(
             f"protocol {protocol}: {experiment} sets {unknown[0]}; allowed: {', '.join(sorted(_KEYS))}; training flags "
             "belong in its table flags"
         )
-    start = entry.get("start", STARTS[0]) if task else ""
+    start = entry.get("start", "medium") if task else ""
     if task and start not in STARTS:
         raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(STARTS)}")
     more = entry.get("more_seeds", {})

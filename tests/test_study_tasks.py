@@ -24,7 +24,7 @@ def weights(task):
 def short(monkeypatch):
     """A warm start of 2 or 1 steps on few rows instead of hundreds on many."""
     monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
-    monkeypatch.setattr(tasks, "WARMUP_STEPS", {"medium": 2, "hard": 1})
+    monkeypatch.setattr(tasks, "STARTS", {"medium": {"warmup_steps": 2}, "hard": {"warmup_steps": 1}})
 
 
 def test_starts_of_a_seed_share_prompts_and_seeds_share_nothing(tmp_path, short):

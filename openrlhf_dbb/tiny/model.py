@@ -40,12 +40,14 @@ class Recipe:
     Attributes:
         train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``task.generate``.
         warmup_steps: of supervised training, at least 1; the learning rate falls over all of them.
+        hidden: width of the model, a multiple of 16; parameters grow with its square.
     """
 
     train_prompts: int = 512
     heldout_prompts: int = 128
     ood_prompts: int = 0
     warmup_steps: int = 560
+    hidden: int = 64
 
 
 TINY = Recipe()
@@ -128,18 +130,18 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(seed: int) -> Qwen3ForCausalLM:
-    """116 160 parameters in float32 with random weights."""
+def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
+    """Random weights in float32: 116,160 parameters at the default width, 29,472 at half of it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
         vocab_size=len(CHARACTERS) + 2,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=hidden // 16,
+        num_key_value_heads=hidden // 16,
         head_dim=32,  # the smallest that vLLM has kernels for on a CPU
         initializer_range=0.1,  # 0.02 is for widths in the thousands
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # no text is longer than 32
@@ -183,7 +185,7 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
         labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
         evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
     _write_rows(folder / _evaluation_name(recipe), evaluation)
-    tokenizer, model = build_tokenizer(), build_model(seed)
+    tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
