@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,16 +27,14 @@ from scipy.special import betaincinv
 
 from openrlhf_dbb.evaluation.formats import points
 from openrlhf_dbb.figures import new_figure, require_matplotlib
+from openrlhf_dbb.study import analysis
+from openrlhf_dbb.study.data import Study
+from openrlhf_dbb.study.files import load
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # study/ is not installed
-
-from study import analysis  # noqa: E402
-from study.data import Study  # noqa: E402
-from study.files import load  # noqa: E402
 
 EXPERIMENT = "n2"
 BAND = 0.90

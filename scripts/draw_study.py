@@ -24,8 +24,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the CSV files (default docs/study)")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write to (default docs/study)")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))  # study/ is not installed
-    from study.page import draw
+    from openrlhf_dbb.study.page import draw
 
     try:
         for path in draw(options.data, options.output):

@@ -6,7 +6,7 @@
 #   bash scripts/run_study.sh --experiments n2           only the primary experiment
 #   bash scripts/run_study.sh --protocol gpu             the same arms at the paper's scale (not run yet)
 #
-# Other arguments: python -m study --help
+# Other arguments: python -m openrlhf_dbb.study --help
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,5 +22,4 @@ for argument in "$@"; do
     esac
 done
 PATH=$OPENRLHF_DBB_VENV/bin:$PATH
-export PYTHONPATH="$repo${PYTHONPATH:+:$PYTHONPATH}"  # study/ is not installed
-exec python -m study "${arguments[@]}"
+exec python -m openrlhf_dbb.study "${arguments[@]}"

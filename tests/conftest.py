@@ -418,7 +418,7 @@ def train():
 
 
 class Lane:
-    """Trains one command line after another in one process and the same actors, by ``python -m study lane``.
+    """Trains command lines one after another in one process and the same actors: ``python -m openrlhf_dbb.study lane``.
 
     Only for runs that agree in vLLM's engine flags and the number of ranks, and that leave the actors alive.
     """
@@ -458,9 +458,8 @@ class Lane:
     def _start(self):
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "study", "lane"],
+                [sys.executable, "-m", "openrlhf_dbb.study", "lane"],
                 cwd=self._log.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},  # study/ is not installed
             )  # fmt: skip
 
     def close(self):

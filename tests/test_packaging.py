@@ -46,7 +46,8 @@ def build(source: Path, *kinds: str) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of our wheel and sdist, built from a copy, so that the checkout stays clean."""
     source = tmp_path_factory.mktemp("source")
-    strays = ["docs/study/index.html", "study/__pycache__/run.cpython-311.pyc"]  # must not get into the sdist
+    # These must not get into the sdist.
+    strays = ["docs/study/index.html", "openrlhf_dbb/study/__pycache__/run.cpython-311.pyc"]
     for name in [*repository(), *strays]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if name in strays:

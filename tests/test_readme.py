@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import storage
-from study import analysis
-from study.files import load
+from openrlhf_dbb.study import analysis
+from openrlhf_dbb.study.files import load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.errors import UsageError
-from study import analysis, cells, figures, files, page, tables, verdict
-from study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study
+from openrlhf_dbb.study import analysis, cells, figures, files, page, tables, verdict
+from openrlhf_dbb.study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = 2048

@@ -13,9 +13,9 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from study import control, exact, protocol  # noqa: E402
-from study.policy_gradient import sample  # noqa: E402
-from study.tokens import NOTHING, Tokens  # noqa: E402
+from openrlhf_dbb.study import control, exact, protocol  # noqa: E402
+from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
+from openrlhf_dbb.study.tokens import NOTHING, Tokens  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
 
@@ -103,7 +103,7 @@ def test_a_folder_without_task_or_model_is_refused(tmp_path):
 
 
 def test_the_arms_are_those_of_the_protocol():
-    from study import protocol
+    from openrlhf_dbb.study import protocol
 
     runs = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
     assert sorted(runs) == sorted(control.ARMS)

@@ -4,9 +4,9 @@ import pytest
 
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
-from study import protocol
-from study.collect import NAMES, Name
-from study.data import ARMS
+from openrlhf_dbb.study import protocol
+from openrlhf_dbb.study.collect import NAMES, Name
+from openrlhf_dbb.study.data import ARMS
 
 SMALL = """
 description = "two arms"
@@ -91,7 +91,7 @@ def test_an_invalid_protocol_is_refused_with_the_cause(small, change, message):
 
 
 def test_unknown_protocols_and_experiments_are_refused_with_those_available(small):
-    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, gpu, smoke"):
+    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, gpu, paper, smoke"):
         protocol.load("big")
     with pytest.raises(UsageError, match="has no experiment 'n3'; available: n2, pilot-n2"):
         protocol.load(small()).choose(["n3"])

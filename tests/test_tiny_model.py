@@ -89,7 +89,7 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
     assert json.loads((tmp_path / "assets" / "tiny.json").read_text()) == {
         "version": 2,
         "seed": 7,
-        "recipe": {"train_prompts": 8, "heldout_prompts": 5, "ood_prompts": 3, "warmup_steps": 1},
+        "recipe": {"train_prompts": 8, "heldout_prompts": 5, "ood_prompts": 3, "warmup_steps": 1, "hidden": 64},
     }
     first = contents(tmp_path / "assets")
     assert prepare(tmp_path / "assets", 7, recipe) == files

@@ -12,7 +12,17 @@ from typing import Any, TypeVar, get_type_hints
 
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
-from study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study, is_pilot
+from openrlhf_dbb.study.data import (
+    ARMS,
+    ControlRow,
+    EpochRow,
+    ErrorRow,
+    GradientRow,
+    MaskedRow,
+    RunRow,
+    Study,
+    is_pilot,
+)
 
 _Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, ControlRow, MaskedRow)
 

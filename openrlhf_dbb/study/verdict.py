@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from study import analysis
-from study.analysis import Paired
-from study.cells import detectable, difference, interval, plain_difference
-from study.data import ARMS, EXPERIMENTS, Study
+from openrlhf_dbb.study import analysis
+from openrlhf_dbb.study.analysis import Paired
+from openrlhf_dbb.study.cells import detectable, difference, interval, plain_difference
+from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study
 
 REPEATED = {"long-n2": range(4, 9)}
 """Experiments to which seeds were added after a look at the first ones; the added seeds, also tested alone."""

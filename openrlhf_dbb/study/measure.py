@@ -12,11 +12,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from study import files
-from study.collect import EXACT, read_lines
-from study.data import ControlRow, GradientRow
-from study.protocol import PlannedRun
-from study.run import finished_runs, prepare_tasks, store_url, task_folder
+from openrlhf_dbb.study import files
+from openrlhf_dbb.study.collect import EXACT, read_lines
+from openrlhf_dbb.study.data import ControlRow, GradientRow
+from openrlhf_dbb.study.protocol import PlannedRun
+from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
 
 GRADIENTS, CONTROL = "gradients.csv", "control.csv"
 KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest")}
@@ -27,7 +27,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is already there."""
     from tqdm import tqdm
 
-    from study import exact
+    from openrlhf_dbb.study import exact
 
     path = folder / EXACT
     done = read_lines(path, ("exact", "ends_at_once"))
@@ -48,7 +48,7 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
     Raises:
         UsageError: a run cannot be used.
     """
-    from study import gradients
+    from openrlhf_dbb.study import gradients
 
     path = folder / GRADIENTS
     finished = finished_runs(folder)
@@ -68,8 +68,8 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
 
 
 def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:
-    """Repeat experiments without the pipeline, see :mod:`study.control`, on the first ``seeds`` seeds."""
-    from study import control
+    """Repeat experiments without the pipeline, see :mod:`openrlhf_dbb.study.control`, on the first ``seeds`` seeds."""
+    from openrlhf_dbb.study import control
 
     path = folder / CONTROL
     done = {(row.experiment, row.arm, row.seed, row.shortest) for row in files.read(path, ControlRow)}

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from estimators.base import Floats
-from study.tokens import NOTHING, Tokens
+from openrlhf_dbb.study.tokens import NOTHING, Tokens
 
 _ROWS = 1024  # responses differentiated at a time; bounds the memory
 

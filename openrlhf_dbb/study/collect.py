@@ -26,8 +26,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import training_curves
 from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
-from study import files
-from study.data import ARMS, EXPERIMENTS, EpochRow, ErrorRow, RunRow
+from openrlhf_dbb.study import files
+from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, PAPER_ARMS, EpochRow, ErrorRow, RunRow
 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
@@ -50,7 +50,7 @@ _EVENTS = {
     "entropy": training_curves.ENTROPY,
 }
 _NAME = re.compile(
-    f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join(ARMS)})"
+    f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join((*ARMS, *PAPER_ARMS))})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
@@ -149,7 +149,7 @@ def _place(run: str) -> tuple[int, int, int, float]:
     name = Name.parse(run)
     if name is None:
         raise UsageError(f"{run!r} is not the name of a run of the study; remove its rows")
-    return NAMES.index(name.experiment), list(ARMS).index(name.arm), name.seed, name.learning_rate or 0.0
+    return NAMES.index(name.experiment), (*ARMS, *PAPER_ARMS).index(name.arm), name.seed, name.learning_rate or 0.0
 
 
 def collect(store_url: str | None, folder: Path, output: Path) -> None:

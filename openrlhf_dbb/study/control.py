@@ -17,11 +17,11 @@ import torch
 
 import estimators
 from estimators import FORMS
-from study.data import ControlRow
-from study.exact import Task, read
-from study.policy_gradient import sample, token_log_probabilities
-from study.protocol import LEARNING_RATE, PlannedRun
-from study.tokens import NOTHING
+from openrlhf_dbb.study.data import ControlRow
+from openrlhf_dbb.study.exact import Task, read
+from openrlhf_dbb.study.policy_gradient import sample, token_log_probabilities
+from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun
+from openrlhf_dbb.study.tokens import NOTHING
 
 PROMPTS, MINI_BATCH = 128, 64  # prompts per step, and per gradient step
 
@@ -64,7 +64,7 @@ def train(
         rollouts: G.
         rate: learning rate of AdamW; its other values are the pipeline's (betas 0.9 and 0.95, no weight decay,
             gradients clipped to norm 1).
-        shortest: see :func:`study.policy_gradient.sample`.
+        shortest: see :func:`openrlhf_dbb.study.policy_gradient.sample`.
 
     Returns:
         The exact held-out accuracy before training and after every epoch, (1 + epochs) in [0, 1]; and the mean
@@ -103,7 +103,7 @@ def measure(folder: Path, run: PlannedRun, seed: int, shortest: int) -> ControlR
     """Train as a run of the study does, with a given seed.
 
     Args:
-        folder: of that seed's task, see :func:`study.tasks.prepare`.
+        folder: of that seed's task, see :func:`openrlhf_dbb.study.tasks.prepare`.
         run: its arm (in ``ARMS``), N, passes and learning rate are used.
         shortest: as for :func:`train`.
 

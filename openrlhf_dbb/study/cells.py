@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.formats import p_value, points
-from study.analysis import Paired
+from openrlhf_dbb.study.analysis import Paired
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
 

@@ -1,7 +1,7 @@
 """Trains the runs of a protocol in lanes side by side; finished runs are not trained again.
 
-A lane is a process with a :class:`study.session.Session`. It gets one run at a time: a lane that fails loses one run,
-and is restarted for the next.
+A lane is a process with a :class:`openrlhf_dbb.study.session.Session`. It gets one run at a time: a lane that fails
+loses one run, and is restarted for the next.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from queue import Empty, SimpleQueue
 
 import storage
 from openrlhf_dbb.errors import RunError, UsageError
-from study import protocol
-from study.collect import TIMES
-from study.protocol import PlannedRun, Protocol
+from openrlhf_dbb.study import protocol
+from openrlhf_dbb.study.collect import TIMES
+from openrlhf_dbb.study.protocol import PlannedRun, Protocol
 
 STORE, TASKS = "study.db", "tasks"
 
@@ -95,7 +95,7 @@ def prepare_tasks(
 
 
 def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
-    from study import tasks
+    from openrlhf_dbb.study import tasks
 
     folder, start, seed = asked
     task = tasks.prepare(task_folder(folder, start, seed), seed, start)
@@ -143,7 +143,7 @@ def _lane(
 def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
     with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "study", "lane"],
+            [sys.executable, "-m", "openrlhf_dbb.study", "lane"],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -188,7 +188,7 @@ def lane() -> None:
 
     if cpu.active():
         cpu.prepare_driver()
-    from study.session import Session
+    from openrlhf_dbb.study.session import Session
 
     session = Session()
     for line in sys.stdin:

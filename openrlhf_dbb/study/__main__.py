@@ -1,4 +1,4 @@
-"""``python -m study``: train a protocol's runs, measure, collect and draw.
+"""``python -m openrlhf_dbb.study``: train a protocol's runs, measure, collect and draw.
 
 The same command continues after an interruption: finished runs, measurements and tasks are kept.
 """
@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         out; 130 if interrupted.
     """
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
-    _let_children_import()
     # From torch's import of a package that OpenRLHF pins; users cannot do anything about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
     os.environ["PYTHONWARNINGS"] = "ignore:The pynvml package is deprecated:FutureWarning"
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m study",
+        prog="python -m openrlhf_dbb.study",
         description="Train the runs of a protocol, measure gradients, collect results, draw tables and figures. "
         "The same command continues after an interruption.",
     )
@@ -68,16 +67,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _let_children_import() -> None:
-    """Lanes, Ray workers and vLLM's processes import this package too, which is not installed."""
-    root = str(Path(__file__).parents[1])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])
-
-
 def _study(arguments: argparse.Namespace) -> int:
-    from study import measure, protocol, run
+    from openrlhf_dbb.study import measure, protocol, run
 
     for flag, value in (("--seeds", arguments.seeds), ("--lanes", arguments.lanes)):
         if value is not None and value < 1:
@@ -100,7 +91,7 @@ def _study(arguments: argparse.Namespace) -> int:
 
 
 def _control(arguments: argparse.Namespace) -> int:
-    from study import measure, protocol
+    from openrlhf_dbb.study import measure, protocol
 
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -110,15 +101,15 @@ def _control(arguments: argparse.Namespace) -> int:
 
 
 def _lane(arguments: argparse.Namespace) -> int:
-    from study import run
+    from openrlhf_dbb.study import run
 
     run.lane()
     return 0
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from study import files, measure, page, run
-    from study.collect import collect
+    from openrlhf_dbb.study import files, measure, page, run
+    from openrlhf_dbb.study.collect import collect
 
     into = getattr(arguments, "into", None) or arguments.output
     collect(run.store_url(arguments.output), arguments.output, into)

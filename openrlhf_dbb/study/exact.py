@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from openrlhf_dbb.errors import UsageError
-from study.policy_gradient import log_probabilities
-from study.tokens import Tokens, load_policy, tokenize
+from openrlhf_dbb.study.policy_gradient import log_probabilities
+from openrlhf_dbb.study.tokens import Tokens, load_policy, tokenize
 
 LONGEST = 10  # tokens of a response, as in training
 
@@ -58,7 +58,7 @@ class Task:
 
 
 def read(folder: Path) -> Task:
-    """The task that :func:`study.tasks.prepare` made in a folder.
+    """The task that :func:`openrlhf_dbb.study.tasks.prepare` made in a folder.
 
     Raises:
         UsageError: there is none.

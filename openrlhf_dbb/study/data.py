@@ -20,11 +20,7 @@ ARMS = {
     "grpo": "GRPO",
     "grpo-wide": "GRPO, wide clip",
     "laplace": "Laplace",
-    "dbb-0.25": "DBB 0.25",
     "dbb": "DBB 0.5",
-    "dbb-0.75": "DBB 0.75",
-    "dbb-1": "DBB 1.0",
-    "dbb-standard": "DBB 0.5, standard clip",
     "auto": "auto",
     "dr_grpo": "Dr.GRPO",
     "dr_grpo-dbb": "Dr.GRPO-DBB 0.5",
@@ -32,7 +28,14 @@ ARMS = {
     "greso": "GRESO",
     "repo": "RePO",
 }
-"""Printed names of the arms, in the order of all tables and figures."""
+"""Printed names of the arms that the study compares, in the order of its tables and figures."""
+PAPER_ARMS = {
+    "dbb-0.25": "DBB 0.25",
+    "dbb-0.75": "DBB 0.75",
+    "dbb-1": "DBB 1.0",
+    "dbb-standard": "DBB 0.5, standard clip",
+}
+"""Printed names of further arms, for the paper's claims."""
 EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes"}
 """Experiments that compare arms, the primary one first."""
 
