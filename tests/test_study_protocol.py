@@ -6,7 +6,7 @@ from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import protocol
 from openrlhf_dbb.study.collect import NAMES, Name
-from openrlhf_dbb.study.data import ARMS
+from openrlhf_dbb.study.data import ARMS, PAPER_ARMS
 
 SMALL = """
 description = "two arms"
@@ -103,7 +103,7 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
     for run in plan.runs:
         found = Name.parse(run.name)
         assert (found.experiment, found.arm, found.seed) == (run.experiment, run.arm, run.seed)
-        assert run.experiment in NAMES and run.arm in ARMS
+        assert run.experiment in NAMES and run.arm in (*ARMS, *PAPER_ARMS)
     for arm in {run.arm: run for run in plan.runs}.values():
         settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
         if plan.task:  # the presets of others need what a machine without CUDA does not have

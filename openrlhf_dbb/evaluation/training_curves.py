@@ -5,6 +5,7 @@ Axes: T points of a curve, K runs of a group.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,18 @@ def training(store: storage.PosteriorStore, run: storage.RunRecord) -> StepCurve
         length=TrainingCurve(step[counted], tokens[counted] / generated[counted]) if counted.any() else None,
         rollouts=TrainingCurve(step, np.cumsum(rollouts) if np.isnan(total).any() else total),
     )
+
+
+def metrics(store: storage.PosteriorStore, run: storage.RunRecord, names: Sequence[str]) -> dict[str, TrainingCurve]:
+    """What the trainer logged under these names, over the steps that have it; names that no step has are left out."""
+    query = "SELECT step, metrics FROM steps WHERE run_id = :run AND metrics IS NOT NULL ORDER BY step"
+    rows = [(row.step, json.loads(row.metrics)) for row in store.query(query, run=run.run_id)]
+    found = {}
+    for name in names:
+        points = [(step, logged[name]) for step, logged in rows if logged.get(name) is not None]
+        if points:
+            found[name] = TrainingCurve(*np.array(points, dtype=np.float64).T)
+    return found
 
 
 def validation(store: storage.PosteriorStore, run: storage.RunRecord) -> ValidationCurves | None:

@@ -79,7 +79,7 @@ def _study(arguments: argparse.Namespace) -> int:
         print("\n".join(each.name for each in chosen))
         return 0
     print(f"protocol {plan.name}: {plan.description}", flush=True)
-    lanes = arguments.lanes or _lanes()
+    lanes = arguments.lanes or run.default_lanes()
     failed = run.train(chosen, plan, arguments.output, lanes=lanes, separate=arguments.separate)
     for name, error in failed.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
@@ -91,11 +91,11 @@ def _study(arguments: argparse.Namespace) -> int:
 
 
 def _control(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import measure, protocol
+    from openrlhf_dbb.study import measure, protocol, run
 
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    lanes, seeds = arguments.lanes or _lanes(), arguments.seeds or SEEDS
+    lanes, seeds = arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS
     measure.measure_control(chosen, arguments.output, lanes, seeds, arguments.shortest)
     return 0
 
@@ -123,13 +123,6 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 def _experiments(arguments: argparse.Namespace) -> list[str]:
     return [name for name in arguments.experiments.split(",") if name]
-
-
-def _lanes() -> int:
-    """One per core; one with CUDA, where a run may take every GPU."""
-    import torch
-
-    return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
 if __name__ == "__main__":

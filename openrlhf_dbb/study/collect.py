@@ -23,15 +23,16 @@ import numpy as np
 import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import training_curves
+from openrlhf_dbb.evaluation import benchmarks, training_curves
 from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
+from openrlhf_dbb.lab.error_curves import MASSES
 from openrlhf_dbb.study import files
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, PAPER_ARMS, EpochRow, ErrorRow, RunRow
+from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, PAPER_ARMS, EpochRow, ErrorRow, PriorRow, RunRow
 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
-    "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8",
+    "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8", "gpu-0.6b", "gpu-1.7b", "gpu-8b",
 )  # fmt: skip
 """All experiments, in the order of the files."""
 
@@ -42,15 +43,16 @@ TIMES, EXACT = "times.jsonl", "exact.jsonl"
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
 """Tried with each estimator that has a discount, on the runs with probes; for laplace this is the smoothing."""
 
-# Per-step values that the store does not hold.
-_EVENTS = {
-    "abs_advantage": "train/estimator/abs_advantage",
-    "clip_fraction": "train/ppo_clip_ratio",
-    "grad_norm": "train/actor_grad_norm",
-    "entropy": training_curves.ENTROPY,
+_METRICS = {
+    "abs_advantage": "estimator/abs_advantage",
+    "clip_fraction": "ppo_clip_ratio",
+    "grad_norm": "actor_grad_norm",
+    "entropy": "entropy_loss",
+    "loss": "policy_loss",
 }
+"""Columns of ``epochs.csv`` that the trainer logs, and its names for them."""
 _NAME = re.compile(
-    f"(?P<experiment>{'|'.join(NAMES)})-(?P<arm>{'|'.join((*ARMS, *PAPER_ARMS))})"
+    f"(?P<experiment>{'|'.join(map(re.escape, NAMES))})-(?P<arm>{'|'.join(map(re.escape, (*ARMS, *PAPER_ARMS)))})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
@@ -137,6 +139,12 @@ class StudyRun:
         return bool(self.record.config["rollout.strategy"] != "plain")
 
     @property
+    def has_errors(self) -> bool:
+        """Whether estimators are replayed on it: a run of GRPO with probes."""
+        probed = self.name.experiment.startswith("probe-") or self.record.config.get("probe.fraction", 0)
+        return bool(probed) and self.name.arm == "grpo"
+
+    @property
     def row(self) -> Row:
         """The columns shared by several files."""
         name = self.name
@@ -153,14 +161,15 @@ def _place(run: str) -> tuple[int, int, int, float]:
 
 
 def collect(store_url: str | None, folder: Path, output: Path) -> None:
-    """Write ``runs.csv``, ``epochs.csv`` and ``mse.csv``, each whole or not at all, and print what was left out.
+    """Write ``runs.csv``, ``epochs.csv``, ``mse.csv`` and ``priors.csv``, each whole or not at all, and print what was
+    left out.
 
     Rows of runs that are not in the store are kept, so that parts of a study from several machines can be collected
-    into one output. The same store, folder and output give the same bytes.
+    into one output; so are a run's errors, which do not change. The same store, folder and output give the same bytes.
 
     Args:
         store_url: None for the default store.
-        folder: the working directory of the trainings, with their TensorBoard folders. Optional in it: ``times.jsonl``
+        folder: the working directory of the trainings. Optional in it: ``times.jsonl``
             with a line ``{"run": NAME, "seconds": FLOAT}`` for each run (the last line of a run counts), and
             ``exact.jsonl`` with exact and ends_at_once.
         output: where to write; created if needed.
@@ -175,23 +184,31 @@ def collect(store_url: str | None, folder: Path, output: Path) -> None:
         runs = _find(store)
         of_run, of_epoch = [], []
         for run in runs:
-            epochs, last = _measures(store, run, folder)
+            epochs, last = _measures(store, run)
             of_epoch += epochs
             of_run.append(last | seconds.get(run.record.name, {}) | exact.get(run.record.name, {}))
     _share_starts([run.record.config["actor.model_name_or_path"] for run in runs], of_run, of_epoch)
-    errors = [row for run in runs if run.name.experiment.startswith("probe-") for row in _errors(store_url, run)]
+    errors: list[Row] = []
+    priors: list[Row] = []
+    measured = {row["run"] for row in files.read_texts(output / "priors.csv", PriorRow._fields)}
+    for run in runs:
+        if run.has_errors and run.record.name not in measured:  # which takes 10 s
+            what = _recorded(store_url, run)
+            errors += _errors(run, what)
+            priors += _priors(run, what)
     output.mkdir(parents=True, exist_ok=True)
-    here = {run.record.name for run in runs}
     for file, header, rows in (
         ("runs", RunRow._fields, of_run),
         ("epochs", EpochRow._fields, of_epoch),
         ("mse", ErrorRow._fields, errors),
+        ("priors", PriorRow._fields, priors),
     ):
         path = output / f"{file}.csv"
+        here = {row["run"] for row in rows}
         kept = [row for row in files.read_texts(path, header) if row["run"] not in here]
         every = sorted([*kept, *rows], key=lambda row: (*_place(row["run"]), row["run"]))
         files.write(path, header, every)
-        others = f", {len(kept)} of them from runs that are not in this store" if kept else ""
+        others = f", {len(kept)} of them from earlier" if kept else ""
         print(f"{path}: {len(every)} rows{others}")
 
 
@@ -255,7 +272,7 @@ def _find(store: storage.PosteriorStore) -> list[StudyRun]:
     return sorted(runs, key=lambda run: run.key)
 
 
-def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tuple[list[Row], Row]:
+def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], Row]:
     """The run's rows of ``epochs.csv``, and its row of ``runs.csv`` without seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
     trained = training_curves.training(store, run.record)
@@ -266,16 +283,18 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
         "zero_variance": TrainingCurve(steps, used.zero_variance / used.generated),
         "rescued": TrainingCurve(steps, used.rescued / used.generated),
         "length": trained.length,
-        **_events(run.record, folder),
+        **_metrics(store, run.record),
     }
-    epochs: list[Row] = [run.row | {"epoch": 0, "rollouts": 0, "accuracy": _at(accuracy, 0), "ood": _at(ood, 0)}]
+    start = {"accuracy": _at(accuracy, 0), "ood": _at(ood, 0), "best": _at(best, 0)}
+    epochs: list[Row] = [run.row | {"epoch": 0, "rollouts": 0} | start]
     for epoch, (before, end) in enumerate(itertools.pairwise(run.ends), 1):
         of_epoch: Row = {
             "epoch": epoch,
             "steps": end - before,
             "rollouts": int(_at(trained.rollouts, end)) if end else 0,
         }
-        of_epoch |= {"accuracy": _at(accuracy, end, run.discards), "ood": _at(ood, end, run.discards)}
+        evaluated = {"accuracy": accuracy, "ood": ood, "best": best}
+        of_epoch |= {name: _at(curve, end, run.discards) for name, curve in evaluated.items()}
         epochs.append(run.row | of_epoch | {name: _mean(curve, before, end) for name, curve in means.items()})
     totals, last = storage.inspection.progress(store, run.record), run.record.last_step
     row = run.row | {
@@ -289,7 +308,23 @@ def _measures(store: storage.PosteriorStore, run: StudyRun, folder: Path) -> tup
         "trained": totals["trained"],
         "steps": last,
     }
-    return epochs, row
+    return epochs, row | _final(store, run.record)
+
+
+def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
+    """accuracy, best and ood of the run's model, if it was evaluated after the training under the run's name."""
+    query = """SELECT benchmark, accuracy, best FROM evaluations
+               WHERE run_id = :run AND name = :name AND step IS NULL"""
+    rows = store.query(query, run=run.run_id, name=run.name)
+    groups = {row.benchmark: benchmarks.find(row.benchmark).group for row in rows}
+    inside = [row for row in rows if groups[row.benchmark] == "ID"]
+    outside = [row for row in rows if groups[row.benchmark] == "OOD"]
+    found: Row = {}
+    if inside:
+        found |= {name: float(np.mean([getattr(row, name) for row in inside])) for name in ("accuracy", "best")}
+    if outside:
+        found["ood"] = float(np.mean([row.accuracy for row in outside]))
+    return found
 
 
 def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple[TrainingCurve | None, ...]:
@@ -298,31 +333,30 @@ def _evaluations(store: storage.PosteriorStore, run: storage.RunRecord) -> tuple
     if found is None:
         return None, None, None
     sources = sorted(found.accuracy)
-    held_out = sources[0] if len(sources) == 1 else HELD_OUT
-    if held_out not in sources:
+    groups = {name: benchmarks.find(name).group for name in sources if name in benchmarks.names()}
+    inside = [name for name in sources if name == HELD_OUT or groups.get(name) == "ID"]
+    outside = [name for name in sources if name == OOD or groups.get(name) == "OOD"]
+    if len(sources) == 1:
+        inside, outside = sources, []
+    if not inside:
         raise UsageError(
             f"run {run.name!r} was evaluated on {', '.join(sources)}; give its data the datasource {HELD_OUT} or {OOD}"
         )
-    return found.accuracy[held_out], found.best[held_out], None if len(sources) == 1 else found.accuracy.get(OOD)
+    curves = (
+        [found.accuracy[name] for name in inside],
+        [found.best[name] for name in inside],
+        [found.accuracy[name] for name in outside],
+    )
+    return tuple(training_curves.average(each) if each else None for each in curves)
 
 
-def _events(run: storage.RunRecord, folder: Path) -> dict[str, TrainingCurve]:
-    """The columns of ``_EVENTS`` that the run logged to TensorBoard, over steps."""
-    place = folder / run.config["logger.tensorboard_dir"] / run.config["logger.wandb.run_name"]
-    if not any(place.glob("events.out.tfevents.*")):
-        print(f"{run.name}: no event files in {place}; its {', '.join(_EVENTS)} are left empty")
-        return {}
-    logged = training_curves.read_scalars(place)
-    for column, tag in _EVENTS.items():
-        if tag not in logged:
-            print(f"{run.name}: {tag} was not logged; its {column} is left empty")
-    return {column: _until(logged[tag], run.last_step) for column, tag in _EVENTS.items() if tag in logged}
-
-
-def _until(scalars: training_curves.Scalars, last_step: int) -> TrainingCurve:
-    """Without the steps that a resume has undone."""
-    kept = scalars.step <= last_step
-    return TrainingCurve(scalars.step[kept], scalars.value[kept])
+def _metrics(store: storage.PosteriorStore, run: storage.RunRecord) -> dict[str, TrainingCurve]:
+    """The columns of ``_METRICS`` that the run logged, over steps."""
+    logged = training_curves.metrics(store, run, list(_METRICS.values()))
+    for column, name in _METRICS.items():
+        if name not in logged:
+            print(f"{run.name}: {name} was not logged; its {column} is left empty")
+    return {column: logged[name] for column, name in _METRICS.items() if name in logged}
 
 
 def _at(curve: TrainingCurve | None, step: int, between: bool = False) -> float:
@@ -340,11 +374,15 @@ def _mean(curve: TrainingCurve | None, before: int, end: int) -> float:
     return float(curve.y[inside].mean()) if inside.any() else math.nan
 
 
-def _errors(store_url: str | None, run: StudyRun) -> list[Row]:
-    """Mean squared errors, against the run's probes, of each estimator replayed on its recorded groups."""
+def _recorded(store_url: str | None, run: StudyRun) -> recorded.RecordedRun:
     what = recorded.read(argparse.Namespace(store_url=store_url, run=str(run.record.run_id)))
     if what.probes is None:
         raise UsageError(f"run {run.record.name!r} has no probes; train it with --probe.fraction 0.2")
+    return what
+
+
+def _errors(run: StudyRun, what: recorded.RecordedRun) -> list[Row]:
+    """Mean squared errors, against the run's probes, of each estimator replayed on its recorded groups."""
     candidates = recorded.sweep(recorded.ESTIMATORS, DISCOUNTS)
     found = [outcomes.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
     point = next(outcome.mean("probes") for outcome in found if outcome.estimator.name == "point")
@@ -358,3 +396,15 @@ def _errors(store_url: str | None, run: StudyRun) -> list[Row]:
         }
         for outcome in found
     ]
+
+
+def _priors(run: StudyRun, what: recorded.RecordedRun) -> list[Row]:
+    """The smallest of these errors of DBB with each prior, and its discount."""
+    rows = []
+    for alpha, beta in itertools.product(MASSES, MASSES):
+        candidates = recorded.sweep(["dbb"], DISCOUNTS, [(alpha, beta)])
+        found = [outcomes.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
+        least = min(found, key=lambda outcome: outcome.mean("probes") or math.inf)
+        of_prior = {"prior_alpha": alpha, "prior_beta": beta, "discount": least.value, "mse": least.mean("probes")}
+        rows.append(run.row | of_prior)
+    return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,8 @@ class EpochRow(NamedTuple):
     grad_norm: float
     entropy: float
     length: float
+    best: float
+    loss: float
 
 
 class GradientRow(NamedTuple):
@@ -122,6 +124,18 @@ class ErrorRow(NamedTuple):
     mse_point: float
 
 
+class PriorRow(NamedTuple):
+    """A row of priors.csv: DBB with a prior, replayed on a run with probes, at the discount with the smallest error."""
+
+    run: str
+    n: int
+    seed: int
+    prior_alpha: float
+    prior_beta: float
+    discount: float
+    mse: float
+
+
 class ControlRow(NamedTuple):
     """A row of control.csv: a training in plain PyTorch; accuracies are exact, on held-out prompts, in [0, 1]."""
 
@@ -150,19 +164,27 @@ class MaskedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """The rows of the files, in file order; none for a missing file."""
+    """The rows of the files, in file order; none for a missing file. Two studies can be added."""
 
     runs: tuple[RunRow, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     gradients: tuple[GradientRow, ...] = ()
     mse: tuple[ErrorRow, ...] = ()
+    priors: tuple[PriorRow, ...] = ()
     control: tuple[ControlRow, ...] = ()
     masked: tuple[MaskedRow, ...] = ()
+
+    def __add__(self, other: Study) -> Study:
+        return Study(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def arms(self, experiment: str) -> list[str]:
         """Arms with runs in the experiment, in table order."""
         present = {run.arm for run in self.runs if run.experiment == experiment}
         return [arm for arm in ARMS if arm in present]
+
+    def arms_of(self, experiment: str, *arms: str) -> bool:
+        """Whether all these arms have runs in the experiment."""
+        return set(arms) <= {run.arm for run in self.runs if run.experiment == experiment}
 
     def of_seeds(self, seeds: Collection[int]) -> Study:
         """The study with only the runs and epochs of these seeds."""
@@ -182,21 +204,23 @@ class Study:
 
         Args:
             experiment, arm: of the runs.
-            name: a column of runs.csv, or ``mean_accuracy``: mean held-out accuracy over the epochs after which the
-                experiment was evaluated; a run that misses one of these evaluations has no value.
+            name: a column of runs.csv, or ``mean_`` and a column of epochs.csv: its mean over the epochs after training
+                that have a value in any of the experiment's runs; a run that misses one of them has no value.
         """
         runs = [run for run in self.runs if (run.experiment, run.arm) == (experiment, arm)]
-        if name == "mean_accuracy":
-            accuracy = {
-                (row.run, row.epoch): row.accuracy
+        if name.startswith("mean_"):
+            values = {
+                (row.run, row.epoch): value
                 for row in self.epochs
-                if row.experiment == experiment and row.epoch > 0 and not math.isnan(row.accuracy)
+                if row.experiment == experiment
+                and row.epoch > 0
+                and not math.isnan(value := getattr(row, name.removeprefix("mean_")))
             }
-            epochs = {epoch for _, epoch in accuracy}
+            epochs = {epoch for _, epoch in values}
             found = {
-                run.seed: float(np.mean([accuracy[run.run, epoch] for epoch in epochs]))
+                run.seed: float(np.mean([values[run.run, epoch] for epoch in epochs]))
                 for run in runs
-                if epochs and all((run.run, epoch) in accuracy for epoch in epochs)
+                if epochs and all((run.run, epoch) in values for epoch in epochs)
             }
         else:
             found = {run.seed: float(getattr(run, name)) for run in runs}

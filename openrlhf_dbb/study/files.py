@@ -14,21 +14,23 @@ from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study.data import (
     ARMS,
+    PAPER_ARMS,
     ControlRow,
     EpochRow,
     ErrorRow,
     GradientRow,
     MaskedRow,
+    PriorRow,
     RunRow,
     Study,
     is_pilot,
 )
 
-_Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, ControlRow, MaskedRow)
+_Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, PriorRow, ControlRow, MaskedRow)
 
 
 def load(folder: Path) -> Study:
-    """Read those of runs.csv, epochs.csv, gradients.csv, mse.csv, control.csv and masked.csv that exist.
+    """Read those of runs.csv, epochs.csv, gradients.csv, mse.csv, priors.csv, control.csv and masked.csv that exist.
 
     Raises:
         UsageError: none of the first four exists, a column is missing, a field is not a number, an arm is unknown, or
@@ -42,12 +44,13 @@ def load(folder: Path) -> Study:
         epochs=read(folder / "epochs.csv", EpochRow),
         gradients=read(folder / "gradients.csv", GradientRow),
         mse=read(folder / "mse.csv", ErrorRow),
+        priors=read(folder / "priors.csv", PriorRow),
         control=read(folder / "control.csv", ControlRow),
         masked=read(folder / "masked.csv", MaskedRow),
     )
     named = [(run.run, run.arm) for run in study.runs] + [(epoch.run, epoch.arm) for epoch in study.epochs]
     for run, arm in named:
-        if arm not in ARMS:
+        if arm not in (*ARMS, *PAPER_ARMS):
             raise UsageError(f"{folder}: run {run} has the unknown arm {arm!r}; arms are {', '.join(ARMS)}")
     seeds = Counter(
         (run.experiment, run.arm, run.seed, run.learning_rate if is_pilot(run) else 0) for run in study.runs

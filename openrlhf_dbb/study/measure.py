@@ -6,6 +6,9 @@ Written to the study's folder: ``exact.jsonl``, ``gradients.csv``, ``control.csv
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -15,7 +18,7 @@ from typing import Any
 from openrlhf_dbb.study import files
 from openrlhf_dbb.study.collect import EXACT, read_lines
 from openrlhf_dbb.study.data import ControlRow, GradientRow
-from openrlhf_dbb.study.protocol import PlannedRun
+from openrlhf_dbb.study.protocol import PlannedRun, Protocol
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
 
 GRADIENTS, CONTROL = "gradients.csv", "control.csv"
@@ -40,6 +43,32 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
             policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
             found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
             file.write(json.dumps({"run": run.name, **found}) + "\n")
+
+
+def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
+    """Evaluate the model of each finished run, its best checkpoint where there is one, and store it with the run.
+
+    A finished evaluation is not repeated, and a stopped one continues.
+
+    Args:
+        until: ``time.monotonic()`` after which no evaluation is started.
+
+    Returns:
+        What went wrong, by the names of the runs whose evaluation failed.
+    """
+    failed = {}
+    finished = finished_runs(folder)
+    for run in runs:
+        if not of.evaluation or run.name not in finished or time.monotonic() > until:
+            continue
+        config = finished[run.name].config
+        flags = {"max_new_tokens": config["rollout.max_new_tokens"]} | of.evaluation | {"name": run.name}
+        flags |= {"model": Path(config["ckpt.output_dir"]).parent, "run": run.name, "store.url": store_url(folder)}
+        words = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+        ended = subprocess.run([sys.executable, "-m", "openrlhf_dbb", "evaluate", *words], cwd=folder, check=False)
+        if ended.returncode:
+            failed[run.name] = f"its evaluation ended with exit status {ended.returncode}; the same command continues"
+    return failed
 
 
 def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:

@@ -13,7 +13,7 @@ from openrlhf_dbb.study.tasks import STARTS
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
-_KEYS = {"n", "arms", "seeds", "more_seeds", "start", "learning_rates", "flags"}
+_KEYS = {"n", "arms", "seeds", "more_seeds", "start", "preset", "learning_rates", "flags"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Protocol:
 
     Attributes:
         task: "tiny", or "" if the preset names the model and the data.
+        evaluation: flags of ``openrlhf-dbb evaluate`` for each trained model; none if the training's own serve.
         runs: in training order, seed by seed, so that the finished ones can be paired at any time.
     """
 
@@ -49,6 +50,7 @@ class Protocol:
     description: str
     preset: str
     task: str
+    evaluation: dict[str, str]
     runs: list[PlannedRun]
 
     def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[PlannedRun]:
@@ -89,7 +91,9 @@ def load(name: str) -> Protocol:
         for experiment, entry in table["experiments"].items()
         for run in _runs(path.stem, experiment, entry, table["arms"], table.get("flags", {}), table.get("task", ""))
     ]
-    return Protocol(path.stem, table["description"], table["preset"], table.get("task", ""), runs)
+    return Protocol(
+        path.stem, table["description"], table["preset"], table.get("task", ""), table.get("evaluate", {}), runs
+    )
 
 
 def _runs(
@@ -118,6 +122,7 @@ def _runs(
                 if task:  # small enough for one pass
                     sizes |= dict.fromkeys(("train.micro_batch_size", "rollout.micro_batch_size"), _MINI_BATCH * n)
                 own = dict(entry.get("flags", {})) | ({LEARNING_RATE: rate} if rate is not None else {})
+                own |= {"preset": entry["preset"]} if "preset" in entry else {}
                 tried = f"-lr{rate:g}" if rate is not None else ""
                 # All arms of a seed start from the same model, so the first one's evaluation serves all.
                 values = sizes | flags | arms[arm] | own | {"eval.skip_start": place > 0}

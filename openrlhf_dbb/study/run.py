@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -43,8 +44,42 @@ def task_folder(folder: Path, start: str, seed: int) -> Path:
     return folder / TASKS / f"{start}-s{seed}"
 
 
+def default_lanes() -> int:
+    """One per core; one with CUDA, where a run may take every GPU."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else os.cpu_count() or 1
+
+
+def refuse_early(chosen: Sequence[PlannedRun], of: Protocol, folder: Path) -> None:
+    """Make all checks that a training makes before it starts, for the first run of each experiment.
+
+    Raises:
+        UsageError, storage.StoreError: what is missing, such as a model or a data set, and what to do.
+    """
+    from openrlhf_dbb.driver import arguments, preflight
+
+    def stop(_: object) -> None:
+        raise _AllChecked
+
+    for run in {run.experiment: run for run in reversed(chosen)}.values():
+        settings = arguments.parse(protocol.argv(run, of, store_url(folder), {}, resume=False))
+        with contextlib.suppress(_AllChecked):
+            preflight.prepare(settings, preflight.check(settings), before_the_run=stop)
+
+
+class _AllChecked(Exception):
+    """Nothing is wrong; the run is not to be made yet."""
+
+
 def train(
-    chosen: Sequence[PlannedRun], of: Protocol, folder: Path, *, lanes: int, separate: bool = False
+    chosen: Sequence[PlannedRun],
+    of: Protocol,
+    folder: Path,
+    *,
+    lanes: int,
+    separate: bool = False,
+    until: float = math.inf,
 ) -> dict[str, str]:
     """Train the runs that are not finished.
 
@@ -52,6 +87,7 @@ def train(
         folder: of the study; holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
         lanes: runs trained side by side.
         separate: restart Ray and the engines for every run.
+        until: ``time.monotonic()`` after which no run is started.
 
     Returns:
         What went wrong, by the names of the runs that failed.
@@ -72,13 +108,17 @@ def train(
     failed: dict[str, str] = {}
     with _Progress(len(left)) as progress:
         threads = [
-            threading.Thread(target=_lane, args=(number, waiting, folder, separate, failed, progress), daemon=True)
+            threading.Thread(
+                target=_lane, args=(number, waiting, folder, separate, until, failed, progress), daemon=True
+            )
             for number in range(min(lanes, len(left)))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    if not waiting.empty():
+        print(f"out of time: {waiting.qsize()} runs are left; the same command continues", flush=True)
     return failed
 
 
@@ -111,13 +151,14 @@ def _lane(
     waiting: SimpleQueue[tuple[PlannedRun, list[str]]],
     folder: Path,
     separate: bool,
+    until: float,
     failed: dict[str, str],
     progress: _Progress,
 ) -> None:
     """Give the waiting runs to a lane's process, one at a time, until none is left."""
     log = folder / f"lane-{number}.log"
     process: subprocess.Popen[str] | None = None
-    while True:
+    while time.monotonic() < until:
         try:
             run, argv = waiting.get_nowait()
         except Empty:

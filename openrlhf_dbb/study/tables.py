@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -69,10 +69,15 @@ def _makers() -> dict[str, Callable[[Study], Table]]:
     return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
 
 
-def fill(path: Path, tables: dict[str, str]) -> bool:
+def fill(path: Path, tables: dict[str, str], known: Collection[str] = ()) -> bool:
     """Replace what stands between ``<!-- table NAME -->`` and ``<!-- end -->`` in a document by the table of that name.
 
     A table without data becomes "Not measured."
+
+    Args:
+        path: of the document.
+        tables: as Markdown, by name.
+        known: names that a marker may have; by default those of the study's tables.
 
     Returns:
         Whether the document changed.
@@ -80,7 +85,7 @@ def fill(path: Path, tables: dict[str, str]) -> bool:
     Raises:
         UsageError: a marker names no table, or has no end.
     """
-    known = ["verdict", *_makers()]
+    known = known or ["verdict", *_makers()]
 
     def replaced(mark: re.Match[str]) -> str:
         start, name, _, end = mark.groups()
