@@ -1,4 +1,4 @@
-"""Collecting the study: CSV files from stores and event files with known numbers."""
+"""Collecting the study: CSV files from stores with known numbers."""
 
 import csv
 import dataclasses
@@ -15,12 +15,17 @@ from storage import ProbeRows
 SUCCESSES = ((0, 1), (1, 1), (2, 1), (2, 2), (0, 0), (1, 0), (2, 1), (1, 1))
 # Right ones of the 4 responses to each of two held-out prompts, after these steps.
 RIGHT = {0: (0, 1), 2: (1, 1), 4: (2, 1), 6: (2, 2), 8: (4, 1)}
-EVENTS = {
-    "train/estimator/abs_advantage": [(step, step / 8) for step in range(1, 9)],
-    "train/ppo_clip_ratio": [(step, step / 100) for step in range(1, 9)],
-    "train/actor_grad_norm": [(step, float(step)) for step in range(1, 9)],
-    "train/entropy_loss": [(step, 1 / 3) for step in range(1, 9)],
-}
+
+
+def logged(step):
+    """What the trainer logs of a step, as far as the study reads it."""
+    return {
+        "estimator/abs_advantage": step / 8,
+        "ppo_clip_ratio": step / 100,
+        "actor_grad_norm": float(step),
+        "entropy_loss": 1 / 3,
+        "policy_loss": -step / 10,
+    }
 
 
 @pytest.fixture
@@ -57,6 +62,7 @@ def trained(open_new, fill, folder):
         probes=None,
         finished=True,
         unused=0,
+        metrics=logged,
     ):
         config = {
             "rollout.n_samples_per_prompt": samples,
@@ -64,8 +70,7 @@ def trained(open_new, fill, folder):
             "actor.adam.lr": rate,
             "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
             "train.num_episodes": 2 if name.startswith("frozen-") else 4,
-            "logger.tensorboard_dir": f"runs/{name}/tensorboard",
-            "logger.wandb.run_name": name,
+            "probe.fraction": 0.0 if probes is None else 0.1,
         }
         run = fill.run(store, name, config=config)
         for step in range(len(successes) + 1):
@@ -73,6 +78,7 @@ def trained(open_new, fill, folder):
                 counts = usage(successes[step - 1], rescued, filtered=strategy != "plain")
                 more = {} if probes is None else {"probes": probes[step - 1]}
                 fill.step(run, step, ids[:2], successes[step - 1], 2, usage=counts, **more)
+                run.record_metrics(step, metrics(step))
             if step in right:
                 rows = [
                     fill.evaluation(ids[2 * place : 2 * place + 2], right[step], s) for place, s in enumerate(sources)
@@ -89,16 +95,6 @@ def trained(open_new, fill, folder):
     return make
 
 
-def log(folder, name, events):
-    """Write a TensorBoard event file as OpenRLHF does; ``events`` are (step, value) by tag."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(folder / "runs" / name / "tensorboard" / name)) as writer:
-        for tag, values in events.items():
-            for step, value in values:
-                writer.add_scalar(tag, value, step)
-
-
 def collected(trained, folder):
     """Lines of each file."""
     collect.collect(trained.store.url, folder, folder / "out")
@@ -111,7 +107,7 @@ def column(lines, name):
 
 def test_every_number_of_a_run(trained, folder, capsys):
     trained("n2-dbb-s3")
-    log(folder, "n2-dbb-s3", EVENTS)
+    folder.mkdir()
     (folder / "times.jsonl").write_text(
         '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n{"run": "n2-dbb-s3", "seconds": 12.5}\n'
     )
@@ -120,14 +116,16 @@ def test_every_number_of_a_run(trained, folder, capsys):
     assert collected(trained, folder) == {
         "epochs": [
             "run,experiment,arm,n,seed,epoch,steps,rollouts,accuracy,ood,reward,zero_variance,rescued,abs_advantage,"
-            "clip_fraction,grad_norm,entropy,length",
-            "n2-dbb-s3,n2,dbb,2,3,0,,0,0.125,0,,,,,,,,",
-            "n2-dbb-s3,n2,dbb,2,3,1,2,8,0.25,0.125,0.375,0.25,0.25,0.1875,0.015,1.5,0.333333,10",
-            "n2-dbb-s3,n2,dbb,2,3,2,2,16,0.375,0.25,0.875,0.75,0.75,0.4375,0.035,3.5,0.333333,10",
-            "n2-dbb-s3,n2,dbb,2,3,3,2,24,0.5,0.375,0.125,0.75,0.75,0.6875,0.055,5.5,0.333333,10",
-            "n2-dbb-s3,n2,dbb,2,3,4,2,32,0.625,0.5,0.625,0.25,0.25,0.9375,0.075,7.5,0.333333,10",
+            "clip_fraction,grad_norm,entropy,length,best,loss",
+            # of two prompts, the share with a right response among four
+            "n2-dbb-s3,n2,dbb,2,3,0,,0,0.125,0,,,,,,,,,0.5,",
+            "n2-dbb-s3,n2,dbb,2,3,1,2,8,0.25,0.125,0.375,0.25,0.25,0.1875,0.015,1.5,0.333333,10,1,-0.15",
+            "n2-dbb-s3,n2,dbb,2,3,2,2,16,0.375,0.25,0.875,0.75,0.75,0.4375,0.035,3.5,0.333333,10,1,-0.35",
+            "n2-dbb-s3,n2,dbb,2,3,3,2,24,0.5,0.375,0.125,0.75,0.75,0.6875,0.055,5.5,0.333333,10,1,-0.55",
+            "n2-dbb-s3,n2,dbb,2,3,4,2,32,0.625,0.5,0.625,0.25,0.25,0.9375,0.075,7.5,0.333333,10,1,-0.75",
         ],
         "mse": ["run,n,seed,estimator,discount,mse,mse_point"],
+        "priors": ["run,n,seed,prior_alpha,prior_beta,discount,mse"],
         "runs": [
             "run,experiment,arm,n,seed,learning_rate,start_accuracy,accuracy,best,start_ood,ood,reward_last,exact,"
             "ends_at_once,rollouts,trained,steps,seconds",
@@ -136,7 +134,7 @@ def test_every_number_of_a_run(trained, folder, capsys):
     }
     out = folder / "out"
     assert capsys.readouterr().out.splitlines() == [
-        f"{out}/runs.csv: 1 rows", f"{out}/epochs.csv: 5 rows", f"{out}/mse.csv: 0 rows",
+        f"{out}/runs.csv: 1 rows", f"{out}/epochs.csv: 5 rows", f"{out}/mse.csv: 0 rows", f"{out}/priors.csv: 0 rows",
     ]  # fmt: skip
 
 
@@ -148,19 +146,24 @@ def test_a_zero_variance_group_without_an_advantage_is_not_rescued(trained, fold
 
 
 def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
-    trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, sources=("default",))
-    trained("n2-grpo-s2")
-    log(folder, "n2-grpo-s2", {tag: values for tag, values in EVENTS.items() if tag != "train/entropy_loss"})
+    def without_entropy(step):
+        return {name: value for name, value in logged(step).items() if name != "entropy_loss"}
+
+    trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, sources=("default",), metrics=lambda step: {})
+    trained("n2-grpo-s2", metrics=without_entropy)
     found = collected(trained, folder)
     # A single data source is the held-out one; no seconds, and no evaluation before training or after every epoch.
     assert found["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,"
     assert column(found["epochs"], "accuracy")[:5] == ["", "", "0.375", "", "0.625"]
     assert column(found["epochs"], "grad_norm") == ["", "", "", "", "", "", "1.5", "3.5", "5.5", "7.5"]
     assert column(found["epochs"], "entropy") == [""] * 10
-    place = folder / "runs" / "n2-grpo-s1" / "tensorboard" / "n2-grpo-s1"
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        f"n2-grpo-s1: no event files in {place}; its abs_advantage, clip_fraction, grad_norm, entropy are left empty",
-        "n2-grpo-s2: train/entropy_loss was not logged; its entropy is left empty",
+    assert capsys.readouterr().out.splitlines()[:6] == [
+        "n2-grpo-s1: estimator/abs_advantage was not logged; its abs_advantage is left empty",
+        "n2-grpo-s1: ppo_clip_ratio was not logged; its clip_fraction is left empty",
+        "n2-grpo-s1: actor_grad_norm was not logged; its grad_norm is left empty",
+        "n2-grpo-s1: entropy_loss was not logged; its entropy is left empty",
+        "n2-grpo-s1: policy_loss was not logged; its loss is left empty",
+        "n2-grpo-s2: entropy_loss was not logged; its entropy is left empty",
     ]
 
 
@@ -188,14 +191,6 @@ def test_a_frozen_run_has_two_epochs(trained, folder):
     assert column(epochs, "accuracy") == ["0.125", "0.375", "0.625"]
 
 
-def test_steps_repeated_after_a_resume_count_once(trained, folder):
-    trained("n2-dbb-s1")
-    tag = "train/actor_grad_norm"
-    log(folder, "n2-dbb-s1", {tag: [*EVENTS[tag], (9, 100.0)]})
-    log(folder, "n2-dbb-s1", {tag: [(8, 17.0)]})
-    assert column(collected(trained, folder)["epochs"], "grad_norm") == ["", "1.5", "3.5", "5.5", "12"]
-
-
 def test_errors_against_probes(trained, folder, fill):
     ids = fill.prompts(trained.store, 1)
     # p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = 0.0125.
@@ -216,6 +211,25 @@ def test_errors_against_probes(trained, folder, fill):
     keys = [("point", ""), *(("dbb", x) for x in every[1:]), *(("ema", x) for x in every[:-1])]
     keys += [*(("laplace", x) for x in every[1:]), ("empirical_bayes", ""), ("auto", "")]
     assert list(found) == keys
+
+
+def test_errors_of_priors_at_their_best_discount_are_measured_once(trained, folder, fill, capsys):
+    ids = fill.prompts(trained.store, 1)
+    probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
+    trained("sweep-n2-grpo-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
+    trained("sweep-n2-dbb-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
+    found = collected(trained, folder)
+    rows = list(csv.DictReader(found["priors"]))
+    assert {row["run"] for row in rows} == {"sweep-n2-grpo-s1"}
+    of = {(row["prior_alpha"], row["prior_beta"]): (float(row["discount"]), float(row["mse"])) for row in rows}
+    assert len(of) == 36
+    # Prior (1, 1) and discount 0.7: Beta(1.7, 1.7), then Beta(3.19, 1.19): (0.05 + (3.19/4.38 - 0.75)^2 - 0.0125) / 2.
+    # At 0.6: Beta(2.96, 0.96), 0.755; at 0.65: Beta(3.0725, 1.0725), 0.741; the nearest to 0.75 is 0.6.
+    assert of["1", "1"][0] == 0.6
+    assert of["1", "1"][1] == pytest.approx((0.05 + (2.96 / 3.92 - 0.75) ** 2 - 0.0125) / 2, rel=1e-5)
+    capsys.readouterr()
+    assert collected(trained, folder) == found
+    assert f"{folder / 'out'}/priors.csv: 36 rows, 36 of them from earlier" in capsys.readouterr().out
 
 
 def test_runs_come_in_the_order_of_the_study_and_the_others_are_reported(trained, folder, capsys):
@@ -322,7 +336,7 @@ def test_rows_of_runs_from_another_machine_are_kept(trained, folder, capsys):
     found = collected(trained, folder)
     assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
     assert (out / "epochs.csv").read_text() == before
-    assert f"{out}/runs.csv: 2 rows, 1 of them from runs that are not in this store" in capsys.readouterr().out
+    assert f"{out}/runs.csv: 2 rows, 1 of them from earlier" in capsys.readouterr().out
 
 
 def test_a_file_with_other_columns_is_not_overwritten(trained, folder):

@@ -3,6 +3,9 @@
 import sqlite3
 
 import pytest
+from conftest import Lane
+
+from openrlhf_dbb import tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -50,6 +53,20 @@ def test_a_lane_answers_every_line_and_continues_after_an_error(trained):
     assert "Traceback" not in "".join(answer.output for answer in answers)
     finished = rows(folder, "SELECT name, last_step FROM runs WHERE status = 'finished' ORDER BY name")
     assert finished == [("after", 4), ("destroyed", 4)]
+
+
+@pytest.mark.long
+def test_a_model_of_another_shape_gets_new_actors(tmp_path):
+    small = tiny.prepare(tmp_path / "small", 0, tiny.Recipe(32, 8, warmup_steps=1, hidden=32))
+    (tmp_path / "log").touch()
+    one = Lane(tmp_path / "log")
+    for name, more in (
+        ("large", []),
+        ("small", ["--actor.model_name_or_path", str(small.model), "--data.prompt_dataset", str(small.train)]),
+    ):
+        assert one.train(tmp_path, *SMALL, "--run_name", name, *more).error is None
+    one.close()
+    assert rows(tmp_path, "SELECT name FROM runs WHERE status = 'finished' ORDER BY name") == [("large",), ("small",)]
 
 
 def test_a_run_starts_from_its_own_model_whatever_the_previous_run_made_of_it(trained):

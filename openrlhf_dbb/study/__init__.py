@@ -4,7 +4,7 @@
     scripts/draw_study.py           redraw from the committed CSV files; needs no training stack
 
 Train, through the real pipeline:
-    protocols/       what is trained, one TOML file per protocol: cpu, smoke, gpu
+    protocols/       what is trained, one TOML file per protocol: cpu, paper, smoke, gpu
     protocol         reads a protocol into runs and their command lines
     tasks            a seed's data and warm-started model
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
@@ -18,6 +18,13 @@ Measure, at the policies of finished runs and without the pipeline:
     exact            accuracy without sampling
     gradients        cosine of each estimator's update with a low-noise gradient
     control          the same training in plain PyTorch
+
+The paper's claims:
+    claims.toml      what the paper says, how it is tested, and how it is judged; data only
+    claims           reads it
+    findings         numbers with intervals, and verdicts by its rules
+    paper_figures    the figures of docs/paper.md
+    paper_page       its tables
 
 Collect and show:
     collect          from the store, event files and measurements to CSV

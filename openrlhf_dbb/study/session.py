@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
@@ -66,11 +67,13 @@ class _KeptActors(_Kept):
 class Session:
     """Trains command lines one after another in one Ray cluster. Not thread-safe.
 
-    The runs of a session may differ in everything except vLLM's engine flags and the number of ranks.
+    The runs of a session may differ in everything except vLLM's engine flags and the number of ranks. A model of
+    another shape than the last run's gets new actors.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[_KeptActors, _KeptActors, _Kept] | None = None
+        self._shape = ""
 
     def train(self, argv: Sequence[str]) -> None:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments, and print the same.
@@ -88,7 +91,11 @@ class Session:
                 "--estimator none records no run in the store, which a session needs; use for instance point"
             )
         print(printed.configuration(settings, start), flush=True)
+        shape = _shape(settings.args.actor.model_name_or_path)
+        if shape != self._shape and self._kept is not None:
+            self.close()
         if self._kept is None:
+            self._shape = shape
             cluster.start(settings)
             self._kept = _actors()
         rollouts, policy, groups = self._kept
@@ -115,6 +122,12 @@ class Session:
         """Stop all actors; the next run starts new ones."""
         cluster.stop()
         self._kept = None
+
+
+def _shape(model: str) -> str:
+    """What an engine is built for: the model's configuration, or the name of one that is not here."""
+    config = Path(model) / "config.json"
+    return config.read_text(encoding="utf-8") if config.is_file() else model
 
 
 def _actors() -> tuple[_KeptActors, _KeptActors, _Kept]:
