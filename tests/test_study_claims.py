@@ -83,7 +83,7 @@ def test_unknown_claims_are_refused():
     assert len(claims.choose(["all"])) == len(MANIFEST)
 
 
-# Of two seeds with differences d1 and d2 the mean has the standard error |d1 - d2| / 2; the interval is 12.706 times it.
+# The standard error of two differences d1 and d2 is |d1 - d2| / 2; the interval is 12.706 times that to both sides.
 @pytest.mark.parametrize(
     ("dbb", "expected", "margin", "verdict"),
     [

@@ -130,6 +130,7 @@ def _missing(chosen: Sequence[Claim], arguments: argparse.Namespace, done: set[s
 def _train(missing: Planned, arguments: argparse.Namespace) -> int:
     from openrlhf_dbb.study import measure, run
 
+    run.quiet_imports()
     failed: dict[str, str] = {}
     lanes = arguments.lanes or run.default_lanes()
     until = time.monotonic() + 3600 * arguments.hours if arguments.hours else math.inf

@@ -6,9 +6,7 @@ The same command continues after an interruption: finished runs, measurements an
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if runs failed, after all others were trained; 2, with one line on stderr, if the request cannot be carried
         out; 130 if interrupted.
     """
+    from openrlhf_dbb.study import run
+
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
-    # From torch's import of a package that OpenRLHF pins; users cannot do anything about it.
-    warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
-    os.environ["PYTHONWARNINGS"] = "ignore:The pynvml package is deprecated:FutureWarning"
+    run.quiet_imports()
     try:
         return int(arguments.command(arguments))
     except (UsageError, StoreError) as error:
@@ -47,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command=_study)
     parser.add_argument(
-        "--protocol", default="cpu", metavar="NAME", help="cpu, smoke, gpu, or a .toml file (%(default)s)"
+        "--protocol", default="cpu", metavar="NAME", help="cpu, paper, smoke, gpu, or a .toml file (%(default)s)"
     )
     parser.add_argument("--output", type=Path, default=Path("study-runs"), metavar="DIR", help="folder (%(default)s)")
     parser.add_argument("--experiments", default="", metavar="NAME,...", help="only these (all of the protocol)")

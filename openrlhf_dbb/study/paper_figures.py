@@ -85,8 +85,8 @@ def _discounts(study: Study) -> Figure | None:
             bottom.fill_between(x, ratio_R_L.min(axis=0), ratio_R_L.max(axis=0), color=look["color"], alpha=0.2)
             bottom.plot(x, ratio_R_L.mean(axis=0), color=look["color"])
         bottom.set_xlabel("discount")
-    grid[0][0].set_ylabel("accuracy minus GRPO's,\npoints")
-    grid[1][0].set_ylabel("MSE relative to the\npoint estimate")
+    grid[0][0].set_ylabel("points above GRPO")
+    grid[1][0].set_ylabel("MSE over point's")
     return figure
 
 
@@ -104,7 +104,7 @@ def _clip(study: Study) -> Figure | None:
     if not shown:
         return None
     panels = {
-        "exact": ("exact accuracy, %", 1),
+        "exact": ("exact accuracy, points above GRPO", 1),
         "clip_fraction": ("clipped tokens, %", 100),
         "grad_norm": ("gradient norm", 1),
         "loss": ("policy loss", 1),
@@ -112,8 +112,10 @@ def _clip(study: Study) -> Figure | None:
     figure, grid = new_figure(2, 2, width=8.0, height=5.6, squeeze=False)
     for axes, (name, (title, scale)) in zip(grid.flat, panels.items(), strict=True):
         for place, experiment in enumerate(shown):
-            values = [list(outcome(study, experiment, arm, name).values()) for arm in CLIPS]
-            stats = [analysis.mean_and_error(each) for each in values]
+            values = [outcome(study, experiment, arm, name) for arm in CLIPS]
+            if name == "exact":  # seeds differ by more than arms
+                values = [dict(enumerate(analysis.paired(each, values[0]).difference_R)) for each in values]
+            stats = [analysis.mean_and_error(list(each.values())) for each in values]
             axes.errorbar(
                 np.arange(len(CLIPS)) + 0.12 * (place - 0.5),
                 [scale * mean for mean, _ in stats],
@@ -160,5 +162,10 @@ def _prior(study: Study, folder: Path) -> list[Path]:
                 of = [row for row in rows if (row.prior_alpha, row.prior_beta) == (alpha, beta)]  # noqa: B023
                 return float(np.median([row.discount for row in of])), float(np.mean([row.mse for row in of]))
 
-            return error_curves.prior_figure(folder, f"{title}, {len(runs & {row.run for row in rows})} runs", best_of)
+            count = len({row.run for row in rows})
+            made = error_curves.prior_figure(folder, f"{title}, {count} runs", best_of)
+            for path in made:
+                if path.suffix != ".png":  # priors.csv has more
+                    path.unlink()
+            return [path for path in made if path.suffix == ".png"]
     return []

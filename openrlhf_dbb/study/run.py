@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -42,6 +43,12 @@ def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
 def task_folder(folder: Path, start: str, seed: int) -> Path:
     """The folder of the task of a start and a seed."""
     return folder / TASKS / f"{start}-s{seed}"
+
+
+def quiet_imports() -> None:
+    """Say nothing, here and in lanes, when torch imports a package that OpenRLHF pins; users can do nothing about it."""
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
+    os.environ["PYTHONWARNINGS"] = "ignore:The pynvml package is deprecated:FutureWarning"
 
 
 def default_lanes() -> int:
