@@ -46,7 +46,7 @@ def task_folder(folder: Path, start: str, seed: int) -> Path:
 
 
 def quiet_imports() -> None:
-    """Say nothing, here and in lanes, when torch imports a package that OpenRLHF pins; users can do nothing about it."""
+    """Say nothing, here and in lanes, when torch imports a package that OpenRLHF pins: users can change nothing."""
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
     os.environ["PYTHONWARNINGS"] = "ignore:The pynvml package is deprecated:FutureWarning"
 
