@@ -21,7 +21,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
-SHORT = ("grpo-dbb", "dapo-dbb", "async-dbb")
+SHORT = ("dapo-dbb", "async-dbb")  # a group of each is judged, drawn again, or late; grpo-dbb has neither
 SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
