@@ -274,8 +274,8 @@ def test_prompts_must_fit_the_model_and_the_limit(tiny_found):
     ("flags", "message"),
     [
         (["--benchmarks", "maths500"], "unknown benchmark 'maths500'; available: math500, minerva"),
-        (["--benchmarks", "math500,math500"], "--benchmarks names math500 twice"),
-        (["--benchmarks", ","], "--benchmarks is empty"),
+        (["--benchmarks", "math500,math500"], "--benchmarks: math500 is named twice"),
+        (["--benchmarks", ","], "--benchmarks: no benchmark is named; available: math500"),
         (["--model", "./nowhere"], "--model ./nowhere: there is no such folder"),
         (["--n", "0"], "--n must be at least 1, got 0"),
         (["--runs", "0"], "--runs must be at least 1, got 0"),
