@@ -37,7 +37,8 @@ for spec in grpo:point repo:point greso:point dapo:point grpo:dbb; do
         run python -m openrlhf_dbb train --preset "$preset" --method "$method" \
             --estimator "$estimator" --train.max_rollouts 552960 --run_name "$name" ${resume[@]+"${resume[@]}"}
     fi
-    run python -m openrlhf_dbb evaluate --model "runs/$name/model" --benchmarks "$benchmarks" \
+    # the best checkpoint by validation (runs/$name/best), as in the paper
+    run python -m openrlhf_dbb evaluate --model "runs/$name" --benchmarks "$benchmarks" \
         --n 8 --runs 4 --max_new_tokens "$length" --name "$name" --run "$name"
     evaluated+=("$name")
 done

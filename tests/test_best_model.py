@@ -202,6 +202,9 @@ def test_a_copy_that_has_followed_the_link_is_replaced_and_nothing_else_is(kept,
     assert not copied.link.is_symlink()
     copied.roll_back(2)
     assert copied.link.is_symlink() and shown(tmp_path / "copy") == 2
+    shutil.copytree(tmp_path / "best", tmp_path / "other/best")
+    BestModel(tmp_path / "other/checkpoints", RUN).roll_back(0)  # it is undone there
+    assert not (tmp_path / "other/best").exists()
     (tmp_path / "copy/best").unlink()
     (tmp_path / "copy/best").mkdir()
     (tmp_path / "copy/best/mine.txt").write_text("mine")

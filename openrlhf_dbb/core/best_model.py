@@ -58,6 +58,11 @@ def place(checkpoint_folder: Path) -> Path:
     return (checkpoint_folder.parent if beside else checkpoint_folder) / NAME
 
 
+def models(checkpoint_folder: Path) -> Path:
+    """The folder of all models that are or have been the best one of such a run."""
+    return place(checkpoint_folder).with_name("best_models")
+
+
 def read(folder: Path) -> Best | None:
     """What is said of the best model in a folder; None if there is none."""
     try:
@@ -76,7 +81,7 @@ class BestModel:
 
     def __init__(self, checkpoint_folder: Path, run: str) -> None:
         self.link = place(checkpoint_folder)
-        self.folder = self.link.with_name("best_models")
+        self.folder = models(checkpoint_folder)
         self.run = run
         self._resumable = 0  # step of the newest whole checkpoint
         self.unfinished = self.folder / "unfinished"
@@ -129,14 +134,14 @@ class BestModel:
             RunError: something else is in the way of the link.
         """
         self._resumable = step
-        undone = [best for best in self._all() if best.step > step]
-        best = self.newest(until=step)
+        best, shown = self.newest(until=step), read(self.link)
         if best is not None:
             self._point_to(best)
-        elif undone and self.link.is_symlink():
-            self.link.unlink()
-        for each in undone:
-            _delete(self._folder_of(each))
+        elif shown is not None and shown.run == self.run and shown.step > step:
+            self._take_away()
+        for each in self._all():
+            if each.step > step:
+                _delete(self._folder_of(each))
         shutil.rmtree(self.unfinished, ignore_errors=True)
 
     def _all(self) -> list[Best]:
@@ -151,12 +156,18 @@ class BestModel:
         if self.link.exists() and not self.link.is_symlink():
             if read(self.link) is None:
                 raise RunError(f"{self.link} is in the way of the run's best model: it is none; move it elsewhere")
-            shutil.rmtree(self.link)  # a copy of a run's folder that has followed the link
+            self._take_away()
         new = self.folder / "link"
         new.unlink(missing_ok=True)
         new.symlink_to(Path(self.folder.name) / self._folder_of(best).name)
         new.replace(self.link)
         checkpoints.flush_folders([self.link.parent])
+
+    def _take_away(self) -> None:
+        if self.link.is_symlink():
+            self.link.unlink()
+        else:
+            _delete(self.link)  # a copy of the run's folder that has followed the link
 
     def _prune(self) -> None:
         """Delete all but the best one, and the best one up to the newest whole checkpoint."""

@@ -144,8 +144,8 @@ def _check_openrlhf_alone(settings: Settings) -> None:
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
         (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
         ("--data.skip_bad_rows", args.data.skip_bad_rows),
-        (f"--eval.benchmarks {args.eval.benchmarks}", _given(settings, "eval.benchmarks") and args.eval.benchmarks),
-        (f"--eval.top_p {args.eval.top_p}", _given(settings, "eval.top_p") and args.eval.top_p != args.rollout.top_p),
+        (f"--eval.benchmarks {args.eval.benchmarks}", args.eval.benchmarks),
+        (f"--eval.top_p {args.eval.top_p}", args.eval.top_p != args.rollout.top_p),
     ):
         if used:
             raise UsageError(

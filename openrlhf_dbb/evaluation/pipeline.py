@@ -36,7 +36,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         ray.exceptions.RayError: an engine failed; finished rows are in the journal.
     """
     check(arguments)
-    _choose_model(arguments)
+    choose_model(arguments)
     plan = prepare(arguments)
     folder = Path(arguments.output) / plan.name
     with evaluation_folder(folder):
@@ -103,7 +103,7 @@ def check(arguments: argparse.Namespace) -> None:
             store.find_run(arguments.run)
 
 
-def _choose_model(arguments: argparse.Namespace) -> None:
+def choose_model(arguments: argparse.Namespace) -> None:
     """Fill in ``--model`` and ``--name`` where a run is named."""
     if arguments.model is not None:
         arguments.name = arguments.name or default_name(arguments.model)
