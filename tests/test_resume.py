@@ -222,7 +222,12 @@ def test_a_resume_with_other_weights_in_vllm_ends_before_anything_is_trained(cop
     ],
 )
 def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, actor, line):
+    """And the evaluation after the checkpoint's step, which a kill had cut short, is made up for."""
     folder, flags = copied
+    query(folder, "DELETE FROM dbb_evaluation_result")
+    query(folder, "DELETE FROM dbb_evaluation")
+    for name in ("best", "best_models"):
+        shutil.rmtree(folder / "runs/mine" / name)
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags, "--train.num_episodes", "100"]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -244,6 +249,8 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     assert "Traceback" in Path(trace).read_text()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
+    evaluated = [step for (step,) in query(folder, "SELECT step FROM evaluations ORDER BY step")]
+    assert evaluated[0] == 6 and best_model.read(folder / "runs/mine/best").step in evaluated
     check_posteriors(folder, steps=query(folder, "SELECT last_step FROM dbb_run")[0][0])
 
 
