@@ -3,10 +3,15 @@
 import json
 import re
 import sqlite3
+from argparse import Namespace
 from collections import Counter
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from openrlhf_dbb.evaluation import evaluated_model, pipeline
 
 pytestmark = pytest.mark.e2e
 
@@ -23,14 +28,17 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
-    """Four evaluations in a training of 6 steps: before it, and after steps 2, 4 and 6."""
+def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path, capsys):
+    """Four evaluations in a training of 6 steps, before it and after steps 2, 4 and 6: 24 held-out prompts, and a
+    benchmark of 8 others, which the reward function never sees."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from openrlhf_dbb import tiny
 
-    heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:24]
-    rows = [json.loads(line) for line in heldout]
+    heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:32]
+    (tmp_path / "benchmark.jsonl").write_text("\n".join(heldout[24:]))
+    asked = [json.loads(line) for line in heldout[24:]]
+    rows = [json.loads(line) for line in heldout[:24]]
     rows = [row | {"datasource": "sorting" if row["input"].startswith("s") else "sums"} for row in rows]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "noting.py").write_text(NOTING)
@@ -40,6 +48,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
         "--train.micro_batch_size", "32", "--train.num_episodes", "3", "--ckpt.save_steps", "-1",
         "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
         "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
+        "--eval.benchmarks", f"mine={tmp_path}/benchmark.jsonl", "--eval.top_p", "0.95",
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
@@ -48,7 +57,11 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     with sqlite3.connect(f"file:{tmp_path}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
         by_prompt = connection.execute(
             """SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
-               JOIN prompts USING (prompt_id) WHERE name = 'training' GROUP BY prompt"""
+               JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt"""
+        ).fetchall()
+        of_benchmark = connection.execute(
+            """SELECT step, prompt, label, samples, verified, successes FROM evaluation_results
+               JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place"""
         ).fetchall()
         measures = connection.execute(
             "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations"
@@ -68,25 +81,70 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
         assert (checked, successes) == (verified[prompt], right[prompt])
     assert 0 < sum(verified[prompt] for prompt in of_evaluation) < 24 * 16
 
+    # The benchmark's prompts were asked as they are, and never shown to the reward function.
+    assert [row[:4] for row in of_benchmark] == [
+        (step, row["input"], row["label"], 4) for step in (0, 2, 4, 6) for row in asked
+    ]
+    assert given.keys().isdisjoint(row["input"] for row in asked)
+
     # Training has generated, and been counted for, all the others.
     trained_on = [score for prompt, score in noted if prompt not in of_evaluation]
     assert steps == [(step, 128 * step) for step in range(1, 7)] and len(trained_on) == 768
     assert model_rewards == (sum(score is not None for score in trained_on), sum(score or 0 for score in trained_on))
 
     # What was logged, and the best checkpoint chosen by it.
-    assert [(row[0], row[1]) for row in measures] == [(s, b) for s in (0, 2, 4, 6) for b in ("sorting", "sums")]
+    assert [(row[0], row[1]) for row in measures] == [(s, b) for s in (0, 2, 4, 6) for b in ("mine", "sorting", "sums")]
     events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
     events.Reload()
     logged = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
     for step, source, prompts, accuracy, best, missing, majority, generated in measures:
-        assert prompts == sum(row["datasource"] == source for row in rows)
+        assert prompts == (8 if source == "mine" else sum(row["datasource"] == source for row in rows))
         names = (f"eval/eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
         assert [logged[name][step] for name in names] == pytest.approx([accuracy, best, missing], rel=1e-6)
-        assert majority is None and generated == 128 * step
+        assert (majority is None) == (source != "mine") and generated == 128 * step
     assert set(logged["train/entropy_loss"]) == set(range(1, 7))
     means = {step: accuracy for step, source, _, accuracy, *_ in measures if source == "sums" and step}
-    kept = sorted(path.name for path in (tmp_path / "runs/run/checkpoints/_actor").glob("best_*"))
-    assert kept[-1] == f"best_global_step{max(means, key=means.get)}"
+    best_step = max(means, key=means.get)
+    for step in (0, 2, 4, 6):
+        assert logged["eval/eval_mean@4"][step] == pytest.approx(
+            np.mean([row[3] for row in measures if row[0] == step]), rel=1e-6
+        )
+    assert logged["eval/eval_rollouts"] == {step: 32 * 4 for step in (0, 2, 4, 6)}
+    seconds = sum(logged["eval/eval_seconds"].values())
+    assert f"  evaluations  4 with 512 rollouts in {seconds:.0f} s, not counted above" in result.output
+    assert "  rollouts     768 generated, 768 trained on" in result.output
+    assert (
+        "validation mine (8) prompts x 4 samples = 32 rollouts every 2 steps, beside those of training" in result.output
+    )
+    check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
+    check_defaults(tmp_path, capsys)
     shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
     expected = [np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 6)]
     assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx(expected, abs=0.0006)
+
+
+def check_best(folder, step, value, output):
+    """The best model is that of its step, with a tokenizer, and no other one is left."""
+    said = json.loads((folder / "best/best.json").read_text())
+    assert (said["step"], said["measure"]) == (step, "eval_sums_mean@4")
+    assert said["value"] == pytest.approx(value, rel=1e-12)
+    assert len(list((folder / "best_models").iterdir())) == 1
+    assert not list((folder / "checkpoints").glob("_actor/*"))  # none was asked for, and the best is none
+    assert f"  best model   step {step}, eval_sums_mean@4 {value:.3f}: {folder}/best" in output
+    best, last = (AutoModelForCausalLM.from_pretrained(folder / name).state_dict() for name in ("best", "model"))
+    same = all(torch.equal(best[name], last[name]) for name in last)
+    assert best.keys() == last.keys() and same == (step == 6)
+    assert AutoTokenizer.from_pretrained(folder / "best")("1+2=")["input_ids"]
+
+
+def check_defaults(folder, capsys):
+    """Where a run is named, evaluate takes its best model and says so; the last one can be named."""
+    best, last = (folder / "runs/run" / name for name in ("best", "model"))
+    assert evaluated_model.choose(str(folder / "runs/run")) == str(best)
+    assert "run: its best model, by eval_sums_mean@4 " in capsys.readouterr().out
+    assert evaluated_model.choose(str(last)) == str(last)
+    assert capsys.readouterr().out == ""
+    assert evaluated_model.find(str(best)).context == evaluated_model.find(str(last)).context
+    named = Namespace(model=None, run="run", name=None, store_url=f"sqlite:///{folder}/openrlhf_dbb.db")
+    pipeline.choose_model(named)
+    assert (named.model, named.name) == (str(best), "run")

@@ -1,7 +1,9 @@
 """Generation for an evaluation: journal, files, prompts, what may be continued, what is refused before it starts."""
 
+import json
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 from pyarrow import parquet
@@ -15,9 +17,10 @@ from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.journal import Journal, Key, Row
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.pipeline import evaluation_folder, manifest_of
+from openrlhf_dbb.evaluation.pipeline import choose_model, evaluation_folder, manifest_of
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare, sequence_length
+from storage import open_store
 
 
 def row(benchmark="sums", run=0, index=0):
@@ -270,12 +273,54 @@ def test_prompts_must_fit_the_model_and_the_limit(tiny_found):
         sequence_length([longer], tiny_found, None)
 
 
+def model_folder(path, **best):
+    """A folder as a training saves a model; with ``best`` as the best one."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    if best:
+        said = {"run": "r", "step": 8, "measure": "eval_mean@8", "value": 0.5, "evaluated": ["aime24"]}
+        (path / "best.json").write_text(json.dumps(said))
+    return str(path)
+
+
+def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path, capsys):
+    run = tmp_path / "runs/mine"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"mine has saved no model: there is neither .*best nor .*model; wait for its"):
+        evaluated_model.choose(str(run))
+    last = model_folder(run / "model")
+    assert evaluated_model.choose(f"{run}/") == last
+    assert capsys.readouterr().out == f"{run}/: its last model, as it has kept no best one: {last}\n"
+    best = model_folder(run / "best", step=8)
+    assert evaluated_model.choose(str(run)) == best
+    assert capsys.readouterr().out == f"{run}: its best model, by eval_mean@8 0.5 after step 8: {best}\n"
+    for named in (last, best, "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
+        assert evaluated_model.choose(named) == named
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_the_store_is_found_wherever_its_folder_is(tmp_path, fill, capsys):
+    url = f"sqlite:///{tmp_path}/store.db"
+    best, last = model_folder(tmp_path / "far/ckpt/best", step=8), model_folder(tmp_path / "away/last")
+    with open_store(url) as store:
+        fill.run(store, "mine", config={"ckpt.path": str(tmp_path / "far/ckpt"), "ckpt.output_dir": last})
+        fill.run(store, "other", config={"ckpt.path": str(tmp_path / "nowhere"), "ckpt.output_dir": last})
+        fill.run(store, "trl", config={})
+    for run, found in (("mine", best), ("other", last)):
+        named = Namespace(model=None, run=run, name=None, store_url=url)
+        choose_model(named)
+        assert (named.model, named.name) == (found, run)
+        assert capsys.readouterr().out.startswith(f"{run}: its ")
+    with pytest.raises(UsageError, match="--run trl does not say where its models are; give --model too"):
+        choose_model(Namespace(model=None, run="trl", name=None, store_url=url))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--benchmarks", "maths500"], "unknown benchmark 'maths500'; available: math500, minerva"),
-        (["--benchmarks", "math500,math500"], "--benchmarks names math500 twice"),
-        (["--benchmarks", ","], "--benchmarks is empty"),
+        (["--benchmarks", "math500,math500"], "--benchmarks: math500 is named twice"),
+        (["--benchmarks", ","], "--benchmarks: no benchmark is named; available: math500"),
         (["--model", "./nowhere"], "--model ./nowhere: there is no such folder"),
         (["--n", "0"], "--n must be at least 1, got 0"),
         (["--runs", "0"], "--runs must be at least 1, got 0"),

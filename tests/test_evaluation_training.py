@@ -18,10 +18,14 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.evaluation import answer_of, check_best_key, collect  # noqa: E402
+from openrlhf_dbb.actors.evaluation import answer_of, best_measure, collect, validate  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutGenerator  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
+from openrlhf_dbb.evaluation.benchmarks import Benchmark  # noqa: E402
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts  # noqa: E402
+from openrlhf_dbb.evaluation.verifiers import mathematics  # noqa: E402
 from storage import read_evaluations  # noqa: E402
 from storage.invariants import check  # noqa: E402
 
@@ -81,10 +85,8 @@ def test_samples_are_sorted_by_data_source(evaluated):
     assert sums.tokens_R_P_N.tolist() == [[[2, 5, 2, 3], [2, 3, 3, 3], [1] * 4]]
     assert sums.truncated_R_P_N.tolist() == [[[False] * 3 + [True], [False] * 4, [True] * 4]]
     assert sorting.scores_R_P_N.tolist() == [[[1, 0, 0, 0]]]
-    assert {source: places.tolist() for source, places in evaluated.places.items()} == {
-        "sums": [0, 2, 3],
-        "sorting": [1],
-    }
+    assert evaluated.prompts == {"sums": ["1+1=", "2+2=", "1+1="], "sorting": ["sort 21:"]}
+    assert evaluated.rollouts == 16
 
 
 def test_missing_samples_are_left_out_of_the_measures(evaluated):
@@ -97,6 +99,8 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         "eval_sums_pass@4": 0.0,  # only the second prompt has four
         "eval_sums_majority@4": (1 + 0) / 2,
         "eval_sums_missing": 5 / 12,
+        "eval_sums_truncated_rate": 5 / 12,
+        "eval_sums_response_length_mean": (12 + 11 + 4) / 12,
         "eval_sorting_mean@4": 1 / 4,
         "eval_sorting_best@4": 1.0,
         "eval_sorting_pass@1": 1 / 4,
@@ -104,6 +108,8 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         "eval_sorting_pass@4": 1.0,
         "eval_sorting_majority@4": 0.0,
         "eval_sorting_missing": 0.0,
+        "eval_sorting_truncated_rate": 0.0,
+        "eval_sorting_response_length_mean": 3.0,
         "eval_mean@4": (1 / 3 + 1 / 4) / 2,
         "eval_best@4": (1 / 2 + 1) / 2,
     }
@@ -111,7 +117,7 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
     assert evaluated.accuracy == pytest.approx(expected["eval_mean@4"], rel=1e-12)
 
 
-def test_openrlhfs_own_measures_count_missing_samples_as_0():
+def test_openrlhfs_own_measures_count_missing_samples_as_0(evaluated):
     # This is why ours stand beside them: 2 of 4, 0 of 4, 0 of 4.
     loaded = [(DATA.datasources, DATA.prompts, None, None)]
     logs = compute_eval_metrics(loaded, SAMPLES, 4)
@@ -119,6 +125,10 @@ def test_openrlhfs_own_measures_count_missing_samples_as_0():
     assert logs["eval_sums_pass4"] == pytest.approx(1 / 3)
     assert logs["eval_sums_truncated_rate"] == pytest.approx(5 / 12)
     assert logs["eval_sorting_response_length_mean"] == 3
+    ours = evaluated.logs()  # where both have a measure of this name, they agree
+    assert {name: logs[name] for name in logs.keys() & ours.keys()} == pytest.approx(
+        {name: ours[name] for name in logs.keys() & ours.keys()}
+    )
 
 
 def test_there_is_no_majority_where_answers_cannot_be_read():
@@ -131,6 +141,7 @@ def test_there_is_no_pass_at_k_of_partial_credit():
     logs = collect(data, [sample("1+1=", "2", 0.5), sample("1+1=", "3", 0.0)], Letters(), None).logs()
     assert logs == {
         "eval_sums_mean@2": 0.25, "eval_sums_best@2": 0.5, "eval_sums_missing": 0.0,
+        "eval_sums_truncated_rate": 0.0, "eval_sums_response_length_mean": 2.0,
         "eval_mean@2": 0.25, "eval_best@2": 0.5,
     }  # fmt: skip
 
@@ -153,8 +164,8 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 1), [1])
     values = {"model": "tiny", "config": {"temperature": 0.6}}
-    evaluated.record(store, run, 1, DATA, **values, generated_total=4)
-    evaluated.record(store, run, 1, DATA, **values, generated_total=5)  # a resumed run evaluates the step again
+    evaluated.record(store, run, 1, **values, generated_total=4)
+    evaluated.record(store, run, 1, **values, generated_total=5)  # a resumed run evaluates the step again
     (stored,) = read_evaluations(store, run.record)
     assert (stored.name, stored.step, stored.generated_total) == ("training", 1, 5)
     assert list(stored.results) == ["sorting", "sums"]
@@ -174,18 +185,21 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     assert check(store) == []
 
 
-@pytest.mark.parametrize("key", ["", "none", "eval_sums_pass@2", "eval_mean@4"])
-def test_the_best_checkpoint_may_be_chosen_by_any_measure(evaluated, key):
-    check_best_key(key, evaluated.logs())
+@pytest.mark.parametrize(
+    ("key", "measure"),
+    [("", "eval_mean@4"), ("none", None), ("eval_sums_pass@2", "eval_sums_pass@2"), ("eval_mean@4", "eval_mean@4")],
+)
+def test_the_best_model_may_be_chosen_by_any_measure(evaluated, key, measure):
+    assert best_measure(key, evaluated.logs()) == measure
 
 
 def test_a_measure_that_there_is_not_is_refused_with_those_there_are(evaluated):
     with pytest.raises(
         UsageError,
         match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure of this evaluation; available: eval_best@4, "
-        r"eval_mean@4, eval_sorting_best@4, .*eval_sums_pass@4; or none",
+        r"eval_mean@4, eval_sorting_best@4, .*eval_sums_truncated_rate; or none",
     ):
-        check_best_key("eval_sums_best@8", evaluated.logs())
+        best_measure("eval_sums_best@8", evaluated.logs())
 
 
 def test_answers_are_read_as_our_reward_function_reads_them():
@@ -195,6 +209,72 @@ def test_answers_are_read_as_our_reward_function_reads_them():
     answer = given()
     assert answer(r"so \boxed{12} or 13") == "12" and answer("the answer is 7") == "7" and answer("none") is None
     assert given("--reward.remote_url", "http://localhost:5000/score") is None
+
+
+def benchmark(name, verifier, labels):
+    """A benchmark of prompts "NAME 0", "NAME 1", ... with these labels, each of two tokens; responses of 9 tokens."""
+    texts = [f"{name} {place}" for place in range(len(labels))]
+    tokens = [[ord(name[0]), place] for place in range(len(labels))]
+    entry = Benchmark(name, name, file="x.jsonl", verifier=verifier)
+    return BenchmarkPrompts(
+        entry, [str(place) for place in range(len(labels))], texts, tokens, labels, "d", 9, False, []
+    )
+
+
+# A response that only its own benchmark's verifier takes for right: 0.5 is 1/2 in mathematics, and the letter of an
+# option is what it settles on.
+BENCHMARKS = {"math": benchmark("math", "math", ["1/2", "7"]), "letters": benchmark("letters", "choice", ["B"])}
+ANSWERED = {
+    (ord("m"), 0): [r"\boxed{0.5}", "The answer is B", "1/2"],
+    (ord("m"), 1): ["7", "8", "7"],
+    (ord("l"), 0): ["So option B is correct.", r"\boxed{0.5}", r"\boxed{B}"],
+}
+
+
+def test_each_response_is_verified_by_its_benchmarks_verifier():
+    asked = []
+
+    def sample(requests, sampling):
+        assert sampling == SamplingSettings(3, 0.6, 0.95)
+        asked.extend((tuple(each.prompt), each.max_tokens) for each in requests)
+        for each in reversed(requests):  # they finish in any order
+            yield [Finished(each.number, ANSWERED[tuple(each.prompt)], [4, 5, 9], [False, False, True])]
+
+    evaluated = validate(BENCHMARKS, SamplingSettings(3, 0.6, 0.95), sample)
+    assert asked == [(prompt, 9) for prompt in ANSWERED]
+    math_, letters = evaluated.results["math"], evaluated.results["letters"]
+    assert math_.scores_R_P_N.tolist() == [[[1, 0, 1], [1, 0, 1]]]
+    assert letters.scores_R_P_N.tolist() == [[[1, 0, 1]]]
+    assert letters.answers_R_P_N.tolist()[0][0][::2] == ["B", "B"]
+    assert math_.tokens_R_P_N.tolist() == [[[4, 5, 9]] * 2] and letters.truncated_R_P_N.tolist() == [[[0, 0, 1]]]
+    assert evaluated.prompts == {"math": ["math 0", "math 1"], "letters": ["letters 0"]}
+    logs = evaluated.logs()
+    assert logs["eval_math_mean@3"] == logs["eval_letters_mean@3"] == pytest.approx(2 / 3)
+    assert (logs["eval_math_majority@3"], logs["eval_letters_majority@3"]) == (1, 1)
+    assert evaluated.rollouts == 9
+
+
+def test_a_verification_that_failed_is_missing(monkeypatch):
+    monkeypatch.setattr(mathematics._pool, "verify", lambda answer, label: None)  # a time-out of each
+
+    def sample(requests, _):
+        yield [Finished(each.number, ["7", r"\boxed{\frac{7}{1}}"], [1, 8], [False, False]) for each in requests]
+
+    # a plain number needs no mathematics and is right; the fraction is missing, and not wrong
+    evaluated = validate({"math": benchmark("math", "math", ["7"])}, SamplingSettings(2, 1.0, 1.0), sample)
+    np.testing.assert_array_equal(evaluated.results["math"].scores_R_P_N, [[[1, NAN]]])
+    logs = evaluated.logs()
+    assert (logs["eval_math_mean@2"], logs["eval_math_missing"], logs["eval_mean@2"]) == (1.0, 0.5, 1.0)
+
+
+def test_benchmarks_and_held_out_data_weigh_the_same_in_the_mean(evaluated):
+    def sample(requests, _):
+        yield [Finished(each.number, ["B", "B", "A", "C"], [1] * 4, [False] * 4) for each in requests]
+
+    both = evaluated | validate({"letters": BENCHMARKS["letters"]}, SamplingSettings(4, 0.6, 1.0), sample)
+    assert list(both.results) == ["sums", "sorting", "letters"]
+    assert both.logs()["eval_mean@4"] == pytest.approx((1 / 3 + 1 / 4 + 2 / 4) / 3)
+    assert both.rollouts == 16 + 4
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +306,15 @@ def engine_class(ray_node):
                 for _ in range(num_samples)
             ]  # fmt: skip
 
+        def sample(self, requests, sampling):
+            from openrlhf_dbb.evaluation.engines import Finished
+
+            self.calls.append(len(requests))
+            text = [f"{sampling.temperature} {sampling.top_p}"] * sampling.n
+            return [
+                Finished(each.number, text, [each.max_tokens] * sampling.n, [False] * sampling.n) for each in requests
+            ]
+
         def recorded(self):
             return self.calls
 
@@ -244,18 +333,33 @@ class Data(torch.utils.data.Dataset):
         return "default", self.prompts[place], self.labels[place], None
 
 
-def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(engine_class, monkeypatch):
-    monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)  # so that the first prompt can be answered last
+def generator_of(engines):
     args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=2, n_samples_per_prompt=8, vllm_generate_batch_size=None),
         vllm=SimpleNamespace(enable_sleep=False),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")),
     )
-    engine = engine_class.options(max_concurrency=8).remote()
-    generator = RolloutGenerator(
-        SimpleNamespace(args=args), None, StatefulDataLoader(Data(), batch_size=1), None, [engine],
+    return RolloutGenerator(
+        SimpleNamespace(args=args), None, StatefulDataLoader(Data(), batch_size=1), None, engines,
         sampler=Sampler(RunFacts(groups=2, rollouts=2)), prompt_ids={}, max_rollouts=0,
     )  # fmt: skip
+
+
+def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(engine_class):
+    engines = [engine_class.remote() for _ in range(2)]
+    generator = generator_of(engines)
+    requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
+    found = [each for some in generator.sample(requests, SamplingSettings(2, 0.6, 0.95)) for each in some]
+    assert sorted(each.number for each in found) == list(range(20))
+    assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in found)
+    assert ray.get([engine.recorded.remote() for engine in engines]) == [[8, 2], [8, 2]]  # at most 8 in a call
+    assert generator.generated == 0 and generator.unused() == (0, 0)
+
+
+def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(engine_class, monkeypatch):
+    monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)  # so that the first prompt can be answered last
+    engine = engine_class.options(max_concurrency=8).remote()
+    generator = generator_of([engine])
     samples = generator.generate_eval_samples(temperature=0.6, n_samples_per_prompt=3)
     assert [each.prompts[0] for each in samples] == [prompt for prompt in "01234" for _ in range(3)]
     assert [each.scores.item() for each in samples] == [score for score in (5, 4, 3, 2, 1) for _ in range(3)]

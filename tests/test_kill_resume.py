@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openrlhf_dbb import tiny
+
 pytestmark = pytest.mark.e2e
 
 KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
@@ -80,7 +82,11 @@ CASES = {
         4 * EPOCHS, by_updates,
     ),
     "dr_grpo-dbb": Case(["--method", "dr_grpo", *DBB], 4 * EPOCHS, by_visits),
-    "dapo-dbb": Case(["--method", "dapo", *DBB, "--eval.steps", "4"], EPOCHS, by_visits, filters=True),
+    "dapo-dbb": Case(
+        ["--method", "dapo", *DBB, "--eval.steps", "2", "--eval.benchmarks", "mine=benchmark.jsonl",
+         "--eval.dataset", "", "--ckpt.best_metric_key", ""],
+        EPOCHS, by_visits, filters=True,
+    ),
     "dapo-batches": Case(
         ["--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2",
          "--train.max_rollouts", str(WHOLE + 13)],
@@ -165,6 +171,7 @@ def check_all(folder, case):
     check_passes(folder)
     check_checkpoint(folder)
     check_ledger(folder, case)
+    check_best(folder)
     with open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
         assert check(store) == []
 
@@ -326,6 +333,33 @@ def check_what_belongs_to_steps(folder):
     assert query(folder, "SELECT DISTINCT samples FROM probes") in ([], [(4,)])
 
 
+def check_best(folder):
+    """The best model is whole, of a step that was not undone, and by the value that the store has of it."""
+    from transformers import AutoModelForCausalLM
+
+    from openrlhf_dbb.core import best_model
+
+    best = folder / "runs/killed/best"
+    if not best.exists():
+        return
+    found = best_model.read(best)
+    AutoModelForCausalLM.from_pretrained(best)
+    evaluated = dict(query(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0"))
+    # a kill may come between the saving of the model and the storing of the evaluation
+    assert evaluated.get(found.step, found.value) == pytest.approx(found.value, rel=1e-12)
+    assert found.value >= max(evaluated.values(), default=0)
+
+
+def check_best_at_end(folder):
+    """Every second step was evaluated, and the last; the first of the highest is the best, and the only one left."""
+    evaluated = dict(query(folder, "SELECT step, accuracy FROM evaluations WHERE step > 0 ORDER BY step"))
+    last = last_step(folder)
+    assert list(evaluated) == sorted({*range(2, last + 1, 2), last})
+    (left,) = (folder / "runs/killed/best_models").iterdir()
+    assert left == (folder / "runs/killed/best").resolve()
+    assert left.name.startswith(f"step{max(evaluated, key=evaluated.get)}-")
+
+
 def check_cache(folder):
     """The cache of the newest checkpoint holds each prompt's last 8 rollouts: those of its last two visits."""
     from openrlhf_dbb.core.replay.cache import ReplayCache
@@ -393,6 +427,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
     case = CASES[name]
     moments = random.Random(f"{SEED} {name}")
     (tmp_path / "exact.py").write_text(REWARD)
+    held_out = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:16]
+    (tmp_path / "benchmark.jsonl").write_text("\n".join(held_out))
     # One of them after a checkpoint: that of step 2 is there when step 3 is stored.
     targets = [moments.randint(3, case.steps - 2), *(moments.randint(0, case.steps - 2) for _ in range(KILLS - 1))]
     with open(tmp_path / "log", "w+") as log:
@@ -411,6 +447,8 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
         check_end(tmp_path, case, tail(log))
         if case.latest is not None:
             check_ledger_at_end(tmp_path, case)
+    if name == "dapo-dbb":
+        check_best_at_end(tmp_path)
     if name == "grpo-dbb":
         check_what_belongs_to_steps(tmp_path)
     if name == "repo":

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openrlhf_dbb.core import checkpoints
+from openrlhf_dbb.core import best_model, checkpoints
 
 pytestmark = pytest.mark.e2e
 
@@ -40,7 +40,7 @@ def unfinish(folder):
 
 @pytest.fixture(scope="module")
 def killed(lane, tmp_path_factory):
-    """A run at step 6 that has not finished, with checkpoints of steps 2, 4 and 6 and of the best evaluation (6)."""
+    """A run at step 6 that has not finished, with checkpoints of steps 2, 4 and 6, and the best model, of step 6."""
     folder = tmp_path_factory.mktemp("killed")
     result = lane.train(folder, *FLAGS, "--run_name", "mine", "--train.num_episodes", "3")
     assert result.error is None, result.output[-4000:]
@@ -77,15 +77,13 @@ def test_a_fault_in_any_file_of_a_checkpoint_is_found(killed, tmp_path, fault):
     ((run,),) = query(killed, "SELECT uuid FROM dbb_run")
     names = sorted(path.name for path in (source / "_actor/global_step6").iterdir())
     assert {"manifest.json", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"} <= set(names)
-    expected = {f"_actor/global_step6/{name}": "best_global_step6" for name in names}
-    expected["replay/global_step6.npz"] = "global_step4"  # the best checkpoint of the same step has the same one
-    for name, tag in expected.items():
+    for name in [*(f"_actor/global_step6/{name}" for name in names), "replay/global_step6.npz"]:
         shutil.copytree(source, tmp_path / "checkpoints")
         older = tmp_path / "checkpoints" / name.replace("step6", "step4")
         if older.read_bytes() != (source / name).read_bytes() or fault is not take_older:
             fault(tmp_path / "checkpoints" / name, older)
             found, passed = checkpoints.newest_whole(tmp_path / "checkpoints", run, 6)
-            assert found.tag == tag, name
+            assert found.tag == "global_step4", name
             assert passed[0].startswith("checkpoint global_step6 "), name
         shutil.rmtree(tmp_path / "checkpoints")
 
@@ -97,14 +95,20 @@ def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before
     actor = folder / "runs/mine/checkpoints/_actor"
     shard = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     shutil.copy(actor / "global_step4" / shard, actor / "global_step6" / shard)
-    (actor / "best_global_step6" / checkpoints.MANIFEST).unlink()
+    best = folder / "runs/mine/best"
+    assert best_model.read(best).step == 6
     result = lane.train(folder, *FLAGS, *flags, "--train.num_episodes", "4")
     assert result.error is None, result.output[-4000:]
     assert [line for line in result.output.splitlines() if line.startswith("note: checkpoint")] == [
         f"note: checkpoint global_step6 is damaged: the content of {actor / 'global_step6' / shard} is not what was "
         "saved; continuing from global_step4",
-        "note: checkpoint best_global_step6 was not finished (manifest.json is missing); continuing from global_step4",
     ]
+    # Step 6 was undone, and its best model with it; the last step, 8, is evaluated at the end.
+    evaluated = dict(query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step"))
+    assert list(evaluated) == [6, 8] and best.is_symlink()
+    found = best_model.read(best)
+    assert (found.step, found.value) == (max(evaluated, key=evaluated.get), max(evaluated.values()))
+    assert len(list((folder / "runs/mine/best_models").iterdir())) == 1
     events = query(folder, "SELECT from_step, to_step FROM dbb_event WHERE kind = 'roll_back'")
     assert events == [(6, 4)]
     check_posteriors(folder, steps=8)
@@ -137,9 +141,7 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
     assert result.error.startswith(
         "--resume mine: checkpoint global_step6 is damaged: its manifest.json is not what was written; "
     )
-    assert (
-        "the run has recorded global_step2 (step 2), global_step4 (step 4), best_global_step6 (step 6)" in result.error
-    )
+    assert "the run has recorded global_step2 (step 2), global_step4 (step 4), global_step6 (step 6)" in result.error
     assert "--warm_start mine" in result.error
     check_posteriors(folder, steps=6)
 
@@ -220,7 +222,12 @@ def test_a_resume_with_other_weights_in_vllm_ends_before_anything_is_trained(cop
     ],
 )
 def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, actor, line):
+    """And the evaluation after the checkpoint's step, which a kill had cut short, is made up for."""
     folder, flags = copied
+    query(folder, "DELETE FROM dbb_evaluation_result")
+    query(folder, "DELETE FROM dbb_evaluation")
+    for name in ("best", "best_models"):
+        shutil.rmtree(folder / "runs/mine" / name)
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags, "--train.num_episodes", "100"]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -242,23 +249,27 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     assert "Traceback" in Path(trace).read_text()
     _, alive = psutil.wait_procs(started, timeout=20)
     assert alive == []
+    evaluated = [step for (step,) in query(folder, "SELECT step FROM evaluations ORDER BY step")]
+    assert evaluated[0] == 6 and best_model.read(folder / "runs/mine/best").step in evaluated
     check_posteriors(folder, steps=query(folder, "SELECT last_step FROM dbb_run")[0][0])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("stage", ["0", "1", "2", "3"])
 def test_two_ranks_resume_with_every_zero_stage(stage, train, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
     flags = [*FLAGS, "--ds.zero_stage", stage, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]
     first = train(tmp_path, *flags, "--run_name", "mine", "--train.num_episodes", "3")
     assert first.returncode == 0, first.stderr[-4000:]
     unfinish(tmp_path)
     actor = tmp_path / "runs/mine/checkpoints/_actor"
-    newest = actor / "best_global_step6"
-    assert json.loads((newest / checkpoints.MANIFEST).read_text())["ranks"] == 2
-    for shard in sorted(newest.glob("*.pt"))[-1:]:
-        shard.unlink()
+    assert json.loads((actor / "global_step6" / checkpoints.MANIFEST).read_text())["ranks"] == 2
+    best, last = (AutoModelForCausalLM.from_pretrained(tmp_path / "runs/mine" / each) for each in ("best", "model"))
+    assert all(map(torch.equal, best.state_dict().values(), last.state_dict().values()))  # both are of step 6
     os.truncate(sorted((actor / "global_step6").glob("*.pt"))[0], 1000)
     second = train(tmp_path, *flags, "--resume", "mine", "--train.num_episodes", "4")
     assert second.returncode == 0, second.stderr[-4000:]
-    assert second.stdout.count("; continuing from global_step4") == 2
+    assert second.stdout.count("; continuing from global_step4") == 1
     check_posteriors(tmp_path, steps=8)

@@ -16,6 +16,7 @@ from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from openrlhf_dbb.actors.policy_updates import PolicyUpdates  # noqa: E402
 from openrlhf_dbb.actors.rewards import RewardError  # noqa: E402
 from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
 
 
 class Letters:
@@ -186,6 +187,28 @@ def test_an_agent_gets_a_request_for_each_rollout():
     seen = [[answer["seen"] for answer in group] for group in answers]
     assert seen == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
     assert len(engine.asked) == 4
+
+
+def test_benchmarks_are_sampled_plainly_whatever_the_agent_and_the_reward_are():
+    """As the command evaluate samples them: the same parameters, vLLM's own texts, no minimum length."""
+
+    async def generate(ids, params, multi_modal_data=None):
+        asked.append((ids, params))
+        answers = [
+            SimpleNamespace(index=i, token_ids=[5] * (2 + i), finish_reason=("stop", "length")[i], text=f"text {i}")
+            for i in range(params.n)
+        ]
+        return SimpleNamespace(request_id="x", outputs=answers)
+
+    asked = []
+    actor = WithoutVllm(None, generate)  # neither an agent nor a reward function is asked
+    requests = [Request(7, [1, 2], max_tokens=3), Request(9, [4], max_tokens=3)]
+    found = asyncio.run(actor.sample(requests, SamplingSettings(2, 0.6, 0.95)))
+    assert found == [Finished(number, ["text 0", "text 1"], [2, 3], [False, True]) for number in (7, 9)]
+    assert [ids for ids, _ in asked] == [[1, 2], [4]]
+    params = asked[0][1]
+    assert (params.n, params.temperature, params.top_p, params.max_tokens) == (2, 0.6, 0.95, 3)
+    assert (params.min_tokens, params.skip_special_tokens, params.detokenize, params.logprobs) == (0, True, True, None)
 
 
 def test_a_rollout_says_which_updates_its_tokens_had_seen(tmp_path):

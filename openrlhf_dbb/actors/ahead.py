@@ -76,6 +76,7 @@ class GenerationAhead:
         self._watch, generator.watch = generator.watch, self._watch_if_awaited
         self._awaited = False
         self.score_more, self.generate_eval_samples = generator.score_more, generator.generate_eval_samples
+        self.sample = generator.sample
 
     @property
     def generated(self) -> int:

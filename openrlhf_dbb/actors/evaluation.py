@@ -1,11 +1,13 @@
-"""Evaluations during training: OpenRLHF's samples become measures by data source, and are stored.
+"""Evaluations during training: samples of held-out data and of benchmarks become measures, and are stored.
+
+A data source is a part of ``--eval.dataset``, by OpenRLHF's column ``datasource``, or one of ``--eval.benchmarks``.
 
 Axes: P prompts of a data source, N samples of a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -13,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
+from openrlhf_dbb.evaluation.answering import answer_once
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.record import rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.evaluation.verifiers import mathematics
 from storage.evaluations import TRAINING
-
-ANY_KEY = ("", "none")
-"""Values of ``--ckpt.best_metric_key`` that name no key: OpenRLHF chooses one, or saves no best checkpoint."""
 
 Answer = Callable[[str], "str | None"]
 """The answer in a response, normalized so that equal answers are equal texts; None if there is none."""
@@ -32,17 +33,26 @@ Answer = Callable[[str], "str | None"]
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the model answered to the evaluation data.
+    """What the model answered.
 
     Attributes:
         results: by data source, in the order of the data.
-        places: (P,) positions in the data of each data source's prompts.
-        has_answers: whether majorities can be computed.
+        prompts: by data source, P texts as the model saw them.
+        read: data sources whose answers are read, so that there are majorities.
     """
 
     results: dict[str, Results]
-    places: dict[str, NDArray[np.int64]]
-    has_answers: bool
+    prompts: dict[str, list[str]]
+    read: frozenset[str]
+
+    def __or__(self, other: Evaluated) -> Evaluated:
+        """Both; their data sources differ."""
+        return Evaluated(self.results | other.results, self.prompts | other.prompts, self.read | other.read)
+
+    @property
+    def rollouts(self) -> int:
+        """Responses that were sampled."""
+        return sum(results.scores_R_P_N.size for results in self.results.values())
 
     @property
     def accuracy(self) -> float:
@@ -52,17 +62,19 @@ class Evaluated:
     def logs(self) -> dict[str, float]:
         """Measures to be logged beside OpenRLHF's, whose names they follow: ``eval_DATASOURCE_MEASURE``.
 
-        mean@N, best@N, pass@k (scores 0 and 1 only), majority@N (where there are answers) and missing; in [0, 1] as
-        scores are, NaN where nothing is verified. And ``eval_mean@N``, ``eval_best@N``: their means over data sources.
+        mean@N, best@N, pass@k (scores 0 and 1 only), majority@N (where answers are read) and missing; in [0, 1] as
+        scores are, NaN where nothing is verified. response_length_mean, in tokens, and truncated_rate as OpenRLHF's.
+        And ``eval_mean@N``, ``eval_best@N``: their means over data sources.
         """
         found: dict[str, float] = {}
         for summary in self._summaries:
             n, of = summary.samples, f"eval_{summary.benchmark}_"
             found |= {f"{of}mean@{n}": summary.accuracy.mean, f"{of}best@{n}": summary.best.mean}
             found |= {f"{of}pass@{k}": measure.mean for k, measure in summary.pass_at.items()}
-            if self.has_answers:
+            if summary.benchmark in self.read:
                 found[f"{of}majority@{n}"] = summary.majority.mean
-            found[f"{of}missing"] = summary.missing.mean
+            found |= {f"{of}missing": summary.missing.mean, f"{of}truncated_rate": summary.truncated.mean}
+            found[f"{of}response_length_mean"] = summary.length.mean
         best = metrics.macro_average([summary.best for summary in self._summaries]).mean
         return found | {f"eval_mean@{n}": self.accuracy, f"eval_best@{n}": best}
 
@@ -75,7 +87,6 @@ class Evaluated:
         store: storage.PosteriorStore,
         run: storage.Run,
         step: int,
-        data: Any,
         *,
         model: str,
         config: Mapping[str, Any],
@@ -84,14 +95,14 @@ class Evaluated:
         """Store each prompt's results, as of the model after ``step``.
 
         Args:
-            data: as given to :func:`collect`.
             model, config, generated_total: as for :meth:`storage.Run.record_evaluation`.
 
         Raises:
             storage.StoreError: the store cannot be written, or the run is no longer this owner's.
         """
-        ids = store.register_prompts(data.prompts, [str(label) for label in data.labels])
-        results = [rows(of, ids[self.places[source]]) for source, of in self.results.items()]
+        results = [
+            rows(of, store.register_prompts(self.prompts[source], of.labels)) for source, of in self.results.items()
+        ]
         run.record_evaluation(step, TRAINING, results, model=model, config=config, generated_total=generated_total)
 
 
@@ -114,6 +125,7 @@ def collect(data: Any, samples: Sequence[Any], tokenizer: Any, answer: Answer | 
     truncated = np.array([bool(sample.truncated.item()) for sample in samples]).reshape(shape)
     sources = [str(source) for source in data.datasources]
     places = {source: np.nonzero(np.array(sources) == source)[0] for source in dict.fromkeys(sources)}
+    prompts = {source: [data.prompts[place] for place in places_P] for source, places_P in places.items()}
     results = {
         source: Results(
             benchmark=source,
@@ -126,7 +138,22 @@ def collect(data: Any, samples: Sequence[Any], tokenizer: Any, answer: Answer | 
         )
         for source, places_P in places.items()
     }
-    return Evaluated(results, places, has_answers=answer is not None)
+    return Evaluated(results, prompts, frozenset(results if answer is not None else ()))
+
+
+def validate(
+    prompts: Mapping[str, BenchmarkPrompts],
+    sampling: SamplingSettings,
+    sample: Callable[[Sequence[Request], SamplingSettings], Iterable[list[Finished]]],
+) -> Evaluated:
+    """Evaluate benchmarks as the command ``evaluate`` does, once: each response verified by its benchmark's verifier.
+
+    Args:
+        prompts: by benchmark.
+        sample: of :class:`openrlhf_dbb.actors.generation.RolloutGenerator`.
+    """
+    results = answer_once(prompts, lambda requests: sample(requests, sampling))
+    return Evaluated(results, {name: of.texts for name, of in prompts.items()}, frozenset(results))
 
 
 def answer_of(reward_urls: Sequence[str] | None) -> Answer | None:
@@ -135,17 +162,25 @@ def answer_of(reward_urls: Sequence[str] | None) -> Answer | None:
     return mathematics.answer if [Path(url) for url in reward_urls or []] == [ours] else None
 
 
-def check_best_key(key: str, logs: Mapping[str, float]) -> None:
-    """Refuse a measure that the evaluation does not have; OpenRLHF would silently keep no best checkpoint.
+def best_measure(key: str, logs: Mapping[str, float]) -> str | None:
+    """The measure that ``--ckpt.best_metric_key`` chooses the best model by; None if none is to be kept.
+
+    Without a key it is the mean over data sources, ``eval_mean@N``; OpenRLHF takes pass1 of the first one, which counts
+    a missing score as 0.
 
     Raises:
-        UsageError: lists the available ones.
+        UsageError: there is no such measure, where OpenRLHF would silently keep nothing; lists the available ones.
     """
-    if key not in ANY_KEY and key not in logs:
+    if key == "none":
+        return None
+    if not key:
+        return next(name for name in logs if name.startswith("eval_mean@"))
+    if key not in logs:
         raise UsageError(
             f"--ckpt.best_metric_key {key} is not a measure of this evaluation; available: {', '.join(sorted(logs))}; "
-            "or none, for no best checkpoint"
+            "or none, for no best model"
         )
+    return key
 
 
 def _score(sample: Any) -> float:

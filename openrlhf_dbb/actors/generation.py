@@ -19,6 +19,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf_dbb.actors import responses
 from openrlhf_dbb.core.rollouts import Key
 from openrlhf_dbb.core.strategies import Decision, Sampler
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
 
 PROMPTS_A_CALL = 8  # of Ray: it costs as much time as a short prompt
 
@@ -305,6 +306,19 @@ class RolloutGenerator:
         with self._engines_awake():
             answers = self._answers(prompts, **generate_kwargs)
         return [rollout for group in answers for rollout in responses.experiences(group, **generate_kwargs)]
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> Iterator[list[Finished]]:
+        """Responses to prompts of token ids, without rewards, in any order; not counted as training rollouts."""
+        with self._engines_awake():
+            calls = []
+            shares = self._shares(len(requests), sampling.n)
+            for engine, share in zip(self.vllm_engines, shares, strict=True):
+                for start in range(0, len(share), PROMPTS_A_CALL):
+                    asked = [requests[place] for place in share[start : start + PROMPTS_A_CALL]]
+                    calls.append(engine.sample.remote(asked, sampling))
+            while calls:
+                ready, calls = ray.wait(calls, num_returns=1, timeout=1.0)
+                yield [each for call in ready for each in ray.get(call)]
 
     @contextlib.contextmanager
     def _engines_awake(self) -> Iterator[None]:

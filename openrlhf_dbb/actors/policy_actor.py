@@ -144,15 +144,26 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         Raises:
             RunError: it cannot be written; what writes it often hides why.
         """
-        try:
+        with _saving(f"checkpoint {tag}", Path(self.strategy.args.ckpt.path)):
             super().save_checkpoint(tag, *args, **kwargs)
-        except (OSError, RuntimeError) as error:
-            folder = Path(self.strategy.args.ckpt.path)
-            free = shutil.disk_usage(folder).free / 2**20 if folder.is_dir() else 0
-            raise RunError(
-                f"rank {torch.distributed.get_rank()} on host {socket.gethostname()} cannot save checkpoint {tag} in "
-                f"{folder}, where {free:,.0f} MiB are free: {str(error).strip().splitlines()[-1]}"
-            ) from error
+
+    def save_best(self, folder: str) -> dict[str, int]:
+        """Save the policy as upstream saves the trained one at the end, but into ``folder``, which is empty.
+
+        Returns:
+            What this rank's host sees there; see :func:`openrlhf_dbb.core.checkpoints.sizes`.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        ckpt = self.strategy.args.ckpt
+        last, ckpt.output_dir = ckpt.output_dir, folder
+        try:
+            with _saving("the best model", Path(folder)):
+                self.save_model()
+        finally:
+            ckpt.output_dir = last
+        return checkpoints.sizes(Path(folder), Path(folder))
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         """What this rank's host sees of a checkpoint; see :func:`openrlhf_dbb.core.checkpoints.listing`."""
@@ -184,6 +195,19 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         shuffle = self.strategy.ring_attn_group is None and args.ds.tensor_parallel_size <= 1
         with riding_along(self.trainer.replay_buffer, replays, shuffle):
             return super().fit(kl_ctl)
+
+
+@contextmanager
+def _saving(what: str, folder: Path) -> Iterator[None]:
+    """Raise RunError, with rank, host and room, where it cannot be saved."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        free = shutil.disk_usage(folder).free / 2**20 if folder.is_dir() else 0
+        raise RunError(
+            f"rank {torch.distributed.get_rank()} on host {socket.gethostname()} cannot save {what} in {folder}, where "
+            f"{free:,.0f} MiB are free: {str(error).strip().splitlines()[-1]}"
+        ) from error
 
 
 @contextmanager

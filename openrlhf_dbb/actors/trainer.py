@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGen
 from openrlhf_dbb.actors.replay import Replays
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
 from openrlhf_dbb.core import checkpoints, probes, strategies
+from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay.cache import ReplayCache
+from openrlhf_dbb.evaluation.engines import SamplingSettings
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from storage.held_out import held_out
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""
@@ -37,29 +42,34 @@ class RunPlan:
         run_uuid: the run to own, created or checked by the driver; it names the estimator and its parameters.
         rows: rows of the data set to train on.
         checkpoint: the model checkpoint that every rank has loaded; None: the run starts from its beginning.
+        benchmarks: those of ``--eval.benchmarks``, by name.
     """
 
     store_url: str = field(repr=False)
     run_uuid: str
     rows: list[int]
     checkpoint: str | None = None
+    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)
 
 
 @dataclass
 class Progress:
-    """What the driver's progress bar shows. Steps are global steps."""
+    """What the driver's progress bar shows, and its summary. Steps are global steps."""
 
     step: int = 0
     total: int = 0
     reward: float | None = None
     accuracy: dict[int, float] = field(default_factory=dict)
     phase: str = "starting"
+    best: Best | None = None
+    best_folder: Path | None = None
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
 
     prompts_dataloader: Any
+    eval_dataloader: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
@@ -72,17 +82,20 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         loader, self.prompts_dataloader = self.prompts_dataloader, _Loader(self.prompts_dataloader)
+        self._held_out, self._benchmarks = self.eval_dataloader, plan.benchmarks
+        self.eval_dataloader = self._held_out or self._benchmarks  # upstream only asks whether there is something
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
         self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
+        self._best = BestModel(self._folder, plan.run_uuid)
         runs_ahead = self.args.train.async_enable
         ledger = GroupLedger(self._posteriors, self.args.rollout.n_samples_per_prompt) if runs_ahead else None
         generator = RolloutGenerator(
             strategy=strategy,
             prompts_dataloader=loader,
-            eval_dataloader=self.eval_dataloader,
+            eval_dataloader=self._held_out,
             tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
             sampler=strategies.build(self.args),
@@ -145,6 +158,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def finish(self) -> Progress:
         """Mark the run as finished; called once the model is saved, since a finished run cannot be resumed."""
         self._posteriors.finish(*self.samples_generator.unused())
+        self._best.settle(self._progress.step)
+        self._progress.best, self._progress.best_folder = self._best.newest(), self._best.link
         self._progress.phase = "finished"
         return self._progress
 
@@ -164,11 +179,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         step = states["global_step"]
         self._posteriors.roll_back(step)
         checkpoints.set_aside_after(self._folder, self._run.record.uuid, step)
+        self._best.roll_back(step)
         self._progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
             self.experience_maker.agreement.usual = mark["agreement"]
-            self._progress.accuracy = dict(mark["accuracy"])
             if self.experience_maker.replays is not None:
                 file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
@@ -176,9 +191,20 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         self._progress.phase = "training"
-        if step == 0 and self._evaluates and not self.args.eval.skip_start:
-            self._evaluate_now(0)
+        if self._evaluates:
+            self._evaluate_at_start(step)
         return states
+
+    def _evaluate_at_start(self, step: int) -> None:
+        """Before training, and where a run that is resumed had not come to the evaluation that follows a checkpoint."""
+        measured = held_out(self._posteriors.store, self._run.record)
+        if measured is not None:
+            self._progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
+        if step in self._progress.accuracy or step % self.args.eval.steps or (not step and self.args.eval.skip_start):
+            return
+        if step:
+            self.broadcast_to_vllm()
+        self._evaluate_now(step)
 
     def _loaded_states(self) -> dict[str, Any]:
         if self._checkpoint is None:
@@ -260,7 +286,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             "run": self._run.record.uuid,
             "generation": self.samples_generator.state(),
             "agreement": self.experience_maker.agreement.usual,
-            "accuracy": self._progress.accuracy,
         }
         states |= self.samples_generator.position(states["episode"])
         plan = {"plan/steps": self._progress.total}
@@ -276,14 +301,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Upstream's checkpoint of the best evaluation; a run can be continued from it like from any other."""
-        tag, best = f"best_global_step{global_step}", self.best_eval_metric_value
-        if self.best_eval_metric_key != "none":
-            self._save_replays(global_step)
-        super().save_best_checkpoint(eval_metrics, global_step, client_states)
-        if self.best_eval_metric_value != best:
-            self._complete(tag, global_step)
-        checkpoints.delete_stale_replays(self._folder)
+        """Nothing: :meth:`evaluate` has kept the best model, in place of a second checkpoint."""
 
     def _save_replays(self, step: int) -> None:
         if self.experience_maker.replays is not None:
@@ -297,44 +315,75 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             seen = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, seen)
+            self._best.settle(step)
         checkpoints.delete_stale_replays(self._folder)
 
     @torch.no_grad()
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
-        """Upstream's evaluation with more measures, each prompt's results stored.
+        """Upstream's evaluation with more measures, and that of the benchmarks; each prompt's results are stored.
+
+        The best model is kept before they are: an evaluation that is stored needs nothing more.
 
         Raises:
-            UsageError: the best checkpoint is chosen by a measure that does not exist.
+            UsageError: the best model is chosen by a measure that does not exist.
+            RunError: it cannot be written, or this host does not see all of it.
             storage.StoreError: the results cannot be written.
         """
-        self._progress.phase = "evaluating"
-        data = self.eval_dataloader.dataset
-        samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
-        evaluated = evaluations.collect(data, samples, self.tokenizer, self._answer)
-        loaded = [(data.datasources, data.prompts, None, None)]  # as one batch of the data loader
-        logs = compute_eval_metrics(loaded, samples, generate_kwargs["n_samples_per_prompt"]) | evaluated.logs()
-        evaluations.check_best_key(self.best_eval_metric_key, logs)
+        self._progress.phase, began = "evaluating", time.monotonic()
+        generate_kwargs["top_p"] = self.args.eval.top_p
+        logs: dict[str, float] = {}
+        evaluated = evaluations.Evaluated({}, {}, frozenset())
+        if self._held_out:
+            data = self._held_out.dataset
+            samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
+            evaluated = evaluations.collect(data, samples, self.tokenizer, self._answer)
+            loaded = [(data.datasources, data.prompts, None, None)]  # as one batch of the data loader
+            logs = compute_eval_metrics(loaded, samples, generate_kwargs["n_samples_per_prompt"])
+        if self._benchmarks:
+            chosen = (generate_kwargs[name] for name in ("n_samples_per_prompt", "temperature", "top_p"))
+            sampling = SamplingSettings(*chosen)
+            evaluated |= evaluations.validate(self._benchmarks, sampling, self.samples_generator.sample)
+        logs |= evaluated.logs()
+        seconds = time.monotonic() - began
+        self._keep_if_best(global_step, list(evaluated.results), logs)
         evaluated.record(
             self._posteriors.store,
             self._run,
             global_step,
-            data,
             model=self.args.actor.model_name_or_path,
-            config={"dataset": self.args.eval.dataset, **generate_kwargs},
+            config={
+                "dataset": self.args.eval.dataset,
+                "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
+                "seconds": seconds,
+                **generate_kwargs,
+            },
             generated_total=self.samples_generator.generated,
         )
+        cost = {"eval_rollouts": float(evaluated.rollouts), "eval_seconds": seconds}
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
-            tracker.log_eval(global_step, logs)
+            tracker.log_eval(global_step, logs | cost)
         self._progress.accuracy[global_step] = evaluated.accuracy
         self._progress.phase = "training"
         return logs
+
+    def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
+        """Save the policy if it is the best so far; as it was before training it is there anyway."""
+        measure = evaluations.best_measure(self.args.ckpt.best_metric_key, logs)
+        if measure is None or not step:
+            return
+        best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
+        if self._best.wants(best):
+            self._progress.phase = "saving the best model"
+            folder = str(self._best.begin())
+            seen = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
+            self._best.finish(best, seen)
 
     def _watch_groups(self, kept: int) -> None:
         self._progress.phase = f"generating, {kept} of {self.args.rollout.batch_size} groups"
 
     @property
     def _evaluates(self) -> bool:
-        return self.eval_dataloader is not None and self.args.eval.steps != float("inf")
+        return bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
 
     def _evaluate_now(self, step: int) -> None:
         kwargs = self.generate_kwargs | {

@@ -15,6 +15,7 @@ from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.actors import policy_updates
 from openrlhf_dbb.actors.network import use_rays_interface
 from openrlhf_dbb.actors.rewards import RewardError, single_value
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
 from openrlhf_dbb.weight_buckets import Parameter
 
 with cpu.lean_imports():
@@ -224,6 +225,12 @@ class StrictRolloutActor(PlatformRolloutActor):
         found = await self.answer(prompt_token_ids, sampling_params, multi_modal_data)
         policy_updates.note_turn(found.outputs[0])
         return found
+
+    async def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> list[Finished]:
+        """Responses alone, as the command ``evaluate`` samples them: without a reward, and not of an agent."""
+        outputs = (self.answer(each.prompt, sampling_params(sampling, each)) for each in requests)
+        found = await asyncio.gather(*outputs)
+        return [answers(each.number, output) for each, output in zip(requests, found, strict=True)]
 
     async def generate_groups(
         self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: int, **rest: Any

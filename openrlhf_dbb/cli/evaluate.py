@@ -1,6 +1,6 @@
 """The command evaluate: a model on benchmarks; ``compare`` and ``plot`` show results, and need no torch.
 
-openrlhf-dbb evaluate --model runs/my-run/model --benchmarks math500,minerva
+openrlhf-dbb evaluate --model runs/my-run --benchmarks math500,minerva
 openrlhf-dbb evaluate compare my-run other-run
 """
 
@@ -31,7 +31,9 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("evaluate", evaluate, opens_store=False)
-    parser.usage = "%(prog)s --model MODEL --benchmarks NAME,... [flags]\n       %(prog)s {compare,plot} ..."
+    parser.usage = (
+        "%(prog)s {--model MODEL,--run RUN} --benchmarks NAME,... [flags]\n       %(prog)s {compare,plot} ..."
+    )
     parser.epilog = "Repeat a stopped evaluation to continue it."
     add_arguments(parser)
     title = "commands, instead of flags"
@@ -47,8 +49,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         UsageError, storage.StoreError: the request cannot be carried out.
         ray.exceptions.RayError: an engine failed.
     """
-    if arguments.model is None or arguments.benchmarks is None:
-        raise UsageError("evaluate needs --model and --benchmarks, or a command: compare, plot")
+    if (arguments.model is None and arguments.run is None) or arguments.benchmarks is None:
+        raise UsageError("evaluate needs --model (or --run) and --benchmarks, or a command: compare, plot")
     stack.require("openrlhf-dbb evaluate --model")
     # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
@@ -64,7 +66,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``evaluate``."""
-    parser.add_argument("--model", help="model folder (runs/RUN/model), or a model on the hub")
+    parser.add_argument(
+        "--model",
+        help="folder of a run (runs/RUN: its best model by validation, else its last), of a model (runs/RUN/model: the "
+        "last), or a model on the hub",
+    )
     parser.add_argument(
         "--benchmarks",
         metavar="NAME,...",
@@ -120,6 +126,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     places = parser.add_argument_group("output")
     options.add_folder(places, "folder for evaluations", default=results.FOLDER)
     places.add_argument("--name", help="name of this evaluation (default: the model's)")
-    places.add_argument("--run", help="training run that made this model; the results are stored with it")
+    places.add_argument(
+        "--run",
+        help="training run that made this model; the results are stored with it (without --model: its best model)",
+    )
     options.add_store(places)
     places.add_argument("--verbose", action="store_true", help="show the output of the engines")

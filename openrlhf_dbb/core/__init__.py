@@ -9,6 +9,7 @@ kept         which of a step's rollouts are stored with their texts
 probes       extra rollouts of some prompts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
 checkpoints  which model checkpoints are whole: manifests, the newest one to resume from
+best_model   the best model by evaluation, kept through kills and resumes
 replay/      RePO's cache of old rollouts: what is kept, chosen, and how it is weighted
 """
 

@@ -3,7 +3,8 @@
 A run is resumed from the newest checkpoint whose files are all as its manifest says. Without a manifest a checkpoint
 was not finished. Layout, below ``--ckpt.path``::
 
-    _actor/TAG/                 the ranks' files, by DeepSpeed; TAG is global_step8, or best_global_step8
+    _actor/TAG/                 the ranks' files, by DeepSpeed; TAG is global_step8, or of runs before the best model
+                                had a folder of its own (see ``best_model``) also best_global_step8
     _actor/TAG/manifest.json    ours
     replay/global_step8.npz     the replay cache, if there is one
     aside/TAG/                  passed over by the last resume; deleted when the next checkpoint is whole
@@ -17,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,7 +43,7 @@ class Checkpoint:
 
     Attributes:
         step: global step it was saved after.
-        regular: False for the best checkpoint of an evaluation.
+        regular: False for the best checkpoint of an evaluation, which only earlier versions saved.
         tag: name of its folder.
     """
 
@@ -75,7 +76,12 @@ def all_of(folder: Path) -> list[Checkpoint]:
 
 def listing(folder: Path, tag: str) -> dict[str, int]:
     """The ranks' files of a checkpoint as this host sees them: size in bytes, by path below ``folder``."""
-    paths = [path for path in actor_folder(folder, tag).rglob("*") if path.is_file() and path.name != MANIFEST]
+    return sizes(folder, actor_folder(folder, tag))
+
+
+def sizes(folder: Path, part: Path) -> dict[str, int]:
+    """The files in a part of a folder as this host sees them, without a manifest: size in bytes, by path below it."""
+    paths = [path for path in part.rglob("*") if path.is_file() and path.name != MANIFEST]
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
 
 
@@ -99,12 +105,9 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     """
     checkpoint = Checkpoint.named(tag)
     assert checkpoint is not None, tag
-    expected: dict[str, int] = {}
-    for name, size in (item for each in listings for item in each.items()):
-        expected[name] = max(size, expected.get(name, 0))  # a host may see another's file before it is all there
-    _wait_for(folder, tag, expected)
+    names = wait_for(folder, f"checkpoint {tag}", listings)
     replay = replay_file(folder, checkpoint.step)
-    names = [*expected, *([str(replay.relative_to(folder))] if replay.is_file() else [])]
+    names += [str(replay.relative_to(folder))] if replay.is_file() else []
     files = {}
     for name in sorted(names):
         with (folder / name).open("rb") as file:
@@ -118,30 +121,56 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
         "ranks": len(listings),
         "files": files,
     }
-    text = json.dumps(manifest | {"digest": _own_digest(manifest)}, indent=1)
     target = actor_folder(folder, tag) / MANIFEST
-    unfinished = target.with_suffix(".unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(target)
-    for parent in {(folder / name).parent for name in files} | {target.parent.parent}:
-        descriptor = os.open(parent, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    write_json(target, manifest | {"digest": _own_digest(manifest)})
+    flush_folders({(folder / name).parent for name in files} | {target.parent.parent})
     shutil.rmtree(folder / "aside", ignore_errors=True)
 
 
-def _wait_for(folder: Path, tag: str, expected: Mapping[str, int]) -> None:
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a file, which is there whole or not at all, also after a power failure."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(values, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def flush_folders(folders: Iterable[Path]) -> None:
+    """Make durable which files these folders hold."""
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def wait_for(folder: Path, what: str, listings: Sequence[Mapping[str, int]]) -> list[str]:
+    """Wait until this host sees the files that any rank's host sees.
+
+    Args:
+        folder: that the names in ``listings`` are relative to.
+        what: the files are called in an error.
+        listings: what each rank's host sees, from :func:`sizes`.
+
+    Returns:
+        Their names.
+
+    Raises:
+        RunError: it does not within SHARED_WAIT_S seconds.
+    """
+    expected: dict[str, int] = {}
+    for name, size in (item for each in listings for item in each.items()):
+        expected[name] = max(size, expected.get(name, 0))  # a host may see another's file before it is all there
     deadline = time.monotonic() + SHARED_WAIT_S
     while missing := [name for name, size in expected.items() if _size(folder / name) != size]:
         if time.monotonic() > deadline:
             raise RunError(
-                f"checkpoint {tag} is not whole on this host: {folder / missing[0]} ({len(missing)} of "
+                f"{what} is not whole on this host: {folder / missing[0]} ({len(missing)} of "
                 f"{len(expected)} files) was written on another one; --ckpt.path must be a folder that all hosts share"
             )
         time.sleep(0.2)
+    return list(expected)
 
 
 def newest_whole(folder: Path, run: str, last_step: int) -> tuple[Checkpoint | None, list[str]]:

@@ -5,6 +5,7 @@ flags      the parser: OpenRLHF's flags, and ours beside them
 settings   Settings: the values of all flags, frozen
 checks     values and combinations of arguments that cannot work
 capacity   does the training fit: GPU memory, main memory, disk
+validation  the benchmarks of --eval.benchmarks, prepared as the command evaluate does
 preflight  everything that can be refused before an engine starts; completes the settings
 start      the run to train: new, resumed or warm-started
 printed    the configuration before, the summary after

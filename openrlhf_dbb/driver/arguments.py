@@ -276,6 +276,13 @@ def _derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     """Values that follow from other flags, among them OpenRLHF's own switch for dynamic sampling."""
     flags["store.url"] = flags["store.url"] or None
     flags["local_rank"] = -1  # the launcher's; in an actor it would select a device the actor cannot see
+    if flags["estimator"] == NO_ESTIMATOR:  # OpenRLHF has neither
+        for flag in ("eval.benchmarks", "eval.top_p"):
+            if origin.get(flag) != "command line":
+                flags[flag] = None
+                origin.pop(flag, None)
+    if flags["eval.top_p"] is None:
+        flags["eval.top_p"], origin["eval.top_p"] = flags["rollout.top_p"], "--rollout.top_p"
     if "logger.wandb.run_name" not in origin:
         flags["logger.wandb.run_name"] = flags["run_name"]
     if flags["algo.dynamic_filtering_enable"] and flags["rollout.strategy"] == "plain":

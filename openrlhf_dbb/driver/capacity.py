@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.machine import GIB, Gpu
 
@@ -76,7 +77,7 @@ class Needs:
         engine: a GPU's part of vLLM's weights.
         host: main memory of a host for what sleeps or is offloaded.
         checkpoint: one of them, on disk.
-        disk: all that are kept, and the trained model.
+        disk: all that are kept, the trained model, and the best ones by evaluation.
     """
 
     states: int
@@ -115,8 +116,14 @@ def needs(shape: Shape, args: SimpleNamespace) -> Needs:
         engine=WEIGHT * parameters // args.vllm.tensor_parallel_size,
         host=round(here),
         checkpoint=checkpoint,
-        disk=round(kept_on_disk) + WEIGHT * parameters,
+        disk=round(kept_on_disk) + WEIGHT * parameters * (1 + _best_models(args)),
     )
+
+
+def _best_models(args: SimpleNamespace) -> int:
+    """Most that are on disk: the best one, one for a resume, one that is being written."""
+    evaluates = args.eval.dataset or args.eval.benchmarks
+    return 3 if evaluates and args.ckpt.best_metric_key != "none" else 0
 
 
 def _tokens(args: SimpleNamespace, part: str) -> int:
@@ -236,13 +243,15 @@ def check_disk(shape: Shape, args: SimpleNamespace) -> None:
     """
     needed = needs(shape, args)
     folder = Path(args.ckpt.path)
-    there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    files = {file for each in (folder, best_model.models(folder)) for file in each.rglob("*") if file.is_file()}
+    there = sum(file.stat().st_size for file in files)
     exists = next(parent for parent in [folder, *folder.absolute().parents] if parent.exists())
     free = shutil.disk_usage(exists).free
+    and_best = f" and {_best_models(args)} best ones" if _best_models(args) else ""
     if needed.disk - there > free:
         raise UsageError(
             f"--ckpt.path {folder} has {_gib(free)} free; --ckpt.max_num {args.ckpt.max_num} checkpoints of "
-            f"{_gib(needed.checkpoint)} and the trained model take {_gib(needed.disk)}; make room, lower "
+            f"{_gib(needed.checkpoint)} and the trained model{and_best} take {_gib(needed.disk)}; make room, lower "
             "--ckpt.max_num, or give another --ckpt.path"
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 import estimators
 from estimators import FORMS, RewardEstimator
 from openrlhf_dbb import cpu, cuda, presets, upstream
+from openrlhf_dbb.driver import validation
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -78,7 +79,8 @@ def check(settings: Settings) -> None:
     _check_lag(args)
     _check_batches(args)
     _check_intervals(args)
-    _check_checkpoints(args)
+    _check_evaluations(settings)
+    _check_checkpoints(settings)
 
 
 def _check_start(settings: Settings) -> None:
@@ -142,6 +144,8 @@ def _check_openrlhf_alone(settings: Settings) -> None:
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
         (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
         ("--data.skip_bad_rows", args.data.skip_bad_rows),
+        (f"--eval.benchmarks {args.eval.benchmarks}", args.eval.benchmarks),
+        (f"--eval.top_p {args.eval.top_p}", args.eval.top_p != args.rollout.top_p),
     ):
         if used:
             raise UsageError(
@@ -479,11 +483,36 @@ def _check_intervals(args: SimpleNamespace) -> None:
             raise UsageError(f"--{flag} {value} is below 1; give a number of steps{', or -1 for never' * never}")
 
 
-def _check_checkpoints(args: SimpleNamespace) -> None:
-    if args.ckpt.best_metric_key not in ("", "none") and not (args.eval.dataset and args.eval.steps > 0):
+def _check_evaluations(settings: Settings) -> None:
+    args = settings.args.eval
+    if args.temperature < 0:
+        raise UsageError(f"--eval.temperature {args.temperature:g} is below 0; give 0 (greedy) or more")
+    if not 0 < args.top_p <= 1:
+        raise UsageError(f"--eval.top_p {args.top_p:g} is not in (0, 1]; 1 samples from the whole distribution")
+    if args.n_samples_per_prompt < 1:
+        raise UsageError(f"--eval.n_samples_per_prompt {args.n_samples_per_prompt} is below 1")
+    if args.benchmarks:
+        if not has_eval_steps(settings) and _given(settings, "eval.benchmarks"):
+            raise UsageError(
+                f"--eval.benchmarks {args.benchmarks} does nothing with --eval.steps {args.steps}; give the training "
+                "steps between two evaluations, or leave out the benchmarks"
+            )
+        validation.entries(settings.args)
+
+
+def has_eval_steps(settings: Settings) -> bool:
+    """Whether evaluations are made; a preset that does not say how often makes some, see ``preflight.complete``."""
+    unsaid = settings.preset != presets.NONE and "eval.steps" not in settings.origin
+    return unsaid or settings.args.eval.steps > 0
+
+
+def _check_checkpoints(settings: Settings) -> None:
+    args = settings.args
+    evaluates = (args.eval.dataset or args.eval.benchmarks) and has_eval_steps(settings)
+    if args.ckpt.best_metric_key not in ("", "none") and not evaluates:
         raise UsageError(
-            f"--ckpt.best_metric_key {args.ckpt.best_metric_key} needs evaluations; give --eval.dataset and "
-            "--eval.steps, or leave it out"
+            f"--ckpt.best_metric_key {args.ckpt.best_metric_key} needs evaluations; give --eval.dataset or "
+            "--eval.benchmarks, and --eval.steps, or leave it out"
         )
     if args.ckpt.max_num < 2:
         raise UsageError(

@@ -84,7 +84,13 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": int, "metavar": "N"},
         "tokens in a step of an engine; default, with CUDA and a preset: 8192",
     ),
-    ("--eval.skip_start", _SWITCH, "do not evaluate before training; with --eval.dataset"),
+    (
+        "--eval.benchmarks",
+        {"metavar": "NAME,..."},
+        "evaluated every --eval.steps, as by openrlhf-dbb evaluate: benchmarks by name, NAME=FILE, or a .toml file",
+    ),
+    ("--eval.top_p", {"type": float, "metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
+    ("--eval.skip_start", _SWITCH, "do not evaluate before training; with --eval.dataset or --eval.benchmarks"),
     (
         "--probe.fraction",
         {"type": float, "default": 0.0},

@@ -104,6 +104,7 @@ class Watch:
             run_uuid=self._start.run.uuid,
             checkpoint=self._start.checkpoint,
             rows=self._start.prompts.rows,
+            benchmarks=self._start.benchmarks,
         )
         self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
         self.parts = [deaths.Part.of(*named) for named in self._actors()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import storage
 from openrlhf_dbb import machine, presets, tiny, upstream
 from openrlhf_dbb.core import probes
 from openrlhf_dbb.cuda import attention, defaults
-from openrlhf_dbb.driver import capacity, checks, cluster, start
+from openrlhf_dbb.driver import capacity, checks, cluster, start, validation
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
@@ -76,8 +77,10 @@ def prepare(
         # before torch is imported, which takes longer
         rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_rows, for_loaders, strategy)
         bad = find_bad_rows(rows, for_loaders)
+        held_out = None
         if args.eval.dataset:
-            _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
+            held_out = _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
+        _check_sources(held_out, args)
         _check_device(settings)
         with upstream.imports_for_driver():
             config, tokenizer = _load_model_files(args)
@@ -88,6 +91,9 @@ def prepare(
                 for_loaders.data.apply_chat_template = True
             with upstream.quiet():
                 prompts = choose(rows, bad, for_loaders, strategy, tokenizer)
+            validated = {}
+            if settings.estimator != NO_ESTIMATOR and checks.has_eval_steps(settings):
+                validated = validation.prepare(args, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
         before_the_run(settings)
@@ -100,10 +106,25 @@ def prepare(
         before_the_run(settings)
     with start.open_store(settings) as store:
         if resumed is None:
-            return settings, start.create(settings, store, prompts)
-        begun = start.resume(settings, store, resumed, prompts)
-    before_the_run(settings)
-    return settings, begun
+            begun = start.create(settings, store, prompts)
+        else:
+            begun = start.resume(settings, store, resumed, prompts)
+    if resumed is not None:
+        before_the_run(settings)
+    return settings, dataclasses.replace(begun, benchmarks=validated)
+
+
+def _check_sources(held_out: Any, args: SimpleNamespace) -> None:
+    """Refuse a benchmark that is called like a data source of ``--eval.dataset``: one would hide the other."""
+    if held_out is None:
+        return
+    sources = set(held_out["datasource"][:]) if "datasource" in held_out.column_names else {"default"}
+    twice = [entry.name for entry in validation.entries(args) if entry.name in sources]
+    if twice:
+        raise UsageError(
+            f"--eval.benchmarks {twice[0]}: --eval.dataset {args.eval.dataset} has a data source of this name; give "
+            "another NAME=FILE, or leave one of them out"
+        )
 
 
 def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Prompts) -> Settings:

@@ -17,6 +17,7 @@ from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints, probes
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
+from storage.evaluations import TRAINING
 from storage.url import DEFAULT_URL, parse_url
 
 
@@ -56,6 +57,7 @@ def configuration(settings: Settings, start: Start | None) -> str:
             )
         if settings.args.probe.fraction:
             lines.append(_probes(settings.args, start))
+        lines += _validation(settings.args, start)
         lines += start.notes
     lines.append("configuration (others: OpenRLHF's defaults; * differs from the paper)")
     for flag, value in settings.flags.items():
@@ -85,6 +87,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     """Accuracy, steps, rollouts, rescued groups, and where to look; the counts come from the store."""
     with storage.open_store(start.store_url) as store:
         used = storage.inspection.progress(store, start.run)
+        evaluations = _evaluations(store, start)
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
     if len(progress.accuracy) > 1:
@@ -97,6 +100,10 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     lines += _rollouts(used)
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
+    lines += evaluations
+    if progress.best is not None:
+        best = progress.best
+        lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
     elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
     lines += [
         f"  database     {start.location}",
@@ -159,6 +166,30 @@ def _probes(args: SimpleNamespace, start: Start) -> str:
         f"probes     {len(probed)} of {len(texts)} prompts, {args.probe.samples} extra rollouts at each visit: "
         f"{visits * args.probe.samples} an epoch beside {trained} of training"
     )
+
+
+def _validation(args: SimpleNamespace, start: Start) -> list[str]:
+    """What the benchmarks cost, and what should be known of them."""
+    if not start.benchmarks:
+        return []
+    sizes = {name: len(prompts.texts) for name, prompts in start.benchmarks.items()}
+    samples = args.eval.n_samples_per_prompt
+    of, rollouts = ", ".join(f"{name} ({size})" for name, size in sizes.items()), sum(sizes.values()) * samples
+    lines = [
+        f"validation {of} prompts x {samples} samples = {rollouts} rollouts every {args.eval.steps} steps, beside "
+        "those of training"
+    ]
+    return lines + [f"note: {name}: {note}" for name, of in start.benchmarks.items() for note in of.notes]
+
+
+def _evaluations(store: storage.PosteriorStore, start: Start) -> list[str]:
+    """What the evaluations during the run have cost; empty without any."""
+    made = [each for each in storage.read_evaluations(store, start.run) if each.name == TRAINING]
+    if not made:
+        return []
+    rollouts = sum(int(rows.samples.sum()) for each in made for rows in each.results.values())
+    seconds = sum(each.config.get("seconds", 0) for each in made)
+    return [f"  evaluations  {len(made)} with {rollouts} rollouts in {seconds:.0f} s, not counted above"]
 
 
 def _budget(args: SimpleNamespace, start: Start) -> str:

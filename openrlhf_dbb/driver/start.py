@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import math
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.prompts import Prompts
 from storage.engine import check_sqlite_path
 from storage.url import choose_url, parse_url
@@ -37,6 +38,7 @@ class Start:
         prompts: what it trains on.
         warm_start: coverage of the imported posteriors, if any.
         notes: lines the user should see.
+        benchmarks: what is evaluated beside ``--eval.dataset``, by name.
     """
 
     run: storage.RunRecord
@@ -47,6 +49,7 @@ class Start:
     prompts: Prompts
     warm_start: storage.WarmStart | None
     notes: list[str]
+    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ pipeline     the command evaluate: from its arguments to files on disk; repeated
   prompting         prompts as the model sees them
   plan              what an evaluation consists of, and whether it is the one on disk
   engines           vLLM in Ray actors
+  answering         prompts answered by engines, and verified
   verifiers/        scores and answers of responses
   journal           finished rows of an unfinished evaluation
   writing           the journal into Parquet files

@@ -100,7 +100,7 @@ class EngineActor:
             self._add(request)
         began, finished = time.monotonic(), []
         while self._engine.has_unfinished_requests():
-            finished += [_finished(output) for output in self._engine.step() if output.finished]
+            finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
             spent = time.monotonic() - began
             if spent > CALL_S or (more and spent > LEAST_CALL_S and self._unfinished() <= self._capacity):
                 break
@@ -110,23 +110,29 @@ class EngineActor:
         return int(self._engine.get_num_unfinished_requests())
 
     def _add(self, request: Request) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        parameters = SamplingParams(
-            n=self._sampling.n,
-            temperature=self._sampling.temperature,
-            top_p=self._sampling.top_p,
-            max_tokens=request.max_tokens,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        parameters = sampling_params(self._sampling, request)
         self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
 
 
-def _finished(output: Any) -> Finished:
+def sampling_params(sampling: SamplingSettings, request: Request) -> Any:
+    """``vllm.SamplingParams`` of a request."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=sampling.n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=request.max_tokens,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def answers(number: int, output: Any) -> Finished:
+    """What vLLM answered to the request of this number."""
     samples = output.outputs
     return Finished(
-        number=int(output.request_id),
+        number=number,
         responses=[sample.text for sample in samples],
         tokens=[len(sample.token_ids) for sample in samples],
         truncated=[sample.finish_reason == "length" for sample in samples],

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
+
+LAST = "model"
+"""Folder of the trained model in that of its run."""
 
 _BLOCKS, _BLOCK_BYTES = 64, 64 * 1024
 
@@ -29,6 +33,41 @@ class Model:
     fingerprint: str
     context: int | None
     tokenizer: Any
+
+
+def choose(name: str) -> str:
+    """``name``, or where that is the folder of a run, its best model, else its last one; says which.
+
+    Raises:
+        UsageError: it is the folder of a run that has saved neither.
+    """
+    folder = Path(name).expanduser()
+    saved = (best_model.NAME, LAST, "checkpoints")
+    if (folder / "config.json").is_file() or not any((folder / each).is_dir() for each in saved):
+        return name
+    return best_or_last(name, folder / best_model.NAME, folder / LAST)
+
+
+def best_or_last(run: str, best: Path, last: Path) -> str:
+    """The folder of a run's best model by its evaluations, or of its last one where there is no best; says which.
+
+    Args:
+        run: what the run is called.
+        best, last: where they would be.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    said = best_model.read(best)
+    if said is not None:
+        print(f"{run}: its best model, by {said.measure} {said.value:.4g} after step {said.step}: {best}")
+        return str(best)
+    if (last / "config.json").is_file():
+        print(f"{run}: its last model, as it has kept no best one: {last}")
+        return str(last)
+    raise UsageError(
+        f"{run} has saved no model: there is neither {best} nor {last}; wait for its end, or give another --model"
+    )
 
 
 def find(name: str) -> Model:
@@ -66,7 +105,7 @@ def find(name: str) -> Model:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"--model {folder} has no config.json; name the folder in which a training saved its model "
+            f"--model {folder} has no config.json; name a run's folder, or one in which a training saved its model "
             "(runs/RUN/model, not its checkpoints)"
         )
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):

@@ -107,22 +107,23 @@ def _shares(sizes: list[int], limit: int | None) -> list[int]:
 
 def _table(benchmark: Benchmark, config: str | None) -> Any:
     """One configuration as a ``datasets.Dataset`` with the columns named by the entry."""
-    from datasets import load_dataset
+    import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     try:
         if benchmark.file:
             reader = READERS[Path(benchmark.file).suffix]
-            table = load_dataset(reader, data_files=benchmark.file, split="train")
+            table = datasets.load_dataset(reader, data_files=benchmark.file, split="train")
         else:
-            table = load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
+            table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
     except DatasetNotFoundError as error:
         raise _error(benchmark, _why_not_found(benchmark, str(error))) from error
     except ConnectionError as error:
         raise _error(
             benchmark,
-            f"{error}: no network, and not in the cache; download it on a machine with network access "
-            "(the cache is $HF_HOME), or give the data as NAME=FILE",
+            f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
+            f"$HF_HOME/datasets to {datasets.config.HF_DATASETS_CACHE}, or give the data as {benchmark.name}=FILE "
+            f"({', '.join(READERS)}, with columns input and label)",
         ) from error
     except StopIteration as error:
         raise _error(benchmark, f"{benchmark.file} is empty") from error

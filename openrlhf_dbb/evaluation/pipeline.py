@@ -6,19 +6,19 @@ import argparse
 import fcntl
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import storage
 from openrlhf_dbb import cpu
+from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, verifiers, writing
+from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, writing
+from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Engines, Finished, Request, SamplingSettings, ray_started
-from openrlhf_dbb.evaluation.journal import Journal, Key, Row
+from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
+from openrlhf_dbb.evaluation.journal import Journal, Key
 from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.record import record
@@ -26,7 +26,6 @@ from openrlhf_dbb.evaluation.summary import ProgressBar, summary
 
 JOURNAL = "journal.jsonl"
 _LOCK = ".lock"
-_VERIFYING = 8  # threads; most of them wait for a verifier process
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -37,6 +36,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         ray.exceptions.RayError: an engine failed; finished rows are in the journal.
     """
     check(arguments)
+    choose_model(arguments)
     plan = prepare(arguments)
     folder = Path(arguments.output) / plan.name
     with evaluation_folder(folder):
@@ -103,6 +103,22 @@ def check(arguments: argparse.Namespace) -> None:
             store.find_run(arguments.run)
 
 
+def choose_model(arguments: argparse.Namespace) -> None:
+    """Fill in ``--model`` and ``--name`` where a run is named."""
+    if arguments.model is not None:
+        arguments.name = arguments.name or default_name(arguments.model)
+        arguments.model = evaluated_model.choose(arguments.model)
+        return
+    with storage.open_store(arguments.store_url, create=False) as store:
+        run = store.find_run(arguments.run)
+    checkpoint_folder, last = (run.config.get(flag) for flag in ("ckpt.path", "ckpt.output_dir"))
+    if checkpoint_folder is None or last is None:
+        raise UsageError(f"--run {run.name} does not say where its models are; give --model too")
+    best = best_model.place(Path(checkpoint_folder))
+    arguments.model = evaluated_model.best_or_last(run.name, best, Path(last))
+    arguments.name = arguments.name or run.name
+
+
 def prepare(arguments: argparse.Namespace) -> Plan:
     """Load the tokenizer and the data, cheapest first.
 
@@ -129,14 +145,10 @@ def prepare(arguments: argparse.Namespace) -> Plan:
 
 
 def _entries(arguments: argparse.Namespace) -> list[Benchmark]:
-    names = [name for name in arguments.benchmarks.split(",") if name]
-    if not names:
-        raise UsageError(f"--benchmarks is empty; available: {', '.join(benchmarks.names())}; or NAME=FILE")
-    entries = [benchmarks.find(name, question=arguments.input_key, answer=arguments.label_key) for name in names]
-    twice = [entry.name for place, entry in enumerate(entries) if entry.name in {e.name for e in entries[:place]}]
-    if twice:
-        raise UsageError(f"--benchmarks names {twice[0]} twice; name it once")
-    return entries
+    try:
+        return benchmarks.find_all(arguments.benchmarks, question=arguments.input_key, answer=arguments.label_key)
+    except UsageError as error:
+        raise UsageError(f"--benchmarks: {error}") from error
 
 
 def _template(name: str | None) -> str | None:
@@ -204,49 +216,10 @@ def _announce(folder: Path, plan: Plan, manifest: Manifest, rows: int, left: int
 def generate(
     prompts: dict[str, BenchmarkPrompts], keys: Sequence[Key], engines: Engines, journal: Journal, progress: ProgressBar
 ) -> None:
-    """Answer and verify the prompts of ``keys``, started in this order; each row is written to the journal at once.
-
-    Verification runs in threads beside the engines, which never wait for it.
-    """
-    requests = [
-        Request(number, prompts[key.benchmark].tokens[key.index], prompts[key.benchmark].max_new_tokens)
-        for number, key in enumerate(keys)
-    ]
-    verified: SimpleQueue[Future[Row]] = SimpleQueue()
-    left = len(keys)
-    pool = ThreadPoolExecutor(_VERIFYING, thread_name_prefix="verify")
-    try:
-        for finished in engines.generate(requests):
-            for each in finished:
-                key = keys[each.number]
-                pool.submit(_verify, key, each, prompts[key.benchmark]).add_done_callback(verified.put)
-            while not verified.empty():
-                left -= 1
-                _keep(verified.get().result(), journal, progress)
-        while left:
-            left -= 1
-            _keep(verified.get().result(), journal, progress)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
-    label = prompts.labels[key.index]
-    labels = [label] * len(finished.responses)
-    verdicts = verifiers.verify_all(prompts.benchmark.verifier, finished.responses, labels)
-    return Row(
-        key=key,
-        scores=[verdict.score for verdict in verdicts],
-        answers=[verdict.answer for verdict in verdicts],
-        responses=finished.responses,
-        tokens=finished.tokens,
-        truncated=finished.truncated,
-    )
-
-
-def _keep(row: Row, journal: Journal, progress: ProgressBar) -> None:
-    journal.append(row)
-    progress.add(row)
+    """Answer and verify the prompts of ``keys``; each row is written to the journal at once."""
+    for row in answer(prompts, keys, engines.generate):
+        journal.append(row)
+        progress.add(row)
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.core.best_model import NAME
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.engines import SamplingSettings
-from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.evaluated_model import LAST, Model
 from openrlhf_dbb.evaluation.journal import Key
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import FINISHED, MANIFEST
@@ -179,8 +180,8 @@ def default_name(model: str) -> str:
     """The model's name, or the name of the run that saved it.
 
     Example:
-        >>> default_name("Qwen/Qwen3-1.7B-Base"), default_name("runs/my-run/model/")
-        ('Qwen3-1.7B-Base', 'my-run')
+        >>> default_name("Qwen/Qwen3-1.7B-Base"), default_name("runs/my-run/model/"), default_name("runs/my-run/best")
+        ('Qwen3-1.7B-Base', 'my-run', 'my-run')
     """
     parts: Sequence[str] = Path(model).parts
-    return parts[-2] if len(parts) > 1 and parts[-1] == "model" else parts[-1]
+    return parts[-2] if len(parts) > 1 and parts[-1] in (LAST, NAME) else parts[-1]

@@ -83,7 +83,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  attributes="args, tokenizer, prompts_dataloader, eval_dataloader, max_steps, generate_kwargs, "
                             "samples_generator, experience_maker, kl_ctl, vllm_engines, actor_model_group, "
                             "critic_model_group, reward_model_group, reference_model_group, wandb_logger, "
-                            "tensorboard_logger, best_eval_metric_key, best_eval_metric_value"),
+                            "tensorboard_logger"),
         Internal("PPOTrainer.__init__", "overridden", "actors/trainer.py",
                  "pretrain, strategy, actor_model_group, critic_model_group, reward_model_group, "
                  "reference_model_group, vllm_engines, **generate_kwargs"),
@@ -160,6 +160,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "strategy, pretrain, max_steps, vllm_engines"),
         Internal("PolicyModelActor.save_checkpoint", "overridden", "actors/policy_actor.py",
                  "tag, client_states, metric_value, metric_key"),
+        Internal("PolicyModelActor.save_model", "called", "actors/policy_actor.py", ""),
         Internal("PolicyModelActor.get_checkpoint_states", "called", "actors/trainer.py", ""),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
         Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),

@@ -76,6 +76,23 @@ def names() -> list[str]:
     return sorted(found, key=lambda name: PAPER.index(name) if name in PAPER else len(PAPER))
 
 
+def find_all(text: str, *, question: str = "input", answer: str = "label") -> list[Benchmark]:
+    """The benchmarks of a command line such as ``aime24,mine=data.jsonl``, each as for :func:`find`.
+
+    Raises:
+        UsageError: there is none, one is there twice, or as for :func:`find`.
+    """
+    found: dict[str, Benchmark] = {}
+    for part in filter(None, text.split(",")):
+        entry = find(part, question=question, answer=answer)
+        if entry.name in found:
+            raise UsageError(f"{entry.name} is named twice; name it once")
+        found[entry.name] = entry
+    if not found:
+        raise UsageError(f"no benchmark is named; available: {', '.join(names())}; or NAME=FILE")
+    return list(found.values())
+
+
 def find(text: str, *, question: str = "input", answer: str = "label") -> Benchmark:
     """The benchmark given on the command line as ``text``.
 
