@@ -200,7 +200,7 @@ def test_refusals_of_the_hub_are_one_clear_line(tmp_path, hub, monkeypatch, refu
 def test_without_a_network_it_says_what_to_do(tmp_path):
     said = said_on_loading("math500", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("benchmark math500: Couldn't reach 'HuggingFaceH4/MATH-500' on the Hub")
-    assert "the cache is $HF_HOME" in said
+    assert f"copy its $HF_HOME/datasets to {tmp_path}/datasets, or give the data as math500=FILE (.jsonl, .json" in said
 
 
 def test_entries_and_verifiers_load_neither_torch_nor_datasets():
