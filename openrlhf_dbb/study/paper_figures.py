@@ -34,18 +34,10 @@ _DYNAMICS = {
     "entropy": ("entropy, nats", 1),
     "clip_fraction": ("clipped tokens, %", 100),
 }
-CAPTIONS = {
-    "discounts": "Top: exact accuracy minus GRPO's by discount, mean and 95 % interval over seeds. Bottom: error of "
-    "DBB's estimates on the same experiment's GRPO runs, relative to the point estimate, mean and range over seeds.",
-    "clip": "GRPO and DBB 0.5 under the standard and the wide clip range, mean and standard error over seeds.",
-    "dynamics": "GRPO (grey) and DBB 0.5 (blue) at N = 8, epoch by epoch, mean and standard error over seeds.",
-    "prior": "Smallest error of DBB over all discounts, by its prior, relative to the best prior; mean over runs.",
-}
-"""Figures by name, and what they show."""
 
 
 def draw(study: Study, folder: Path) -> list[Path]:
-    """Write each figure that has data; their paths, in the order of ``CAPTIONS``.
+    """Write each figure that has data; their paths.
 
     Raises:
         UsageError: matplotlib or scipy is not installed.
@@ -131,8 +123,8 @@ def _clip(study: Study) -> Figure | None:
 
 
 def _dynamics(study: Study) -> Figure | None:
-    experiment = "sweep-n8"
-    if not study.arms_of(experiment, "grpo", "dbb"):
+    experiment = next((name for name in SWEEPS if study.arms_of(name, "grpo", "dbb")), None)
+    if experiment is None:
         return None
     figure, grid = new_figure(3, 2, width=8.0, height=4.8, sharex=True, squeeze=False)
     for axes, (name, (title, scale)) in zip(grid.flat, _DYNAMICS.items(), strict=True):
@@ -149,6 +141,7 @@ def _dynamics(study: Study) -> Figure | None:
         axes.set_title(title)
     for axes in grid[-1]:
         axes.set_xlabel("epoch")
+    figure.suptitle(f"GRPO (dashed) and DBB 0.5, {SWEEPS[experiment]}")
     return figure
 
 
