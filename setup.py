@@ -55,7 +55,11 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
     # shims/modules is not a package but a folder that is put on the import path.
-    package_data={"": ["*.toml", "*.html", "*.css", "*.js", "py.typed"], "openrlhf_dbb.shims": ["modules/*.py"]},
+    package_data={
+        "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
+        "openrlhf_dbb.shims": ["modules/*.py"],
+        "openrlhf_dbb.study": ["protocols/*.toml"],
+    },
     install_requires=LIGHT,
     extras_require={
         # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.

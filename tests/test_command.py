@@ -90,7 +90,7 @@ def test_help_of_every_command(capsys, command):
             "evaluate --n 3 compare a b",
             "--n is no flag of compare, or comes after it (openrlhf-dbb evaluate --help)",
         ),
-        ("evaluate", "evaluate needs --model and --benchmarks, or a command: compare, plot"),
+        ("evaluate", "evaluate needs --model (or --run) and --benchmarks, or a command: compare, plot"),
         (
             "lab mse --p 0.5 -o -",
             "argument -o/--output: several files are written; name a folder, not - (openrlhf-dbb lab mse --help)",

@@ -164,6 +164,11 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("PolicyModelActor.get_checkpoint_states", "called", "actors/trainer.py", ""),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
         Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),
+        Internal("PolicyModelActor", "subclassed", "study/shared_actors.py",
+                 attributes="actor, actor_optim, actor_scheduler, trainer"),
+        Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "study/shared_actors.py",
+                 "strategy, pretrain, max_steps, vllm_engines"),
+        Internal("PolicyModelActor.broadcast_to_vllm", "called", "study/shared_actors.py", ""),
     ),
     "openrlhf.trainer.ray.vllm_engine": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
@@ -180,6 +185,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("RolloutRayActor.pause_generation", "called", "actors/ahead.py", ""),
         Internal("RolloutRayActor.resume_generation", "called", "actors/ahead.py", ""),
         Internal("RolloutRayActor.get_num_unfinished_requests", "called", "driver/launch.py", ""),
+        Internal("RolloutRayActor", "subclassed", "study/shared_actors.py", attributes="executor, llm"),
     ),
     "openrlhf.trainer.ray.vllm_worker_wrap": (
         Internal("WorkerWrap", "subclassed", "actors/vllm_worker.py"),
