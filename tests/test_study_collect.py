@@ -213,6 +213,26 @@ def test_errors_against_probes(trained, folder, fill):
     assert list(found) == keys
 
 
+def test_benchmarks_are_averaged_by_group_and_a_later_evaluation_is_the_final_one(trained, folder, fill):
+    name = "gpu-1.7b-grpo-s1"
+    trained(name, sources=("math500", "bbh"))
+    row = collected(trained, folder)["runs"]
+    # After step 8, 4 and 1 of 4 responses are right to the two prompts of each.
+    assert (column(row, "accuracy"), column(row, "ood")) == (["0.625"], ["0.625"])
+    ids = fill.prompts(trained.store, 4)
+    afterwards = [
+        fill.evaluation(ids[:2], (4, 4), "math500"),  # 1
+        fill.evaluation(ids[:2], (0, 2), "aime24"),  # 1/4, and one of two prompts with a right response
+        fill.evaluation(ids[2:], (3, 3), "bbh"),  # 3/4
+    ]
+    record = trained.store.find_run(name)
+    trained.store.record_evaluation(name, afterwards, model="tiny", config={}, run=record)
+    trained.store.record_evaluation("another", afterwards[:1], model="tiny", config={}, run=record)
+    row = collected(trained, folder)["runs"]
+    assert (column(row, "accuracy"), column(row, "best"), column(row, "ood")) == (["0.625"], ["0.75"], ["0.75"])
+    assert column(row, "start_accuracy") == ["0.125"]
+
+
 def test_errors_of_priors_at_their_best_discount_are_measured_once(trained, folder, fill, capsys):
     ids = fill.prompts(trained.store, 1)
     probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]

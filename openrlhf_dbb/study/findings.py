@@ -19,6 +19,8 @@ from openrlhf_dbb.study.data import Floats, Study
 REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN = "reproduced", "opposite", "no difference shown", "not run"
 POINTS = ("exact", "accuracy", "mean_accuracy", "best", "mean_best", "ood", "reward_last")
 """Outcomes in [0, 1], which are printed as percentage points."""
+LOGGED = ("entropy", "length", "clip_fraction", "grad_norm", "loss")
+"""Outcomes that are means over all steps."""
 DISCOUNT = {"dbb-0.25": 0.25, "dbb": 0.5, "dbb-0.75": 0.75, "dbb-1": 1.0}
 """Arms that differ in the discount alone."""
 
@@ -47,8 +49,7 @@ def find(claim: Claim, test: Test, study: Study) -> Finding:
 
 def outcome(study: Study, experiment: str, arm: str, name: str) -> dict[int, float]:
     """An outcome of claims.toml by seed, in its unit: percentage points, or as logged."""
-    columns = {"reward": "reward_last", **dict.fromkeys(("entropy", "length", "clip_fraction", "grad_norm", "loss"))}
-    column = columns.get(name, name) or f"mean_{name}"
+    column = f"mean_{name}" if name in LOGGED else "reward_last" if name == "reward" else name
     scale = 100 if column in POINTS else 1
     return {seed: scale * value for seed, value in study.outcome(experiment, arm, column).items()}
 
