@@ -104,6 +104,23 @@ def policy_versions(
     return None if np.isnan(versions).all() else versions
 
 
+def inclusions(step: int, values: Any, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Probabilities with which prompts were drawn, in ``order``, as float64.
+
+    Args:
+        ids: (P,) prompt ids, in that order already.
+
+    Raises:
+        StoreError: the shape differs, or a probability is not in (0, 1].
+    """
+    probabilities = reals(step, "inclusion", values, ids.shape)[order]
+    bad = ~((probabilities > 0) & (probabilities <= 1))
+    if bad.any():
+        at = int(bad.argmax())
+        raise StoreError(f"step {step}: inclusion of prompt {ids[at]} is {probabilities[at]}; it must be in (0, 1]")
+    return probabilities
+
+
 def _check_shape(step: int, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
     if values.shape != shape:
         raise StoreError(f"step {step}: {name} has shape {values.shape}; it must be {shape}, one row per prompt id")

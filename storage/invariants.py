@@ -206,6 +206,11 @@ _CHECKS = [
            WHERE NOT policy_version BETWEEN 0 AND step - 1""",
     ),
     (
+        "a probability of inclusion is above 0 and at most 1",
+        "step {}, prompt {}: {}",
+        "SELECT run_id, step, prompt_id, inclusion FROM dbb_history WHERE NOT (inclusion > 0 AND inclusion <= 1)",
+    ),
+    (
         "a group is settled by a recorded step later than its policy, or by none; of a finished run none is open",
         "group {}: {}, step {}, policy version {}",
         f"""SELECT g.run_id, g.ordinal, g.fate, g.step, g.policy_version FROM dbb_group g

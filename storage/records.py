@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.bulk import Columns
-from storage.checks import check_finite, counts, policy_versions, reals, sorted_ids
+from storage.checks import check_finite, counts, inclusions, policy_versions, reals, sorted_ids
 from storage.errors import StoreError
 from storage.groups import Fates, checked_fates
 from storage.owner import Owner
@@ -135,6 +135,8 @@ class StepRows:
         kept: some of its rollouts with their texts; None if none are kept.
         policy_version: (P,) float, in [0, step - 1], training steps that the policy of the prompt's rollouts had seen,
             their mean; NaN: step - 1, the step's own policy; None: of that policy all.
+        inclusion: (P,) float, in (0, 1], probability with which a strategy that chooses its prompts drew this one for
+            the batch; None: the strategy does not choose.
         fates: ordinals of open groups by what this step makes of them: trained, filtered (not trained on) or stale
             (given up as too old); None if there are none.
     """
@@ -153,13 +155,14 @@ class StepRows:
     kept: RolloutRows | None = None
     policy_version: NDArray[np.float64] | None = None
     fates: Fates | None = None
+    inclusion: NDArray[np.float64] | None = None
 
     def checked(self, step: int, num_fields: int) -> StepRows:
         """A copy with exact types, sorted by prompt id.
 
         Raises:
             StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt or group, a policy version
-                out of range, an unknown fate, or usage that is inconsistent.
+                or an inclusion probability out of range, an unknown fate, or usage that is inconsistent.
         """
         ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
         size = len(ids)
@@ -178,6 +181,7 @@ class StepRows:
             kept=None if self.kept is None else self.kept.checked(step),
             policy_version=policy_versions(step, "policy_version", self.policy_version, ids, order),
             fates=None if self.fates is None else checked_fates(step, self.fates),
+            inclusion=None if self.inclusion is None else inclusions(step, self.inclusion, ids, order),
         )
         for name in ("successes", "mean", "variance", "state"):
             check_finite(step, name, ids, getattr(rows, name))
@@ -199,6 +203,7 @@ class StepRows:
         contents = vars(self).copy()
         shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
         kept, versions, fates = contents.pop("kept"), contents.pop("policy_version"), contents.pop("fates")
+        inclusion = contents.pop("inclusion")
         probed = 0 if probes is None else len(probes.prompt_ids)
         used = None if usage is None else len(usage.prompt_ids)
         arrays = [*contents.values()]
@@ -212,6 +217,8 @@ class StepRows:
             kept.add_to(digest)
         if versions is not None:
             digest.update(b"policy versions" + np.ascontiguousarray(versions, dtype="<f8").tobytes())
+        if inclusion is not None:
+            digest.update(b"inclusion" + np.ascontiguousarray(inclusion, dtype="<f8").tobytes())
         if fates is not None:
             digest.update(repr([(fate, ordinals.tolist()) for fate, ordinals in fates.items()]).encode())
         return digest.digest()
@@ -258,7 +265,7 @@ class StateLayout:
 
 def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Columns:
     """The columns of ``dbb_history``."""
-    versions = {} if rows.policy_version is None else {"policy_version": rows.policy_version}
+    optional = {"policy_version": rows.policy_version, "inclusion": rows.inclusion}
     return {
         "run_id": run_id,
         "step": step,
@@ -270,7 +277,7 @@ def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout)
         "variance": rows.variance,
         **layout.to_columns(rows.previous_state, "prev_"),
         "prev_step": rows.previous_step,
-        **versions,
+        **{name: values for name, values in optional.items() if values is not None},
     }
 
 

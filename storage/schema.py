@@ -31,7 +31,7 @@ from storage.url import URL_VARIABLE
 from storage.usage import COUNTS, GROUPS
 from storage.views import VIEWS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 metadata = MetaData()
 
@@ -133,6 +133,9 @@ history = Table(
     Column("prev_state", LargeBinary, comment="posterior before the step"),
     Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
     Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
+    Column(
+        "inclusion", Double, comment="probability with which the strategy drew the prompt; NULL: it does not choose"
+    ),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
 )

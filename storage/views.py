@@ -12,7 +12,7 @@ VIEWS = {
     "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
     "posterior_history": f"""
         SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance,
-               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
+               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
         FROM dbb_history""",
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean

@@ -342,7 +342,7 @@ def make_version():
     """Function: fill an empty database with what the library wrote at this schema version; 1 is release 0.1.0.
 
     Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
-    From version 2 on "second" has kept rollouts and metrics.
+    From version 2 on "second" has kept rollouts and metrics, from version 3 on an open group.
     """
 
     def make(url, version):

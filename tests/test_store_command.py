@@ -333,9 +333,9 @@ def test_migrate(new_url, make_version, capsys):
     assert main(["runs", "--store.url", url]) == 2
     assert f"then run: openrlhf-dbb migrate --store.url {url}\n" in capsys.readouterr().err
     assert main(["migrate", "--yes", "--store.url", url]) == 0
-    assert capsys.readouterr().out == "upgraded from schema version 1 to 3\n"
+    assert capsys.readouterr().out == "upgraded from schema version 1 to 4\n"
     assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out == "schema version 3 is up to date\n"
+    assert capsys.readouterr().out == "schema version 4 is up to date\n"
     assert main(["runs", "--store.url", url]) == 0
 
 

@@ -68,6 +68,10 @@ NEW = "WHERE run_id = 2"
             {"new: every step up to the last one is recorded once: last step 3; 2 steps recorded, 1 to 2"},
         ),
         (
+            f"UPDATE dbb_history SET inclusion = 0 {NEW} AND step = 1 AND prompt_id = 2",
+            {"new: a probability of inclusion is above 0 and at most 1: step 1, prompt 2: 0.0"},
+        ),
+        (
             f"UPDATE dbb_step SET rollouts = 9 {NEW} AND step = 1",
             {
                 "new: a step's prompts, rollouts and successes are those of its history: step 1: 2 prompts, "

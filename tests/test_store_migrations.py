@@ -97,16 +97,16 @@ def test_an_upgrade_keeps_all_data_and_ends_at_the_schema_of_a_fresh_database(ol
     assert {table: len(before[table]) for table in ("dbb_run", "dbb_history", "dbb_usage", "dbb_probe")} == {
         "dbb_run": 3, "dbb_history": 8, "dbb_usage": 7, "dbb_probe": 1,
     }  # fmt: skip
-    assert migrate(old) == (version, 3)
+    assert migrate(old) == (version, 4)
     assert data_of(old, tables) == before
-    assert rows_of(old, "SELECT version FROM dbb_version") == [(3,)]
+    assert rows_of(old, "SELECT version FROM dbb_version") == [(4,)]
     fresh = new_url(kind)
     open_store(fresh).close()
     assert schema_of(old) == schema_of(fresh)
-    assert migrate(old) == (3, 3)
+    assert migrate(old) == (4, 4)
 
 
-@pytest.mark.parametrize("version", [None, 1, 2])
+@pytest.mark.parametrize("version", [None, 1, 2, 3])
 def test_alembic_finds_no_difference_to_the_tables_in_python(url, make_version, version):
     from alembic.autogenerate import compare_metadata
     from alembic.runtime.migration import MigrationContext
@@ -129,9 +129,10 @@ def test_an_upgraded_database_is_used_as_any_other(old, version, fill):
         expected = [[1.125, 4.125], [4.375, 0.875], [np.nan, np.nan]]
         np.testing.assert_array_equal(run.load(ids).state, expected)
         assert run.load_shared()["clock"].tolist() == [1.0, 0.1]
-        run.record_groups(GroupRows(np.arange(1, 4), np.zeros(3, int), ids, np.full(3, 4), policy_version=0))
-        versions = np.array([0.5, np.nan, 1.0])  # of ids
-        fill.step(run, 2, ids, [4, 4, 0], policy_version=versions, fates={"trained": np.arange(1, 4)})
+        ordinals = run.last_ordinal() + np.arange(1, 4)
+        run.record_groups(GroupRows(ordinals, np.zeros(3, int), ids, np.full(3, 4), policy_version=0))
+        versions, inclusion = np.array([0.5, np.nan, 1.0]), np.array([0.25, 0.75, 1.0])  # of ids
+        fill.step(run, 2, ids, [4, 4, 0], policy_version=versions, fates={"trained": ordinals}, inclusion=inclusion)
         packed = store.claim_run(store.find_run("packed").run_id)
         assert packed.load(ids[:1]).state.tolist() == [[1.0, 2.0, 3.0, 4.0]]
         assert check(store) == []
@@ -142,10 +143,14 @@ def test_an_upgraded_database_is_used_as_any_other(old, version, fill):
         # What was there is of its step's own policy: step - 1.
         assert store.query("SELECT policy_version, lag FROM rollouts") == lags
         visits = (
-            "SELECT policy_version, lag FROM posterior_history WHERE run_id = 2 ORDER BY step, prompt_id = :first DESC"
+            "SELECT policy_version, lag, inclusion FROM posterior_history WHERE run_id = 2 "
+            "ORDER BY step, prompt_id = :first DESC"
         )
-        assert store.query(visits, first=int(ids[0]))[:3] == [(0, 0), (0, 0), (0.5, 0.5)]
-        assert store.query("SELECT ordinal, fate, step, lag FROM groups") == [(i, "trained", 2, 1.0) for i in (1, 2, 3)]
+        assert store.query(visits, first=int(ids[0]))[:3] == [
+            (0, 0, None), (0, 0, None), (0.5, 0.5, 0.25),
+        ]  # fmt: skip
+        settled = store.query("SELECT ordinal, fate, step, lag FROM groups WHERE fate <> 'abandoned' ORDER BY ordinal")
+        assert settled == [(i, "trained", 2, 1.0) for i in ordinals.tolist()]
 
 
 def test_opening_an_older_database_names_both_versions_and_the_command(old, version, kind):
@@ -154,7 +159,7 @@ def test_opening_an_older_database_names_both_versions_and_the_command(old, vers
     for create in (True, False):
         with pytest.raises(
             StoreError,
-            match=rf"has schema version {version} \(openrlhf-dbb .*\), this openrlhf-dbb \(.*\) needs version 3; "
+            match=rf"has schema version {version} \(openrlhf-dbb .*\), this openrlhf-dbb \(.*\) needs version 4; "
             rf"back it up, then run: openrlhf-dbb migrate --store.url {where}$",
         ):
             open_store(old, create=create)
@@ -165,7 +170,7 @@ def test_a_newer_database_is_refused_with_both_versions(url):
     open_store(url).close()
     execute(url, "UPDATE dbb_version SET version = 99, library_version = '9.9'")
     for refused in (migrate, open_store):
-        with pytest.raises(StoreError, match=r"version 99, .* version 3; upgrade .* to 9.9 or later"):
+        with pytest.raises(StoreError, match=r"version 99, .* version 4; upgrade .* to 9.9 or later"):
             refused(url)
 
 
@@ -189,7 +194,7 @@ def test_there_is_nothing_to_migrate(url):
     with pytest.raises(StoreError, match=r"there is no store at|holds no posteriors"):
         migrate(url)
     open_store(url).close()
-    assert migrate(url) == (3, 3)
+    assert migrate(url) == (4, 4)
 
 
 def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old, version):
@@ -202,17 +207,19 @@ def test_a_run_that_is_being_written_is_named_and_nothing_is_changed(old, versio
             migrate(old, take_over=take_over)
     assert schema_of(old) == before
     execute(old, "UPDATE dbb_run SET owner_started = '1@another-boot' WHERE run_id = 2")  # it has ended
-    assert migrate(old) == (version, 3)
+    assert migrate(old) == (version, 4)
 
 
 def test_a_run_owned_on_another_host_is_migrated_only_when_asked(old, version):
     execute(old, "UPDATE dbb_run SET owner_host = 'elsewhere', owner_pid = 42 WHERE run_id = 2")
     with pytest.raises(StoreError, match=r"'second' is owned by process 42 on elsewhere .*take_over=True"):
         migrate(old)
-    assert migrate(old, take_over=True) == (version, 3)
+    assert migrate(old, take_over=True) == (version, 4)
 
 
-def test_another_programs_view_is_not_overwritten(old):
+@pytest.mark.parametrize("before_groups", [1, 2])
+def test_another_programs_view_is_not_overwritten(url, make_version, before_groups):
+    old = make_version(url, before_groups)
     execute(old, "CREATE VIEW groups AS SELECT 1 AS x")
     before = schema_of(old)
     with pytest.raises(StoreError, match="already has a table or view 'groups' that is not openrlhf-dbb's"):
@@ -225,7 +232,7 @@ def test_views_of_others_over_ours_stay(old, version):
         old,
         "CREATE VIEW mine AS SELECT max(s.step) AS step FROM steps s JOIN posterior_history h ON h.run_id = s.run_id",
     )
-    assert migrate(old) == (version, 3)
+    assert migrate(old) == (version, 4)
     assert rows_of(old, "SELECT step FROM mine") == [(2,)]
 
 
@@ -240,7 +247,7 @@ def test_four_processes_may_migrate_at_once(old):
     children = [fork.Process(target=_migrate_together, args=(old, barrier, outcomes)) for _ in range(4)]
     for child in children:
         child.start()
-    assert [outcomes.get(timeout=60) for _ in children] == [3] * 4
+    assert [outcomes.get(timeout=60) for _ in children] == [4] * 4
     for child in children:
         child.join(timeout=60)
     assert [child.exitcode for child in children] == [0] * 4

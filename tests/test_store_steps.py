@@ -101,6 +101,20 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
     assert run.load(ids).visits.tolist() == [1, 1]
 
 
+def test_inclusion_probabilities_are_stored_with_the_step_and_are_part_of_it(store, fill):
+    run, (a, b) = fill.run(store), np.sort(fill.prompts(store, 2))
+    fill.step(run, 1, [b, a], [4, 1], inclusion=np.array([1.0, 0.125]))
+    rows = fill.rows(run, [a, b], [4, 1])  # a strategy that does not choose
+    run.record_step(2, rows)
+    found = store.query("SELECT step, prompt_id, inclusion FROM posterior_history ORDER BY step, prompt_id")
+    assert found == [(1, a, 0.125), (1, b, 1.0), (2, a, None), (2, b, None)]
+    with pytest.raises(StoreError, match=r"step 2 of run .* is already recorded with different content"):
+        run.record_step(2, dataclasses.replace(rows, inclusion=np.array([0.5, 0.5])))
+    for wrong in (0.0, 1.5, np.nan):
+        with pytest.raises(StoreError, match=rf"step 3: inclusion of prompt {b} is {wrong}; it must be in \(0, 1\]"):
+            fill.step(run, 3, [a, b], [4, 1], inclusion=np.array([0.5, wrong]))
+
+
 def test_repeating_a_step_changes_nothing_in_any_order_of_rows(store, fill, dump):
     run = fill.run(store)
     ids = fill.prompts(store, 3)

@@ -10,6 +10,7 @@ changed once released, so it spells out what it adds and imports nothing from ``
 
     version_2   kept rollouts with their texts, and each step's metrics
     version_3   the ledger of groups, and policy versions
+    version_4   inclusion probabilities of prompts that a strategy chose
 """
 
 from __future__ import annotations
