@@ -1,10 +1,13 @@
 """Rollout batches over a real data loader: whole, in order, within the budget. Only the engine is a stand-in."""
 
+import dataclasses
 import math
 import pickle
 import time
+from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from openrlhf_dbb import cpu
@@ -17,11 +20,13 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
+from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.responses import experiences  # noqa: E402
-from openrlhf_dbb.core.strategies import RunFacts, Sampler, SamplingError  # noqa: E402
+from openrlhf_dbb.core.strategies import Predictive, RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
 from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
+from openrlhf_dbb.core.strategies.posterior import PosteriorSampling  # noqa: E402
 
 BATCH, GROUP = 2, 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
@@ -46,8 +51,8 @@ def shared_engines(ray_node):
             self.sizes.append(len(prompts))
             return await asyncio.gather(
                 *(
-                    self.group(prompt, label, sampling["temperature"], num_samples, sampling["logprobs"])
-                    for prompt, label, _ in prompts
+                    self.group(prompt, label, sampling["temperature"], count, sampling["logprobs"])
+                    for (prompt, label, _), count in zip(prompts, num_samples, strict=True)
                 )
             )
 
@@ -199,6 +204,61 @@ def test_a_pass_that_has_ended_is_known_once_the_data_loader_has_said_so(generat
     assert made.at_end_of_episode
 
 
+def test_a_strategy_that_draws_decides_on_prompts_and_group_sizes(generator):
+    """Neyman: 4 of 4 prompts in a batch, 8 rollouts; the first varies, the others hardly do."""
+    facts = RunFacts(groups=4, rollouts=GROUP, seed=3, form="rloo", loss="seq-mean-token-mean")
+    strategy = PosteriorSampling(allocation="neyman").complete(facts)
+    known = Predictive(np.arange(4), np.array([50, 0.01, 0.01, 0.01]), np.array([50.0, 9, 9, 9]))
+    rows = [("", str(i), "10101", None) for i in range(1, 5)]
+    data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), columns(rows), strict=True)))
+    ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
+
+    def make():
+        made = generator(["10101"] * 4, strategy.sampler(facts))
+        made.prompts_dataloader = DrawnPrompts(data, made.sampler, ids, lambda: known)
+        return made
+
+    made, sizes = make(), []
+    for passes in range(3):
+        full, _, consumed, over = made.generate_samples()
+        asked = Counter(rollout.prompts[0] for rollout in full.trained)
+        sizes.append(asked)
+        assert (len(full), consumed, over, full.skipped) == (4 * GROUP, 4, False, {})
+        assert asked == {"1": 5, "2": 1, "3": 1, "4": 1}
+        # All four are drawn for certain; a prompt counts as much with 5 rollouts as with 1.
+        info = {
+            rollout.prompts[0]: (rollout.info["inclusion"].item(), rollout.info["weight"].item())
+            for rollout in full.trained
+        }
+        assert info == {"1": (1, GROUP / 5), "2": (1, GROUP), "3": (1, GROUP), "4": (1, GROUP)}
+        assert made.generated == (passes + 1) * 4 * GROUP
+        assert made.generate_samples()[3]  # a pass is as many prompts as there are
+    assert made.metrics()["posterior/certain"] == 1
+
+
+def test_a_checkpoint_in_the_middle_of_a_pass_continues_with_the_same_draws(generator):
+    facts = RunFacts(groups=2, rollouts=GROUP, seed=4)
+    known = Predictive(np.arange(6), np.arange(1.0, 7), np.ones(6))
+    rows = [("", str(i), MIXED, None) for i in range(1, 7)]
+    data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), columns(rows), strict=True)))
+    ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
+
+    def make(seed):
+        made = generator([MIXED] * 6, PosteriorSampling().sampler(dataclasses.replace(facts, seed=seed)))
+        made.prompts_dataloader = DrawnPrompts(data, made.sampler, ids, lambda: known)
+        return made
+
+    made = make(4)
+    draw(made)
+    state, position = pickle.dumps(made.state()), made.position(0)
+    expected = [draw(made) for _ in range(6)]
+    assert [over for _, _, over in expected] == [False, False, True, False, False, False]  # 3 batches a pass
+    resumed = make(99)
+    resumed.load(pickle.loads(state))
+    resumed.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
+    assert [draw(resumed) for _ in range(6)] == expected
+
+
 def test_dynamic_sampling_replaces_rejected_groups_until_the_pass_ends(generator):
     made = generator([EASY, MIXED, HARD, MIXED, EASY, MIXED, HARD], one_for_one())
     # 1 is rejected, for it 3, for it 4. Then 5 is, for it 7, then nothing is left: 6 waits.
@@ -246,7 +306,7 @@ def test_prompts_go_to_the_engine_with_the_least_left_to_do(generator):
 
     made = generator([], engines=[Busy(4), Busy(0), Busy(1)])
     # loads 4 0 1: the second (2), the third (3), the second (4), the third (5), the first (6), the second
-    assert made._shares(6, 2) == [[4], [0, 2, 5], [1, 3]]
+    assert made._shares([2] * 6) == [[4], [0, 2, 5], [1, 3]]
 
 
 def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engine):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from draws import check_draws
 
 from openrlhf_dbb import tiny
 
@@ -66,6 +67,7 @@ class Case:
         filters: whether only groups with different rewards are trained on.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
+        draws: whether the strategy chooses the prompts, and the sizes of their groups.
     """
 
     flags: list[str]
@@ -74,6 +76,7 @@ class Case:
     filters: bool = False
     budget: int | None = None
     latest: int | None = None
+    draws: bool = False
 
 
 CASES = {
@@ -94,6 +97,11 @@ CASES = {
     ),
     "greso-dbb": Case(
         ["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, by_visits, filters=True, budget=WHOLE
+    ),
+    "posterior-dbb": Case(
+        [*DBB, "--rollout.strategy", "posterior", "--posterior.allocation", "neyman",
+         "--algo.advantage.estimator", "rloo"],
+        4 * EPOCHS, by_visits, draws=True,
     ),
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--replay.min_cache", "8"], 4 * EPOCHS
@@ -168,7 +176,11 @@ def check_all(folder, case):
         return
     check_posteriors(folder, case)
     check_usage(folder, case)
-    check_passes(folder)
+    if case.draws:
+        database, most = folder / "openrlhf_dbb.db", 4 * SAMPLES
+        check_draws(database, PROMPTS, batch=BATCH, rollouts=SAMPLES, most=most, discount=DISCOUNT)
+    else:
+        check_passes(folder)
     check_checkpoint(folder)
     check_ledger(folder, case)
     check_best(folder)

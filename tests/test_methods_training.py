@@ -4,6 +4,7 @@ import sqlite3
 from collections import Counter
 
 import pytest
+from draws import check_draws
 
 pytestmark = pytest.mark.e2e
 
@@ -60,6 +61,29 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
     expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 7) for step, right, wrong in tokens}
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_prompts_are_drawn_by_their_posteriors_and_advantages_weighted(lane, tmp_path):
+    """Three passes of 4 steps. With dbb and rloo a kept rollout's advantage is M / (M - 1) (X - p), times the weight
+    8 / (32 inclusion) and 4 / n: a prompt counts as much, however many rollouts it has."""
+    result = lane.train(
+        tmp_path, "--estimator", "dbb", "--rollout.strategy", "posterior", "--posterior.allocation", "neyman",
+        "--algo.advantage.estimator", "rloo", *SMALL, "--train.num_episodes", "3", "--rollouts.keep", "all",
+        "--train.batch_size", "32", "--train.micro_batch_size", "32", *reward(tmp_path, BY_PROMPT),
+    )  # fmt: skip
+    assert result.error is None, result.output[-4000:]
+    assert "prompts drawn by E[p (1 - p)], floor 0.25, with importance weights, groups of 1 to 4 N" in result.output
+    check_draws(tmp_path / "openrlhf_dbb.db", 32, batch=8, rollouts=4, most=16, discount=0.5)
+    assert rows(tmp_path, "SELECT max(step), sum(generated), sum(trained) FROM steps") == [(12, 384, 384)]
+    assert rows(tmp_path, "SELECT max(rollouts) > 4 FROM posterior_history") == [(1,)]  # some groups are larger
+    kept = rows(
+        tmp_path,
+        "SELECT k.advantage, k.reward, h.mean, h.alpha + h.beta, h.inclusion, h.rollouts FROM rollouts k "
+        "JOIN posterior_history h USING (run_id, step, prompt_id)",
+    )
+    assert len(kept) == 384
+    for advantage, x, p, m, inclusion, n in kept:
+        assert advantage == pytest.approx(m / (m - 1) * (x - p) * 8 / (32 * inclusion) * 4 / n, rel=1e-9)
 
 
 # Of each prompt with an odd label the first rollout cannot be verified.

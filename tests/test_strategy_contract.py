@@ -13,7 +13,7 @@ import pytest
 from estimators.registry import Registry
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts
+from openrlhf_dbb.core.strategies import Decision, Predictive, RolloutStrategy, RunFacts
 from openrlhf_dbb.driver import arguments, checks, flags
 from openrlhf_dbb.errors import UsageError
 
@@ -54,19 +54,32 @@ def outside(field):
 class Training:
     """A strategy at work on 20 prompts, which succeed in 0 to 100 % of their rollouts."""
 
-    def __init__(self, sampler, place=0):
-        self.sampler, self.place = sampler, place
+    def __init__(self, strategy, facts=FACTS, place=0):
+        self.sampler, self.draws, self.place = strategy.sampler(facts), strategy.draws, place
         self.asked, self.decisions = set(), set()
 
     def scores(self, prompt_id):
         successes = np.random.default_rng([prompt_id, self.place]).random(FACTS.rollouts) < prompt_id % 5 / 4
         return successes.astype(float)
 
+    def predictive(self):
+        """One that moves with the training: successes and failures expected of 2 rollouts."""
+        share = (np.arange(PROMPTS) + self.place) % 5 / 4
+        return Predictive(np.arange(PROMPTS), 0.1 + 2 * share, 2.1 - 2 * share)
+
+    def next_prompt(self):
+        if not self.draws:
+            prompt_id = self.place % PROMPTS
+            return prompt_id, self.sampler.rollouts(prompt_id)
+        drawn = self.sampler.next_prompt(self.predictive)
+        assert drawn.prompt_id in range(PROMPTS) and 0 < drawn.inclusion <= 1 and drawn.weight > 0
+        return drawn.prompt_id, drawn.rollouts
+
     def draw(self, count):
         drawn = []
         while len(drawn) < count:
-            prompt_id, self.place = self.place % PROMPTS, self.place + 1
-            asked = self.sampler.rollouts(prompt_id)
+            prompt_id, asked = self.next_prompt()
+            self.place += 1
             self.asked.add(asked)
             if asked:
                 drawn.append(prompt_id)
@@ -137,7 +150,7 @@ def test_a_bad_value_on_the_command_line_is_one_clear_line(name):
 def test_the_command_line_chooses_it_and_fills_in_what_depends_on_the_run(name):
     settings = parse(name)
     checks.check(settings)
-    facts = RunFacts(groups=64, rollouts=8, seed=42)
+    facts = RunFacts(groups=64, rollouts=8, seed=42, loss="seq-mean-token-mean")
     assert settings.facts == facts
     assert type(settings.strategy) is strategies.get(name)
     assert settings.strategy == strategies.get(name)().complete(facts) == settings.strategy.complete(facts)
@@ -169,7 +182,7 @@ def test_it_says_what_it_does_in_one_line(name):
 @every_strategy
 def test_batches_are_filled_with_whole_groups_and_metrics_are_finite(name):
     strategy = build(name)
-    training = Training(strategy.sampler(FACTS))
+    training = Training(strategy)
     for _ in range(30):
         assert len(training.step()) == FACTS.groups
         assert all(math.isfinite(value) for value in training.sampler.metrics().values())
@@ -187,7 +200,7 @@ def test_a_group_whose_rewards_differ_is_trained_on(name):
 @every_strategy
 def test_a_checkpoint_continues_with_the_same_decisions(name):
     strategy = build(name)
-    first = Training(strategy.sampler(FACTS))
+    first = Training(strategy)
     for _ in range(5):
         first.step()
     state = pickle.dumps(first.sampler.state())
@@ -195,7 +208,7 @@ def test_a_checkpoint_continues_with_the_same_decisions(name):
     expected = [(first.step(), first.sampler.metrics()) for _ in range(10)]
     assert pickle.dumps(pickle.loads(state)) == state
 
-    resumed = Training(strategy.sampler(dataclasses.replace(FACTS, seed=99)), place)
+    resumed = Training(strategy, dataclasses.replace(FACTS, seed=99), place)
     resumed.sampler.load(pickle.loads(state))
     assert [(resumed.step(), resumed.sampler.metrics()) for _ in range(10)] == expected
 

@@ -130,8 +130,9 @@ class WithoutVllm(StrictRolloutActor):
         return found
 
 
-def groups(executor, generate, samples, *, tokenizer=None, max_length=32, updates=0, **changes):
-    """What an actor with this engine answers to both prompts."""
+def groups(executor, generate, *samples, tokenizer=None, max_length=32, updates=0, **changes):
+    """What an actor with this engine answers to both prompts; N of each, or of both."""
+    samples = samples * 2 if len(samples) == 1 else samples
     actor = WithoutVllm(executor, generate, updates)
     sampling, tokenizer = SAMPLING | changes, tokenizer or Letters()
     call = actor.generate_groups(PROMPTS, sampling, samples, hf_tokenizer=tokenizer, max_length=max_length)
@@ -142,13 +143,13 @@ def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [float(queries[0][-1])]}\n")
     engine = Group()
-    answers = groups(StrictExecutor([str(path)]), engine.generate, 3, tokenizer=Counting())
-    assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
+    answers = groups(StrictExecutor([str(path)]), engine.generate, 3, 2, tokenizer=Counting())
+    assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 2)]
     assert Counting.calls == 2
     assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
-        [prompt[:2]] * 3 for prompt in PROMPTS
+        [prompt[:2]] * count for prompt, count in zip(PROMPTS, (3, 2), strict=True)
     ]
-    assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
+    assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0], [0.0, 1.0]]
 
 
 class Digits(Letters):
@@ -240,7 +241,7 @@ def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
         return SimpleNamespace(request_id=str(turn), outputs=[response])
 
     actor = WithoutVllm(Agent(), generate, updates=4)
-    call = actor.generate_groups(PROMPTS[:1], SAMPLING, 1, hf_tokenizer=None, max_length=32)
+    call = actor.generate_groups(PROMPTS[:1], SAMPLING, [1], hf_tokenizer=None, max_length=32)
     ((answer,),) = asyncio.run(call)
     # 1 token under 4 updates, then 1 under 4 and 2 under 5
     assert answer["policy_updates"] == (1 * 4 + 1 * 4 + 2 * 5) / 4

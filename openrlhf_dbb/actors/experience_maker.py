@@ -18,7 +18,7 @@ from estimators import FORMS
 from openrlhf_dbb.actors.agreement import Agreement
 from openrlhf_dbb.actors.generation import RolloutBatch
 from openrlhf_dbb.actors.replay import Chosen, Replays
-from openrlhf_dbb.actors.responses import VERSION
+from openrlhf_dbb.actors.responses import INCLUSION, VERSION, WEIGHT
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -98,7 +98,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
         for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
-            for name in ("missing", VERSION):
+            for name in ("missing", VERSION, INCLUSION, WEIGHT):
                 experience.info.pop(name, None)
             experience.info["group_reward_std"] = group_std
             self._finish(experience, advantage)
@@ -135,7 +135,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             form=self.advantage_estimator,
             probed=step.probed,
             responses=self._responses(experiences),
-            policy_versions=_policy_versions(experiences),
+            policy_versions=_of_info(experiences, VERSION),
+            inclusion=_of_info(experiences, INCLUSION),
+            weights=_of_info(experiences, WEIGHT),
             fates=step.rollouts.fates,
         )
         return rewards_R, scored
@@ -232,10 +234,10 @@ def _log_prob_sums(experience: Experience) -> torch.Tensor:
     return (log_probs.double() * experience.action_mask).sum(dim=-1)
 
 
-def _policy_versions(experiences: list[Experience]) -> Floats | None:
-    """Of each rollout, shape (R,); None if all are of the step's own policy: training that waits for generation."""
-    versions = [experience.info[VERSION] for experience in experiences if VERSION in experience.info]
-    return torch.cat(versions).double().numpy() if versions else None
+def _of_info(experiences: list[Experience], name: str) -> Floats | None:
+    """What ``info`` holds of each rollout under this name, shape (R,); None if it holds nothing."""
+    values = [experience.info[name] for experience in experiences if name in experience.info]
+    return torch.cat(values).double().numpy() if values else None
 
 
 def _prompts(experiences: list[Experience]) -> list[Key]:

@@ -18,7 +18,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.actors import responses
 from openrlhf_dbb.core.rollouts import Key
-from openrlhf_dbb.core.strategies import Decision, Sampler
+from openrlhf_dbb.core.strategies import Decision, Drawn, Sampler
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
 
 PROMPTS_A_CALL = 8  # of Ray: it costs as much time as a short prompt
@@ -37,6 +37,8 @@ class Group:
     Attributes:
         prompt: text, label, image.
         pass_number: pass over the data in which the prompt was drawn, from 0.
+        samples: N, rollouts to ask for.
+        drawn: how the strategy chose the prompt; None if it does not choose.
         ordinal: its number in the ledger; None without one.
         version: policy version when it was asked for; None if training waits for generation.
         rollouts: what came back.
@@ -45,6 +47,8 @@ class Group:
 
     prompt: Prompt
     pass_number: int
+    samples: int
+    drawn: Drawn | None = None
     ordinal: int | None = None
     version: int | None = None
     rollouts: list[Experience] = field(default_factory=list)
@@ -164,7 +168,7 @@ class RolloutGenerator:
         self._dataloader_iter: Any = None
         self._pass = 0
         # Drawn before a checkpoint, to be asked for again after a resume.
-        self._again: deque[tuple[int, Prompt]] = deque()
+        self._again: deque[tuple[Any, ...]] = deque()
         # Of the batch that is being filled: groups kept so far, and all else.
         self._kept: list[Group] = []
         self._batch = RolloutBatch()
@@ -231,10 +235,10 @@ class RolloutGenerator:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to hold; taken between steps. Groups that wait for a step are asked for again."""
         return {
-            "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
+            "generated": self.generated - sum(group.samples for group in self._kept),
             "sampling": self.sampler.state(),
             "pass": self._pass,
-            "again": [(group.pass_number, group.prompt) for group in self._kept],
+            "again": [(group.pass_number, group.prompt, group.samples, group.drawn) for group in self._kept],
             "drained": self.at_end_of_episode and bool(self._kept),
         }
 
@@ -311,7 +315,7 @@ class RolloutGenerator:
         """Responses to prompts of token ids, without rewards, in any order; not counted as training rollouts."""
         with self._engines_awake():
             calls = []
-            shares = self._shares(len(requests), sampling.n)
+            shares = self._shares([sampling.n] * len(requests))
             for engine, share in zip(self.vllm_engines, shares, strict=True):
                 for start in range(0, len(share), PROMPTS_A_CALL):
                     asked = [requests[place] for place in share[start : start + PROMPTS_A_CALL]]
@@ -339,13 +343,14 @@ class RolloutGenerator:
     def _draw(self, count: int) -> list[Group]:
         """Groups to be of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
         drawn: list[Group] = []
+        whole = self.args.rollout.n_samples_per_prompt
         while len(drawn) < count:
             if self._again:
-                pass_number, prompt = self._again.popleft()
-                drawn.append(Group(prompt, pass_number))
+                pass_number, prompt, *how = self._again.popleft()
+                drawn.append(Group(prompt, pass_number, *(how or [whole])))
                 continue
             try:
-                _, texts, labels, images = next(self._dataloader_iter)
+                sources, texts, labels, images = next(self._dataloader_iter)
             except StopIteration:
                 # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
                 ended_before = self._dataloader_iter is _ENDED
@@ -354,10 +359,12 @@ class RolloutGenerator:
                     self._pass += 1
                     self.sampler.end_pass()
                 break
-            for prompt in zip(texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
+            for source, *prompt in zip(sources, texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
                 key = (prompt[0], str(prompt[1]))
-                if self._rollouts(self.prompt_ids[key]):
-                    drawn.append(Group(prompt, self._pass))
+                if isinstance(source, Drawn):
+                    drawn.append(Group(tuple(prompt), self._pass, source.rollouts, source))
+                elif self._rollouts(self.prompt_ids[key]):
+                    drawn.append(Group(tuple(prompt), self._pass, whole))
                 else:
                     self._batch.skipped[key] += 1
         return drawn
@@ -375,7 +382,7 @@ class RolloutGenerator:
             for ref in ready:
                 for group, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
                     group.rollouts = responses.experiences(
-                        answers, first_version=self._first_version, **generate_kwargs
+                        answers, first_version=self._first_version, drawn=group.drawn, **generate_kwargs
                     )
                     decision = self._judge(group.rollouts)
                     group.kept = decision is Decision.TRAIN
@@ -401,10 +408,13 @@ class RolloutGenerator:
                 group.ordinal = ordinal
         # A strategy that judges wants to know of each group at once: it may replace it.
         judges = type(self.sampler).judge is not Sampler.judge
-        calls = self._ask([group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL, **generate_kwargs)
+        samples = [group.samples for group in drawn]
+        calls = self._ask(
+            [group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL, samples, **generate_kwargs
+        )
         pending.update({ref: [drawn[place] for place in places] for ref, places in calls})
         sent += drawn
-        self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
+        self.generated += sum(samples)
 
     @property
     def _corrects(self) -> bool:
@@ -417,13 +427,19 @@ class RolloutGenerator:
     def _answers(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[list[dict[str, Any]]]:
         """The responses to each of ``prompts``, in their order."""
         found: dict[int, list[dict[str, Any]]] = {}
-        for ref, places in self._ask(prompts, PROMPTS_A_CALL, **generate_kwargs):
+        samples = [generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)] * len(prompts)
+        for ref, places in self._ask(prompts, PROMPTS_A_CALL, samples, **generate_kwargs):
             found.update(zip(places, ray.get(ref), strict=True))
         return [found[place] for place in range(len(prompts))]
 
-    def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        """Ask the engines, at most ``most`` prompts a call; each call's reference, and the places of its prompts."""
-        samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
+    def _ask(
+        self, prompts: Sequence[Prompt], most: int, samples: Sequence[int], **generate_kwargs: Any
+    ) -> list[tuple[Any, list[int]]]:
+        """Ask the engines for so many responses to each prompt, at most ``most`` prompts a call.
+
+        Returns:
+            Each call's reference, and the places of its prompts.
+        """
         request = {
             "sampling": {
                 "temperature": generate_kwargs.get("temperature", 1.0),
@@ -436,28 +452,27 @@ class RolloutGenerator:
             },
             "max_length": generate_kwargs.get("max_len", 2048),
             "hf_tokenizer": self.tokenizer,
-            "num_samples": samples,
         }
         calls = []
-        for engine, share in zip(self.vllm_engines, self._shares(len(prompts), samples), strict=True):
+        for engine, share in zip(self.vllm_engines, self._shares(samples), strict=True):
             for start in range(0, len(share), most):
                 places = share[start : start + most]
-                asked = [prompts[place] for place in places]
-                calls.append((engine.generate_groups.remote(asked, **request), places))
+                asked, counts = [prompts[place] for place in places], [samples[place] for place in places]
+                calls.append((engine.generate_groups.remote(asked, num_samples=counts, **request), places))
         return calls
 
-    def _shares(self, prompts: int, samples: int) -> list[list[int]]:
+    def _shares(self, samples: Sequence[int]) -> list[list[int]]:
         """Places of the prompts that each engine gets: the next one goes where least is left to do."""
         if len(self.vllm_engines) == 1:
-            return [list(range(prompts))]
+            return [list(range(len(samples)))]
         unfinished = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         loads = [(count, number) for number, count in enumerate(unfinished)]
         heapq.heapify(loads)
         shares: list[list[int]] = [[] for _ in loads]
-        for place in range(prompts):
+        for place, count in enumerate(samples):
             load, number = loads[0]
             shares[number].append(place)
-            heapq.heapreplace(loads, (load + samples, number))
+            heapq.heapreplace(loads, (load + count, number))
         return shares
 
     def _rollouts(self, prompt_id: int) -> int:

@@ -11,13 +11,21 @@ from numpy.typing import NDArray
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.actors.rewards import RewardError, single_value
+from openrlhf_dbb.core.strategies import Drawn
 
 VERSION = "policy_version"
 """In an experience's ``info``, of async training: training steps that the policy had seen, mean over the tokens."""
+INCLUSION, WEIGHT = "inclusion", "weight"
+"""In an experience's ``info``, where the strategy chooses the prompts: see :class:`core.strategies.Drawn`."""
 
 
 def experiences(
-    responses: Sequence[dict[str, Any]], *, max_len: int = 2048, first_version: int | None = None, **_: Any
+    responses: Sequence[dict[str, Any]],
+    *,
+    max_len: int = 2048,
+    first_version: int | None = None,
+    drawn: Drawn | None = None,
+    **_: Any,
 ) -> list[Experience]:
     """Responses in the form in which OpenRLHF trains on them, cut to ``max_len`` tokens.
 
@@ -26,6 +34,7 @@ def experiences(
 
     Args:
         first_version: of the policy when the engines were made; each rollout's own is then put into ``info``.
+        drawn: how the strategy chose the prompt; put into ``info``.
     """
     tokens = [response["observation_tokens"][:max_len] for response in responses]
     spans = [_actions(response, len(each)) for response, each in zip(responses, tokens, strict=True)]
@@ -53,6 +62,8 @@ def experiences(
             info[name] = torch.tensor([value.flatten()[0].item() if isinstance(value, torch.Tensor) else value])
         if first_version is not None:
             info[VERSION] = torch.tensor([first_version + response["policy_updates"]], dtype=torch.float64)
+        if drawn is not None:
+            info[INCLUSION], info[WEIGHT] = torch.tensor([[drawn.inclusion], [drawn.weight]], dtype=torch.float64)
         log_probs = response["rollout_log_probs"]
         rollout = Experience(
             sequences=sequences,
@@ -104,7 +115,7 @@ def to_observe(rollout: Experience) -> Experience:
         prompts=rollout.prompts,
         labels=rollout.labels,
         images=rollout.images,
-        info={VERSION: rollout.info[VERSION]} if VERSION in rollout.info else {},
+        info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
     )
 
 

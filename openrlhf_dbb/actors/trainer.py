@@ -17,6 +17,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
 from openrlhf_dbb.actors.ahead import GenerationAhead, GroupLedger
+from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.replay import Replays
@@ -81,13 +82,16 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # never corrected. If a group's advantages do not sum to zero, all-wrong groups push probability there.
         generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
-        loader, self.prompts_dataloader = self.prompts_dataloader, _Loader(self.prompts_dataloader)
         self._held_out, self._benchmarks = self.eval_dataloader, plan.benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream only asks whether there is something
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
+        sampler, loader = strategies.build(self.args), self.prompts_dataloader
+        if strategies.of(self.args).draws:
+            loader = DrawnPrompts(data, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
+        self.prompts_dataloader = _Loader(loader)
         self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, plan.run_uuid)
         runs_ahead = self.args.train.async_enable
@@ -98,7 +102,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             eval_dataloader=self._held_out,
             tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
             vllm_engines=self.vllm_engines,
-            sampler=strategies.build(self.args),
+            sampler=sampler,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,

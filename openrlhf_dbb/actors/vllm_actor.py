@@ -233,24 +233,25 @@ class StrictRolloutActor(PlatformRolloutActor):
         return [answers(each.number, output) for each, output in zip(requests, found, strict=True)]
 
     async def generate_groups(
-        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: int, **rest: Any
+        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: Sequence[int], **rest: Any
     ) -> list[list[dict[str, Any]]]:
         """A group of responses to each of several prompts.
 
         Args:
             prompts: text, label and images of each.
             sampling: values of ``vllm.SamplingParams``, so that who asks need not import vllm.
-            num_samples: N of each group.
+            num_samples: N of each prompt's group.
             rest: ``max_length`` and ``hf_tokenizer``, as for upstream's ``generate_responses``.
 
         Returns:
-            For each prompt N responses, as upstream's, with ``policy_updates``: the weight updates that the engine had
-            seen, mean over the response's tokens.
+            For each prompt its responses, as upstream's, with ``policy_updates``: the weight updates that the engine
+            had seen, mean over the response's tokens.
 
         Raises:
             RewardError: the reward function failed on one of them.
         """
-        return await asyncio.gather(*(self._group(*prompt, sampling, num_samples, **rest) for prompt in prompts))
+        groups = zip(prompts, num_samples, strict=True)
+        return await asyncio.gather(*(self._group(*prompt, sampling, count, **rest) for prompt, count in groups))
 
     async def _group(
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], num_samples: int, **rest: Any

@@ -7,6 +7,7 @@ probed, with M samples each.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportErro
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
+from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.core.usage import usage
 
 
@@ -73,6 +75,7 @@ class Posteriors:
         self._texts = [prompts[i] for i in first]
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
+        self._changing = threading.Lock()  # the state, which another thread may read
         self._last_step = 0
         self._last_ordinal: int | None = None
         self._load()
@@ -219,6 +222,8 @@ class Posteriors:
         responses: kept.Responses = kept.NONE,
         policy_versions: ArrayLike | None = None,
         fates: Mapping[str, Sequence[int]] | None = None,
+        inclusion: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
     ) -> Scored:
         """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
 
@@ -245,11 +250,13 @@ class Posteriors:
                 by default ``step - 1``. A group is as late as its rollouts are on average.
             fates: groups of :meth:`open_groups` that this step settles, by what becomes of them: trained, filtered or
                 stale.
+            inclusion: (R,) in (0, 1], probability with which a strategy drew the rollout's prompt, to be stored.
+            weights: (R,) > 0, factors on the advantages: importance weights of such a strategy.
 
         Raises:
             ValueError: columns of different lengths, a score the estimator is not defined for, an unknown prompt or
-                form, a form that the estimator cannot serve, a policy version out of range, or no rollout that could be
-                verified. Nothing has changed then.
+                form, a form that the estimator cannot serve, a policy version, probability or weight out of range, or
+                no rollout that could be verified. Nothing has changed then.
             storage.StoreError: the step before cannot be stored.
         """
         self.settle()
@@ -281,16 +288,21 @@ class Posteriors:
             )
 
         versions_R, lag_P = self._lags(step, policy_versions, groups)
+        weights_R = _factors("weights", weights, len(rollouts.prompts), np.inf)
+        inclusion_R = _factors("inclusion", inclusion, len(rollouts.prompts), 1.0)
         at = groups.prompts_P[seen_P]
         before = self.estimator.state_at(self._state, at)
         try:
-            estimate = self.estimator.observe_at(self._state, at, observed_P_G[seen_P], lag_P[seen_P])
+            with self._changing:
+                estimate = self.estimator.observe_at(self._state, at, observed_P_G[seen_P], lag_P[seen_P])
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
 
         advantages_P_G = np.zeros_like(rewards_P_G)
         without_P_G = self._without(at, observed_P_G[seen_P], estimate) if advantage.leave_one_out else None
         advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate, without_P_G)
+        if weights_R is not None:
+            advantages_P_G *= np.nan_to_num(groups.matrix(weights_R))
         zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
         zero_variance_P[seen_P] = np.nanmin(rewards_P_G[seen_P], axis=1) == np.nanmax(rewards_P_G[seen_P], axis=1)
         advantages_R = groups.rows(advantages_P_G)
@@ -302,6 +314,8 @@ class Posteriors:
         probe_metrics = {} if probed is None else self._add_probes(rows, at, probed)
         if versions_R is not None:
             rows.policy_version, kept_rows.policy_version = step - 1 - lag_P[seen_P], versions_R[kept_K]
+        if inclusion_R is not None:
+            rows.inclusion = groups.matrix(inclusion_R)[seen_P, 0]
         rows.fates = {fate: np.array(ordinals, dtype=np.int64) for fate, ordinals in (fates or {}).items()} or None
         if len(kept_K):
             kept_rows.advantage, rows.kept = advantages_R[kept_K], kept_rows
@@ -318,6 +332,18 @@ class Posteriors:
         if versions_R is not None:
             scored.metrics.update(_lag_metrics(step - 1 - versions_R[rollouts.trained]))
         return scored
+
+    def predictive(self) -> Predictive:
+        """What the estimator expects of every prompt's next visit, of all prompts; may be called from another thread.
+
+        Raises:
+            ValueError: the estimator has no such distribution.
+        """
+        with self._changing:
+            expected = self.estimator.predictive(self._state)
+        if expected is None:
+            raise ValueError(f"estimator {self.estimator.name!r} does not predict the next visit; use dbb or auto")
+        return Predictive(self._ids, *expected)
 
     def open_groups(
         self, prompts: Sequence[Key], passes: Sequence[int], rollouts: int, policy_version: float
@@ -519,6 +545,20 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _factors(name: str, values: ArrayLike | None, size: int, most: float) -> Floats | None:
+    """The column ``values`` (R,), each in (0, most]; None if not given."""
+    if values is None:
+        return None
+    column: Floats = np.asarray(values, dtype=np.float64)
+    if column.shape != (size,):
+        raise ValueError(f"{name} has shape {column.shape}; one value for each of the {size} rollouts is needed")
+    wrong = ~((column > 0) & (column <= most) & np.isfinite(column))
+    if wrong.any():
+        allowed = "a finite number above 0" if most == np.inf else f"in (0, {most:g}]"
+        raise ValueError(f"{name}[{int(wrong.argmax())}] = {column[wrong][0]:g} is not {allowed}")
+    return column
 
 
 def _lag_metrics(lag_R: Floats) -> dict[str, float]:

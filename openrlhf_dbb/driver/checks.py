@@ -231,6 +231,11 @@ def _check_estimator(settings: Settings) -> None:
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
             f"got {group}: one rollout alone has no deviation from its mean"
         )
+    if settings.strategy.draws and estimator.predictive(estimator.initial_state(1)) is None:
+        raise UsageError(
+            f"--rollout.strategy {args.rollout.strategy} draws prompts by what is known of them before a visit, which "
+            f"--estimator {settings.estimator} does not keep; use dbb or auto"
+        )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
 

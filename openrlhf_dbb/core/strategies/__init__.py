@@ -5,6 +5,7 @@
     plain       every prompt, every group
     dynamic     groups of zero variance are replaced (DAPO)
     greso       prompts whose groups had zero variance are skipped (GRESO)
+    posterior   prompts are drawn by the variance that their posterior expects
 
 They know neither torch nor OpenRLHF: prompts are ids, groups are arrays of scores. ``actors/generation.py`` does what
 they decide.
@@ -18,6 +19,8 @@ from estimators.registry import parameter_fields
 from openrlhf_dbb.core.strategies.base import (
     STRATEGIES,
     Decision,
+    Drawn,
+    Predictive,
     RolloutStrategy,
     RunFacts,
     Sampler,
@@ -28,6 +31,8 @@ from openrlhf_dbb.core.strategies.parameters import parameter
 
 __all__ = [
     "Decision",
+    "Drawn",
+    "Predictive",
     "RolloutStrategy",
     "RunFacts",
     "Sampler",
@@ -65,6 +70,9 @@ def facts(args: SimpleNamespace) -> RunFacts:
         rollouts=args.rollout.n_samples_per_prompt,
         seed=args.train.seed,
         score_range=tuple(args.algo.dynamic_filtering_range) if filtering else None,
+        form=args.algo.advantage.estimator,
+        loss=args.actor.loss_agg_mode,
+        asynchronous=args.train.async_enable,
     )
 
 

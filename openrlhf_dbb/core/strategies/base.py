@@ -1,10 +1,11 @@
 """The contract of a rollout strategy: which prompts are generated for, and what becomes of each group.
 
-Axes: N rollouts of a group.
+Axes: N rollouts of a group, P prompts of the run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar
@@ -31,12 +32,49 @@ class RunFacts:
         seed: for random numbers of the strategy's own (``--train.seed``).
         score_range: the mean score of a group must lie strictly between these two to be trained on
             (``--algo.dynamic_filtering_range``); None if ``--algo.dynamic_filtering_enable`` is not given.
+        form: how rewards become advantages (``--algo.advantage.estimator``).
+        loss: how the loss is aggregated (``--actor.loss_agg_mode``).
+        asynchronous: generation runs ahead of the training (``--train.async_enable``).
     """
 
     groups: int
     rollouts: int
     seed: int = 0
     score_range: tuple[float, float] | None = None
+    form: str = "group_norm"
+    loss: str = "token-mean"
+    asynchronous: bool = False
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """What the estimator expects of every prompt's next visit: its success probability is Beta(alpha, beta).
+
+    Attributes:
+        prompt_ids: (P,) int, ascending.
+        alpha, beta: (P,) float, > 0.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    alpha: NDArray[np.float64]
+    beta: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A prompt that the strategy has chosen.
+
+    Attributes:
+        prompt_id: of the prompt.
+        rollouts: to generate for it, >= 1.
+        inclusion: probability with which it is in the batch, in (0, 1]; fixed before anything is generated.
+        weight: factor on its advantages, > 0.
+    """
+
+    prompt_id: int
+    rollouts: int
+    inclusion: float
+    weight: float
 
 
 class Decision(Enum):
@@ -56,6 +94,9 @@ class Sampler:
     A step draws prompts in rounds of :meth:`round_size`, leaving out those for which :meth:`rollouts` says 0. Each of
     the others gets a group of rollouts, which :meth:`judge` judges, until enough groups for a batch are to be trained
     on. Surplus groups are discarded.
+
+    A strategy that ``draws`` is asked for each prompt by :meth:`next_prompt` instead of getting them in the order of
+    the data, and a pass is over when as many have been drawn as there are.
     """
 
     def __init__(self, facts: RunFacts) -> None:
@@ -75,6 +116,17 @@ class Sampler:
     def rollouts(self, prompt_id: int) -> int:
         """Rollouts to generate for a prompt that has just been drawn: N, or 0 to skip it."""
         return self.facts.rollouts
+
+    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """The next prompt to generate for; asked of a strategy that ``draws``.
+
+        Args:
+            predictive: what the estimator knows now; takes the time of a pass over all prompts.
+
+        Raises:
+            SamplingError: it cannot draw.
+        """
+        raise NotImplementedError
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         """Take note of a generated group, and decide what becomes of it.
@@ -123,6 +175,8 @@ class RolloutStrategy:
         discards: some rollouts are never trained on, so that a step may need more than a batch of groups.
         needs_budget: a pass over the prompts has no fixed cost, so that the training ends by ``--train.max_rollouts``,
             which is set to prompts x samples x episodes if not given.
+        draws: it chooses the prompts itself, by what the estimator expects of them, which therefore must have a
+            ``predictive``.
         reads_score_range: it honours ``RunFacts.score_range``; others refuse ``--algo.dynamic_filtering_enable``.
 
     Raises:
@@ -134,6 +188,7 @@ class RolloutStrategy:
     min_rollouts: ClassVar[int] = 1
     discards: ClassVar[bool] = False
     needs_budget: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
     reads_score_range: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

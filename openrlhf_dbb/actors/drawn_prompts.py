@@ -1,0 +1,53 @@
+"""Prompts in the order of the strategy, where it chooses them; in the place of OpenRLHF's data loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from openrlhf_dbb.core.rollouts import Key
+from openrlhf_dbb.core.strategies import Drawn, Predictive, Sampler
+
+Row = tuple[list[Drawn], list[str], list[Any], list[Any]]
+"""How the prompt was drawn, its text, label and images; each a list of one."""
+
+
+class DrawnPrompts:
+    """Hands out what the strategy draws; a pass is over when as many prompts were drawn as the data has rows.
+
+    What the strategy has drawn and not yet handed out is in its own state.
+
+    Args:
+        data: OpenRLHF's prompt data set. Of equal rows, which share a posterior, the first is used.
+        sampler: of a strategy that ``draws``.
+        prompt_ids: each prompt's id, as the strategy knows it.
+        predictive: what the estimator expects, now.
+    """
+
+    def __init__(
+        self, data: Any, sampler: Sampler, prompt_ids: Mapping[Key, int], predictive: Callable[[], Predictive]
+    ) -> None:
+        self.dataset, self._sampler, self._predictive = data, sampler, predictive
+        self._rows: dict[int, int] = {}
+        for row, (prompt, label) in enumerate(zip(data.prompts, data.labels, strict=True)):
+            self._rows.setdefault(prompt_ids[prompt, str(label)], row)
+        self._place = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset.prompts)
+
+    def __iter__(self) -> Iterator[Row]:
+        while self._place < len(self):
+            drawn = self._sampler.next_prompt(self._predictive)
+            self._place += 1
+            data, row = self.dataset, self._rows[drawn.prompt_id]
+            yield [drawn], [data.prompts[row]], [data.labels[row]], [data.images[row]]
+        self._place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the pass is."""
+        return {"place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._place = state["place"]

@@ -1,0 +1,222 @@
+"""Prompts drawn by their posterior: more often where a rollout is expected to teach more.
+
+Axes: P prompts of the run, B of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openrlhf_dbb.core.strategies.base import (
+    Drawn,
+    Predictive,
+    RolloutStrategy,
+    RunFacts,
+    Sampler,
+    SamplingError,
+    register,
+)
+from openrlhf_dbb.core.strategies.parameters import parameter
+
+Floats = NDArray[np.float64]
+
+
+@register
+@dataclass(frozen=True)
+class PosteriorSampling(RolloutStrategy):
+    """Each batch's prompts are drawn in proportion to the expected variance of a reward, E[p (1 - p)].
+
+    With Beta(a_i, b_i) the estimator's distribution of prompt i's next success probability, just before the batch, and
+    B prompts of P in a batch::
+
+        v_i   = E[p (1 - p)] = a_i b_i / ((a_i + b_i) (a_i + b_i + 1))
+        q_i   = (1 - floor) v_i / sum(v) + floor / P
+        pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
+
+    and one systematic draw, so that a batch has exactly B different prompts. A rollout's advantage is multiplied by
+    ``(B / (P pi_i)) ** weight_power``: with power 1 the expected gradient is that of prompts drawn evenly, and no
+    weight exceeds 1 / floor; with 0 the policy is trained on the mixture that was drawn, a curriculum. As pi is fixed
+    before anything is generated, the weights are exact.
+
+    With ``allocation="neyman"`` the batch's B N rollouts are divided in proportion to sqrt(v_i), between 1 and
+    ``most N`` for each prompt, and an advantage is multiplied by N / n_i as well, so that every prompt counts as much
+    as with N rollouts. n_i, too, is fixed before the group is seen.
+
+    A prompt's v is as good as the estimator: a prior that is too weak overstates it, see docs/strategies.md.
+
+    Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952), allocation (Neyman 1934); with
+    this posterior our own.
+    """
+
+    floor: float = parameter(0.25, "share of the draws that goes to all prompts alike", within="(0, 1]")
+    weight_power: float = parameter(
+        1.0, "power of the importance weights; 1: unbiased, 0: none, a curriculum", within="[0, 1]"
+    )
+    allocation: str = parameter(
+        "equal", "equal: N rollouts for each prompt; neyman: more where rewards vary more", choices=("equal", "neyman")
+    )
+    most: int = parameter(4, "largest group with neyman, in N", least=1)
+
+    name: ClassVar[str] = "posterior"
+    draws: ClassVar[bool] = True
+
+    def complete(self, facts: RunFacts) -> PosteriorSampling:
+        if self.allocation == "neyman":
+            asked = "--posterior.allocation neyman"
+            if facts.loss == "token-mean":
+                raise ValueError(
+                    f"{asked} needs a loss in which every rollout counts the same, not --actor.loss_agg_mode "
+                    f"{facts.loss}; give seq-mean-token-mean or seq-mean-token-sum-norm"
+                )
+            if facts.form == "group_norm":
+                raise ValueError(
+                    f"{asked} does not go with --algo.advantage.estimator {facts.form}, which divides by the "
+                    "deviation, so that no prompt's advantages vary more than another's; give dr_grpo or rloo"
+                )
+            if facts.asynchronous:
+                raise ValueError(
+                    f"{asked} does not go with --train.async_enable, where a stale group leaves a batch with another "
+                    "number of rollouts; leave one of them out"
+                )
+        return self
+
+    def describe(self) -> str:
+        weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(
+            self.weight_power, f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
+        )
+        groups = f", groups of 1 to {self.most} N" if self.allocation == "neyman" else ""
+        return f"prompts drawn by E[p (1 - p)], floor {self.floor:g}, {weights}{groups}"
+
+    def sampler(self, facts: RunFacts) -> PosteriorSampler:
+        return PosteriorSampler(self, facts)
+
+
+class PosteriorSampler(Sampler):
+    """Draws a batch whenever the last one has been handed out."""
+
+    def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
+        super().__init__(facts)
+        self._strategy = strategy
+        self._random = np.random.default_rng(facts.seed)
+        self._batch: deque[Drawn] = deque()
+        self._metrics: dict[str, float] = {}
+
+    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        if not self._batch:
+            self._batch.extend(self._draw(predictive()))
+        return self._batch.popleft()
+
+    def _draw(self, predictive: Predictive) -> list[Drawn]:
+        prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
+        if batch > prompts:
+            raise SamplingError(
+                f"--rollout.strategy posterior draws each prompt at most once in a batch of {batch} "
+                f"(--rollout.batch_size), but only {prompts} prompts differ; lower it"
+            )
+        variance = expected_variance(predictive.alpha, predictive.beta)
+        pi = inclusion(variance, batch, strategy.floor)
+        drawn = systematic(pi, self._random)
+        rollouts = np.full(batch, self.facts.rollouts)
+        if strategy.allocation == "neyman":
+            rollouts = neyman(
+                np.sqrt(variance[drawn]), batch * self.facts.rollouts, strategy.most * self.facts.rollouts
+            )
+        weights = (batch / (prompts * pi[drawn])) ** strategy.weight_power * self.facts.rollouts / rollouts
+        self._metrics = {
+            "posterior/lift": float(variance[drawn].mean() / variance.mean()) if variance.any() else 1.0,
+            "posterior/certain": float(np.mean(pi == 1)),
+            "posterior/effective": float(weights.sum() ** 2 / (batch * (weights @ weights))),
+        }
+        columns = (predictive.prompt_ids[drawn], rollouts, pi[drawn], weights)
+        return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last batch drawn.
+
+        posterior/lift: mean E[p (1 - p)] of its prompts, over that of all. posterior/certain: share of all prompts with
+        pi = 1. posterior/effective: what the weights leave of the batch, (sum w)^2 / (B sum w^2), in (0, 1].
+        """
+        return self._metrics
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "random": self._random.bit_generator.state,
+            "batch": [astuple(drawn) for drawn in self._batch],
+            "metrics": dict(self._metrics),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._random.bit_generator.state = state["random"]
+        self._batch = deque(Drawn(*row) for row in state["batch"])
+        self._metrics = dict(state["metrics"])
+
+
+def expected_variance(alpha: Floats, beta: Floats) -> Floats:
+    """E[p (1 - p)] for p ~ Beta(alpha, beta), in [0, 1/4]: the variance that a reward is expected to have, given p."""
+    total = alpha + beta
+    return np.asarray(alpha / total * (beta / (total + 1)))
+
+
+def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
+    """Probability that each prompt is in a batch, (P,) in (0, 1], with the sum ``batch``.
+
+    Args:
+        value_P: >= 0; what the draws are in proportion to, but for the floor and the limit of 1.
+        batch: at most P.
+        floor: share in (0, 1] that all prompts get alike. No probability is below ``floor * batch / P``.
+    """
+    prompts, total = len(value_P), value_P.sum()
+    even_P = np.full(prompts, 1 / prompts)
+    share_P = floor * even_P + (1 - floor) * (value_P / total if total > 0 else even_P)
+    order = np.argsort(-share_P, kind="stable")
+    sorted_P = share_P[order]
+    rest_P = np.cumsum(sorted_P[::-1])[::-1]  # sum of this share and all smaller ones
+    # With the k largest certain, the others are scaled to fill the batch; k is the least with which that is below 1.
+    scale_P = (batch - np.arange(prompts)) / rest_P
+    certain = int(np.argmax(scale_P * sorted_P <= 1 + 1e-12))
+    pi_P = scale_P[certain] * share_P
+    return np.where(pi_P > 1 - 1e-9, 1.0, pi_P)  # what is certain is so exactly
+
+
+def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
+    """One systematic draw: as many different prompts as ``pi_P`` sums to, each with its probability; in random order.
+
+    Args:
+        pi_P: in (0, 1], with a whole sum.
+    """
+    certain = np.flatnonzero(pi_P == 1)
+    others = random.permutation(np.flatnonzero(pi_P < 1))
+    size = round(float(pi_P.sum())) - len(certain)
+    ends = np.cumsum(pi_P[others])
+    if size:
+        ends *= size / ends[-1]  # its last is whole but for rounding
+    drawn = others[np.searchsorted(ends, random.random() + np.arange(size), side="right")]
+    return random.permutation(np.concatenate([certain, drawn]))
+
+
+def neyman(deviation_B: Floats, total: int, most: int) -> NDArray[np.int64]:
+    """Rollouts of each prompt, (B,) in [1, most] with the sum ``total``, as nearly in proportion as can be.
+
+    Args:
+        deviation_B: >= 0, standard deviation of one reward.
+        total: from B to ``most * B``.
+    """
+    low, high = 0.0, most / max(deviation_B[deviation_B > 0].min(initial=1.0), 1e-300)
+    for _ in range(200):
+        middle = (low + high) / 2
+        below = np.clip(middle * deviation_B, 1, most).sum() < total
+        low, high = (middle, high) if below else (low, middle)
+    exact_B = np.clip(high * deviation_B, 1, most)
+    rollouts_B = np.floor(exact_B + 1e-9).astype(np.int64)
+    # The largest remainders first; those at the limit last. More rounds only where too few deviations are above 0.
+    while (missing := total - int(rollouts_B.sum())) > 0:
+        order = np.argsort(-np.where(rollouts_B < most, exact_B - rollouts_B, -np.inf), kind="stable")
+        free = order[: int(np.sum(rollouts_B < most))]
+        rollouts_B[free[:missing]] += 1
+    return rollouts_B

@@ -1,0 +1,207 @@
+"""Prompts drawn by the posterior: probabilities, draws, weights and group sizes, by hand and on average."""
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.strategies import Predictive, RunFacts, SamplingError
+from openrlhf_dbb.core.strategies.posterior import (
+    PosteriorSampling,
+    expected_variance,
+    inclusion,
+    neyman,
+    systematic,
+)
+
+FACTS = RunFacts(groups=2, rollouts=2, seed=5, form="dr_grpo", loss="seq-mean-token-mean")
+
+
+def predictive(*pairs):
+    alpha, beta = np.array(pairs, dtype=float).T
+    return Predictive(10 * np.arange(1, len(pairs) + 1), alpha, beta)
+
+
+def drawn_by(strategy, expected, facts=FACTS, batches=1):
+    sampler = strategy.complete(facts).sampler(facts)
+    return [sampler.next_prompt(lambda: expected) for _ in range(batches * facts.groups)], sampler
+
+
+def test_expected_variance_of_a_beta():
+    # E p (1 - p) = a b / ((a + b) (a + b + 1)): uniform 1/6; Beta(3, 1): 3/20; far out 1/4 of a coin, and none.
+    found = expected_variance(np.array([1.0, 3.0, 1e9, 1e-300]), np.array([1.0, 1.0, 1e9, 5.0]))
+    np.testing.assert_allclose(found, [1 / 6, 3 / 20, 1 / 4, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("value", "batch", "floor", "expected"),
+    [
+        # In proportion: 2 of 4, shares 1/10, 2/10, 3/10, 4/10, none of them above 1 when doubled.
+        ([1, 2, 3, 4], 2, 1e-12, [0.2, 0.4, 0.6, 0.8]),
+        # Half of the draws to all alike: 0.5 / 4 + 0.5 share, doubled.
+        ([1, 2, 3, 4], 2, 0.5, [0.35, 0.45, 0.55, 0.65]),
+        # 3 of 4: the two largest would be 1.2 and 0.9; with the first certain the second is 2 * 3/6 = 1, then 1 * 2/3.
+        ([1, 2, 3, 4], 3, 1e-12, [1 / 3, 2 / 3, 1, 1]),
+        ([1, 2, 3, 4], 4, 0.25, [1, 1, 1, 1]),
+        # Nothing is expected to vary: all alike.
+        ([0, 0, 0, 0], 1, 0.25, [0.25] * 4),
+        # A prompt that cannot vary is drawn with floor * batch / P.
+        ([0, 5, 5, 5], 2, 0.2, [0.1, 19 / 30, 19 / 30, 19 / 30]),
+    ],
+)
+def test_inclusion_probabilities(value, batch, floor, expected):
+    found = inclusion(np.array(value, dtype=float), batch, floor)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    assert found.sum() == pytest.approx(batch)
+
+
+def test_a_systematic_draw_has_its_size_no_prompt_twice_and_each_with_its_probability():
+    pi = inclusion(np.array([0.0, 1, 2, 3, 4, 20, 30]), 3, 0.25)
+    random, counts, draws = np.random.default_rng(1), np.zeros(7), 4000
+    first = np.zeros(7)
+    for _ in range(draws):
+        drawn = systematic(pi, random)
+        assert len(set(drawn.tolist())) == len(drawn) == 3
+        counts[drawn] += 1
+        first[drawn[0]] += 1
+    # Five standard deviations of a share of 4,000 draws are below 0.04.
+    np.testing.assert_allclose(counts / draws, pi, atol=0.04)
+    np.testing.assert_allclose(first / draws, pi / 3, atol=0.04)  # in random order
+
+
+@pytest.mark.parametrize(
+    ("deviation", "total", "most", "expected"),
+    [
+        ([1, 1, 1], 6, 8, [2, 2, 2]),
+        ([1, 2, 3], 12, 8, [2, 4, 6]),
+        ([1, 2, 3], 13, 8, [2, 4, 7]),  # 2.17, 4.33, 6.5: the largest remainder
+        ([0, 1, 3], 10, 6, [1, 3, 6]),  # at least 1, at most 6; the rest to the second
+        ([0, 0, 0], 6, 8, [2, 2, 2]),
+        ([0, 0, 1], 8, 4, [2, 2, 4]),  # no proportion serves: those at 1 share what the limit leaves
+        ([5, 5], 8, 4, [4, 4]),
+    ],
+)
+def test_rollouts_in_proportion_to_the_deviation(deviation, total, most, expected):
+    assert neyman(np.array(deviation, dtype=float), total, most).tolist() == expected
+
+
+def test_weights_undo_what_the_draw_prefers():
+    # v = 1/4 E: Beta(1, 1): 1/6, Beta(9, 1): 9/110. Of 3 prompts 2 are drawn.
+    expected = predictive((1, 1), (9, 1), (9, 1))
+    pi = inclusion(np.array([1 / 6, 9 / 110, 9 / 110]), 2, 0.25)
+    for power, weights in ((1.0, 2 / (3 * pi)), (0.5, np.sqrt(2 / (3 * pi))), (0.0, np.ones(3))):
+        found, _ = drawn_by(PosteriorSampling(weight_power=power), expected, batches=20)
+        assert {each.rollouts for each in found} == {2}
+        for each in found:
+            at = each.prompt_id // 10 - 1
+            assert (each.inclusion, each.weight) == (pytest.approx(pi[at]), pytest.approx(weights[at]))
+        assert len({each.prompt_id for each in found[:2]}) == 2  # of one batch
+
+
+def test_with_full_weights_the_expected_gradient_is_that_of_even_draws():
+    """The sum over a batch of weight times a prompt's value, over B: its mean is the mean over all prompts."""
+    rng = np.random.default_rng(2)
+    expected = predictive(*rng.uniform(0.1, 9, (40, 2)))
+    value = rng.normal(size=40)
+    facts = RunFacts(groups=8, rollouts=1, seed=1)
+    found, _ = drawn_by(PosteriorSampling(floor=0.25), expected, facts, batches=4000)
+    sums = np.array([each.weight * value[each.prompt_id // 10 - 1] for each in found]).reshape(4000, 8).mean(axis=1)
+    assert abs(sums.mean() - value.mean()) < 5 * sums.std() / np.sqrt(4000)
+    assert max(each.weight for each in found) <= 1 / 0.25
+
+
+def test_neyman_keeps_the_rollouts_of_a_batch_and_every_prompt_counts_the_same():
+    expected = predictive((50, 50), (0.02, 10), (0.02, 10), (0.02, 10))
+    facts = RunFacts(groups=4, rollouts=4, seed=5, form="rloo", loss="seq-mean-token-mean")
+    found, _ = drawn_by(PosteriorSampling(allocation="neyman", most=2), expected, facts)
+    rollouts = {each.prompt_id: each.rollouts for each in found}
+    assert sum(rollouts.values()) == 16 and rollouts[10] == 8  # the limit, 2 N; the others share the rest
+    assert sorted(rollouts[i] for i in (20, 30, 40)) == [2, 3, 3]
+    assert all(each.weight == pytest.approx(4 / each.rollouts) for each in found)  # all are drawn: pi = 1
+
+
+def test_metrics_say_how_far_the_draw_is_from_an_even_one():
+    expected = predictive((1, 1), (1, 1), (1, 1), (1, 1))
+    _, sampler = drawn_by(PosteriorSampling(), expected)
+    assert sampler.metrics() == {
+        "posterior/lift": pytest.approx(1), "posterior/certain": 0, "posterior/effective": pytest.approx(1)
+    }  # fmt: skip
+    # One prompt that varies, three that cannot: v = 1/6, 0, 0, 0. The first is certain, the other of the batch is any.
+    expected = predictive((1, 1), (1e-300, 1), (1e-300, 1), (1e-300, 1))
+    _, sampler = drawn_by(PosteriorSampling(floor=0.25), expected)
+    # Weights 2 / (4 * 1) = 1/2 and 2 / (4 / 3) = 3/2: (1/2 + 3/2)^2 / (2 * (1/4 + 9/4)) = 4 / 5; lift (1/12) / (1/24).
+    assert sampler.metrics() == {
+        "posterior/lift": pytest.approx(2), "posterior/certain": 0.25, "posterior/effective": pytest.approx(0.8)
+    }  # fmt: skip
+
+
+def test_a_batch_is_drawn_once_with_what_is_known_then():
+    sampler, asked = PosteriorSampling().sampler(FACTS), []
+
+    def now():
+        asked.append(len(asked))
+        return predictive((1, 1), (1, 1), (1, 1))
+
+    for calls in (1, 1, 2, 2, 3):
+        sampler.next_prompt(now)
+        assert len(asked) == calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "token-mean"}, r"--posterior.allocation neyman needs a loss .* --actor.loss_agg_mode token-mean"),
+        ({"form": "group_norm"}, r"does not go with --algo.advantage.estimator group_norm, .*; give dr_grpo or rloo"),
+        ({"asynchronous": True}, r"does not go with --train.async_enable, .*; leave one of them out"),
+    ],
+)  # fmt: skip
+def test_neyman_is_refused_where_a_group_size_would_change_the_objective(changes, message):
+    facts = RunFacts(**{**vars(FACTS), **changes})
+    with pytest.raises(ValueError, match=message):
+        PosteriorSampling(allocation="neyman").complete(facts)
+    assert PosteriorSampling().complete(facts) == PosteriorSampling()
+
+
+def test_more_prompts_a_batch_than_there_are():
+    with pytest.raises(
+        SamplingError, match=r"batch of 2 \(--rollout.batch_size\), but only 1 prompts differ; lower it"
+    ):
+        drawn_by(PosteriorSampling(), predictive((1, 1)))
+
+
+def test_it_says_whether_it_is_a_curriculum():
+    assert PosteriorSampling().describe() == "prompts drawn by E[p (1 - p)], floor 0.25, with importance weights"
+    assert "without weights (a curriculum)" in PosteriorSampling(weight_power=0).describe()
+    assert "to the power 0.5 (partly a curriculum)" in PosteriorSampling(weight_power=0.5).describe()
+
+
+def test_posteriors_weigh_advantages_and_store_the_probabilities(store):
+    prompts, labels = ["a", "b"], ["1", "2"]
+    with Posteriors.create(store, "run", prompts, labels, estimator="dbb") as posteriors:
+        before = posteriors.predictive()
+        # The prior (1, 1), discounted by 0.5.
+        assert (before.alpha.tolist(), before.beta.tolist()) == ([0.5, 0.5], [0.5, 0.5])
+        rows = (["a", "a", "b"], ["1", "1", "2"], [1, 0, 1])
+        given = {"inclusion": [0.25, 0.25, 1.0], "weights": [2.0, 2.0, 0.5]}
+        scored = posteriors.observe(1, *rows, form="dr_grpo", **given)
+        # a: 1.5 / 3; b: 1.5 / 2.
+        assert scored.advantages.tolist() == [1.0, -1.0, 0.125]
+        after = posteriors.predictive()
+        assert dict(zip(after.prompt_ids.tolist(), zip(after.alpha, after.beta, strict=True), strict=True)) == {
+            posteriors.prompt_ids["a", "1"]: (0.75, 0.75), posteriors.prompt_ids["b", "2"]: (0.75, 0.25)
+        }  # fmt: skip
+        for wrong, message in (
+            ({"weights": [1.0, 0.0, 1.0]}, r"weights\[1\] = 0 is not a finite number above 0"),
+            ({"inclusion": [1.0, 1.0, 1.5]}, r"inclusion\[2\] = 1.5 is not in \(0, 1\]"),
+            ({"inclusion": [1.0]}, r"inclusion has shape \(1,\); one value for each of the 3 rollouts"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                posteriors.observe(2, *rows, **wrong)
+        posteriors.settle()
+        stored = dict(store.query("SELECT prompt_id, inclusion FROM posterior_history"))
+        assert stored == {posteriors.prompt_ids["a", "1"]: 0.25, posteriors.prompt_ids["b", "2"]: 1.0}
+        point = Posteriors.create(store, "point", prompts, labels, estimator="point")
+        with (
+            point,
+            pytest.raises(ValueError, match="estimator 'point' does not predict the next visit; use dbb or auto"),
+        ):
+            point.predictive()
