@@ -8,7 +8,7 @@ import pytest
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 
 
-def check_draws(database, prompts, *, batch, rollouts, most, discount, floor=0.25):
+def check_draws(database, prompts, *, batch, rollouts, most, discount, floor=0.25, power=0.5):
     """Every step's probabilities are those of the posteriors right before it, whatever was killed and undone.
 
     Args:
@@ -27,7 +27,7 @@ def check_draws(database, prompts, *, batch, rollouts, most, discount, floor=0.2
         assert sum(count for _, count, _, _ in rows) == batch * rollouts
         assert all(1 <= count <= most for _, count, _, _ in rows)
         of_all = np.array([*known.values(), *[(1.0, 1.0)] * (prompts - len(known))])
-        expected = inclusion(expected_variance(*(discount * of_all).T), batch, floor)
+        expected = inclusion(expected_variance(*(discount * of_all).T) ** power, batch, floor)
         place = {prompt: at for at, prompt in enumerate(known)}
         for prompt, count, successes, stored in rows:
             assert stored == pytest.approx(expected[place.get(prompt, -1)], rel=1e-9), (step, prompt)

@@ -72,7 +72,7 @@ def test_prompts_are_drawn_by_their_posteriors_and_advantages_weighted(lane, tmp
         "--train.batch_size", "32", "--train.micro_batch_size", "32", *reward(tmp_path, BY_PROMPT),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
-    assert "prompts drawn by E[p (1 - p)], floor 0.25, with importance weights, groups of 1 to 4 N" in result.output
+    assert "prompts drawn by E[p (1 - p)]^0.5, floor 0.25, with importance weights, groups of 1 to 4 N" in result.output
     check_draws(tmp_path / "openrlhf_dbb.db", 32, batch=8, rollouts=4, most=16, discount=0.5)
     assert rows(tmp_path, "SELECT max(step), sum(generated), sum(trained) FROM steps") == [(12, 384, 384)]
     assert rows(tmp_path, "SELECT max(rollouts) > 4 FROM posterior_history") == [(1,)]  # some groups are larger

@@ -12,6 +12,8 @@ from openrlhf_dbb.core.strategies.posterior import (
     neyman,
     systematic,
 )
+from openrlhf_dbb.driver import arguments, checks
+from openrlhf_dbb.errors import UsageError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5, form="dr_grpo", loss="seq-mean-token-mean")
 
@@ -85,9 +87,12 @@ def test_rollouts_in_proportion_to_the_deviation(deviation, total, most, expecte
 
 
 def test_weights_undo_what_the_draw_prefers():
-    # v = 1/4 E: Beta(1, 1): 1/6, Beta(9, 1): 9/110. Of 3 prompts 2 are drawn.
+    # E[p (1 - p)]: Beta(1, 1): 1/6, Beta(9, 1): 9/110. Of 3 prompts 2 are drawn.
     expected = predictive((1, 1), (9, 1), (9, 1))
-    pi = inclusion(np.array([1 / 6, 9 / 110, 9 / 110]), 2, 0.25)
+    variance = np.array([1 / 6, 9 / 110, 9 / 110])
+    pi = inclusion(np.sqrt(variance), 2, 0.25)
+    found, _ = drawn_by(PosteriorSampling(power=1), expected, batches=20)
+    assert {each.inclusion for each in found} <= {*inclusion(variance, 2, 0.25).tolist()}
     for power, weights in ((1.0, 2 / (3 * pi)), (0.5, np.sqrt(2 / (3 * pi))), (0.0, np.ones(3))):
         found, _ = drawn_by(PosteriorSampling(weight_power=power), expected, batches=20)
         assert {each.rollouts for each in found} == {2}
@@ -119,15 +124,26 @@ def test_neyman_keeps_the_rollouts_of_a_batch_and_every_prompt_counts_the_same()
     assert all(each.weight == pytest.approx(4 / each.rollouts) for each in found)  # all are drawn: pi = 1
 
 
+def test_neyman_gives_more_to_a_prompt_that_was_drawn_against_the_odds():
+    """v is 1/6 for the first and 1/8 for the others; drawn in proportion to it, n ~ w sqrt(v) ~ 1 / sqrt(v)."""
+    expected = predictive((1, 1), (0.5, 0.5), (0.5, 0.5))
+    facts = RunFacts(groups=2, rollouts=50, seed=1, form="rloo", loss="seq-mean-token-mean")
+    found, _ = drawn_by(PosteriorSampling(power=1, floor=1e-9, allocation="neyman"), expected, facts, batches=10)
+    for first, second in zip(found[::2], found[1::2], strict=True):
+        # 1/6 to 1/8: the square roots of the inverses are as 0.866 to 1, 46.4 to 53.6 of 100.
+        sizes = {each.prompt_id == 10: each.rollouts for each in (first, second)}
+        assert sizes == ({True: 46, False: 54} if True in sizes else {False: 50})
+
+
 def test_metrics_say_how_far_the_draw_is_from_an_even_one():
     expected = predictive((1, 1), (1, 1), (1, 1), (1, 1))
     _, sampler = drawn_by(PosteriorSampling(), expected)
     assert sampler.metrics() == {
         "posterior/lift": pytest.approx(1), "posterior/certain": 0, "posterior/effective": pytest.approx(1)
     }  # fmt: skip
-    # One prompt that varies, three that cannot: v = 1/6, 0, 0, 0. The first is certain, the other of the batch is any.
+    # One prompt that varies, three that cannot: v = 1/6, 0, 0, 0. The first is certain, the other of the batch any.
     expected = predictive((1, 1), (1e-300, 1), (1e-300, 1), (1e-300, 1))
-    _, sampler = drawn_by(PosteriorSampling(floor=0.25), expected)
+    _, sampler = drawn_by(PosteriorSampling(power=1, floor=0.25), expected)
     # Weights 2 / (4 * 1) = 1/2 and 2 / (4 / 3) = 3/2: (1/2 + 3/2)^2 / (2 * (1/4 + 9/4)) = 4 / 5; lift (1/12) / (1/24).
     assert sampler.metrics() == {
         "posterior/lift": pytest.approx(2), "posterior/certain": 0.25, "posterior/effective": pytest.approx(0.8)
@@ -161,6 +177,15 @@ def test_neyman_is_refused_where_a_group_size_would_change_the_objective(changes
     assert PosteriorSampling().complete(facts) == PosteriorSampling()
 
 
+def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():
+    command = ["--preset", "tiny", "--rollout.strategy", "posterior", "--estimator"]
+    checks.check(arguments.parse([*command, "auto"]))
+    with pytest.raises(
+        UsageError, match=r"^--rollout.strategy posterior draws .* --estimator point .*; use dbb or auto$"
+    ):
+        checks.check(arguments.parse([*command, "point"]))
+
+
 def test_more_prompts_a_batch_than_there_are():
     with pytest.raises(
         SamplingError, match=r"batch of 2 \(--rollout.batch_size\), but only 1 prompts differ; lower it"
@@ -169,7 +194,7 @@ def test_more_prompts_a_batch_than_there_are():
 
 
 def test_it_says_whether_it_is_a_curriculum():
-    assert PosteriorSampling().describe() == "prompts drawn by E[p (1 - p)], floor 0.25, with importance weights"
+    assert PosteriorSampling().describe() == "prompts drawn by E[p (1 - p)]^0.5, floor 0.25, with importance weights"
     assert "without weights (a curriculum)" in PosteriorSampling(weight_power=0).describe()
     assert "to the power 0.5 (partly a curriculum)" in PosteriorSampling(weight_power=0.5).describe()
 

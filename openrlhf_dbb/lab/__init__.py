@@ -14,6 +14,8 @@ replay_command         lab replay: what another estimator would have given on a 
   replay_figures       its figures
 calibration_command    lab calibration: were the forecasts of a run's next visits right?
   forecast             PIT, coverage, reliability
+allocate_command       lab allocate: what each rollout strategy would have drawn, and what that may save
+  allocation           strategies let loose on the recorded passes
 
 Shared:
 

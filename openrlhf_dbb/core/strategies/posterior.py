@@ -30,30 +30,32 @@ Floats = NDArray[np.float64]
 @register
 @dataclass(frozen=True)
 class PosteriorSampling(RolloutStrategy):
-    """Each batch's prompts are drawn in proportion to the expected variance of a reward, E[p (1 - p)].
+    """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
     With Beta(a_i, b_i) the estimator's distribution of prompt i's next success probability, just before the batch, and
     B prompts of P in a batch::
 
         v_i   = E[p (1 - p)] = a_i b_i / ((a_i + b_i) (a_i + b_i + 1))
-        q_i   = (1 - floor) v_i / sum(v) + floor / P
+        q_i   = (1 - floor) v_i^power / sum(v^power) + floor / P
         pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
 
     and one systematic draw, so that a batch has exactly B different prompts. A rollout's advantage is multiplied by
     ``(B / (P pi_i)) ** weight_power``: with power 1 the expected gradient is that of prompts drawn evenly, and no
     weight exceeds 1 / floor; with 0 the policy is trained on the mixture that was drawn, a curriculum. As pi is fixed
-    before anything is generated, the weights are exact.
+    before anything is generated, the weights are exact. With weights, power 1/2 is what makes the gradient least noisy
+    if v is right; without, a higher one makes a steeper curriculum.
 
-    With ``allocation="neyman"`` the batch's B N rollouts are divided in proportion to sqrt(v_i), between 1 and
-    ``most N`` for each prompt, and an advantage is multiplied by N / n_i as well, so that every prompt counts as much
-    as with N rollouts. n_i, too, is fixed before the group is seen.
+    With ``allocation="neyman"`` the batch's B N rollouts are divided in proportion to the weight times sqrt(v_i),
+    between 1 and ``most N`` for each prompt, and an advantage is multiplied by N / n_i as well, so that every prompt
+    counts as much as with N rollouts. n_i, too, is fixed before the group is seen.
 
-    A prompt's v is as good as the estimator: a prior that is too weak overstates it, see docs/strategies.md.
+    A prompt's v is as good as the estimator's forecast of it; the floor bounds what a wrong one costs.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952), allocation (Neyman 1934); with
     this posterior our own.
     """
 
+    power: float = parameter(0.5, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]")
     floor: float = parameter(0.25, "share of the draws that goes to all prompts alike", within="(0, 1]")
     weight_power: float = parameter(
         1.0, "power of the importance weights; 1: unbiased, 0: none, a curriculum", within="[0, 1]"
@@ -91,7 +93,7 @@ class PosteriorSampling(RolloutStrategy):
             self.weight_power, f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
         )
         groups = f", groups of 1 to {self.most} N" if self.allocation == "neyman" else ""
-        return f"prompts drawn by E[p (1 - p)], floor {self.floor:g}, {weights}{groups}"
+        return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}{groups}"
 
     def sampler(self, facts: RunFacts) -> PosteriorSampler:
         return PosteriorSampler(self, facts)
@@ -120,14 +122,13 @@ class PosteriorSampler(Sampler):
                 f"(--rollout.batch_size), but only {prompts} prompts differ; lower it"
             )
         variance = expected_variance(predictive.alpha, predictive.beta)
-        pi = inclusion(variance, batch, strategy.floor)
+        pi = inclusion(variance**strategy.power, batch, strategy.floor)
         drawn = systematic(pi, self._random)
-        rollouts = np.full(batch, self.facts.rollouts)
+        whole = self.facts.rollouts
+        rollouts, weights = np.full(batch, whole), (batch / (prompts * pi[drawn])) ** strategy.weight_power
         if strategy.allocation == "neyman":
-            rollouts = neyman(
-                np.sqrt(variance[drawn]), batch * self.facts.rollouts, strategy.most * self.facts.rollouts
-            )
-        weights = (batch / (prompts * pi[drawn])) ** strategy.weight_power * self.facts.rollouts / rollouts
+            rollouts = neyman(weights * np.sqrt(variance[drawn]), batch * whole, strategy.most * whole)
+        weights = weights * whole / rollouts
         self._metrics = {
             "posterior/lift": float(variance[drawn].mean() / variance.mean()) if variance.any() else 1.0,
             "posterior/certain": float(np.mean(pi == 1)),
