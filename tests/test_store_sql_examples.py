@@ -127,7 +127,7 @@ def test_the_views_hold_only_what_is_documented(store):
     }  # fmt: skip
     assert columns["posterior_history"] == [
         "run_id", "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance",
-        "policy_version", "lag",
+        "policy_version", "lag", "inclusion",
     ]  # fmt: skip
     assert columns["posteriors"] == [
         "run_id",

@@ -4,6 +4,7 @@ In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged
+drawn_prompts     prompts in the order of a strategy that chooses them
 responses         what the engines answer, as OpenRLHF's experiences
 ahead             generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
