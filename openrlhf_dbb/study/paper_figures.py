@@ -18,7 +18,7 @@ from openrlhf_dbb.study.findings import DISCOUNT, outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SWEEPS = {"sweep-n8": "N = 8", "sweep-n2": "N = 2", "small-n2": "N = 2, small model"}
+SWEEPS = {"sweep-n8": "N = 8", "sweep-n2": "N = 2", "small-n2": "small model, N = 2"}
 """Experiments with several discounts, and their titles."""
 CLIPS = {
     "grpo": "GRPO",
@@ -70,7 +70,7 @@ def _discounts(study: Study) -> Figure | None:
         half = [test.high - test.mean for test in tests.values()]
         top.axhline(0, color="black", linewidth=0.8)
         top.errorbar(list(tests), middle, yerr=half, capsize=3, **look)
-        top.set_title(f"{SWEEPS[experiment]} (n = {max((test.n for test in tests.values()), default=0)})")
+        top.set_title(f"{SWEEPS[experiment]}\nn = {max((test.n for test in tests.values()), default=0)}")
         x, ratio_R_L = _ratios(study, experiment)
         bottom.axhline(1, color="black", linewidth=0.8)
         if len(x):
