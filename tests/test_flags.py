@@ -233,7 +233,7 @@ def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(text_model, monke
         name = "sign"
         formula = "sign(X - p)"
 
-        def advantages(self, rewards_P_G, estimate, without_P_G=None):
+        def advantages(self, rewards_P_G, estimate):
             raise NotImplementedError
 
     monkeypatch.setitem(estimators.FORMS._classes, "sign", Sign)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import estimators
 import storage
-from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
+from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
@@ -284,13 +284,14 @@ class Posteriors:
         at = groups.prompts_P[seen_P]
         before = self.estimator.state_at(self._state, at)
         try:
-            estimate = self.estimator.observe_at(self._state, at, observed_P_G[seen_P], lag_P[seen_P])
+            estimate = self.estimator.observe_at(
+                self._state, at, observed_P_G[seen_P], lag_P[seen_P], leave_one_out=advantage.leave_one_out
+            )
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
 
         advantages_P_G = np.zeros_like(rewards_P_G)
-        without_P_G = self._without(at, observed_P_G[seen_P], estimate) if advantage.leave_one_out else None
-        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate, without_P_G)
+        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate)
         zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
         zero_variance_P[seen_P] = np.nanmin(rewards_P_G[seen_P], axis=1) == np.nanmax(rewards_P_G[seen_P], axis=1)
         advantages_R = groups.rows(advantages_P_G)
@@ -432,16 +433,12 @@ class Posteriors:
     def _form(self, name: str) -> Form:
         """The advantage form of this name, if the estimator can serve it."""
         form = FORMS.build(name)
-        if form.leave_one_out and not self.estimator.leaves_one_out():
+        if form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
                 f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
                 "cannot tell (its group_weight is None); use dr_grpo"
             )
         return form
-
-    def _without(self, at: Positions, observed_P_G: Floats, estimate: Estimate) -> Floats | None:
-        """The means of the prompts at ``at`` without each rollout of this step, of which the state knows."""
-        return self.estimator.mean_without_each(self.estimator.state_at(self._state, at), observed_P_G, estimate)
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         try:

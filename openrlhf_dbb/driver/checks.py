@@ -246,7 +246,7 @@ def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
             f"{asked} cannot be used with --estimator {settings.estimator}; use {', '.join(FORMS.available())}, {alone}"
         )
     form = FORMS.build(advantage.estimator)
-    if form.leave_one_out and not estimator.leaves_one_out():
+    if form.leave_one_out and not estimator.can_leave_one_out():
         raise UsageError(
             f"{asked} scores a rollout by the mean without it, which --estimator {settings.estimator} cannot tell (its "
             "group_weight is None); use dr_grpo, or --estimator dbb"
