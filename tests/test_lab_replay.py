@@ -248,6 +248,12 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
 
 
+def test_visits_of_one_rollout_have_no_variance_to_tell_of():
+    of_one = visits(np.array([1, 2]), np.array([7, 7]), np.array([1.0, 0.0]), np.array([1, 1]))
+    run = recorded.RecordedRun(types.SimpleNamespace(name="old", estimator="dbb", parent=None), of_one, None)
+    assert introduction(run, None)[0] == "run old: 2 visits of 1 prompts, 1 rollouts a visit"
+
+
 def test_the_latest_run_as_json(written, tmp_path, capsys):
     argv = ["lab", "replay", "--store.url", written[0].url, "-o", str(tmp_path), "--json", "--criterion", "mse"]
     assert main([*argv, "--estimators", "point", "dbb", "--discounts", "0.2", "0.4"]) == 0

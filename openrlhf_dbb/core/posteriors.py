@@ -315,7 +315,7 @@ class Posteriors:
         per_group[3] = zero_variance_P & (np.abs(advantages_P_G).max(axis=1) > 0)
         per_group[4, seen_P] = sample_std(rewards_P_G[seen_P])
         scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
-        scored.metrics.update(means(scored, rollouts) | self._run_wide() | probe_metrics)
+        scored.metrics.update(means(scored, rollouts, rewards_P_G.shape[1]) | self._run_wide() | probe_metrics)
         if versions_R is not None:
             scored.metrics.update(_lag_metrics(step - 1 - versions_R[rollouts.trained]))
         return scored

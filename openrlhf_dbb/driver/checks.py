@@ -162,7 +162,8 @@ def _check_strategy(settings: Settings) -> None:
     if facts.rollouts < strategy.min_rollouts:
         raise UsageError(
             f"--rollout.strategy {name} looks for groups with different rewards; a group of "
-            f"--rollout.n_samples_per_prompt {facts.rollouts} never has them"
+            f"--rollout.n_samples_per_prompt {facts.rollouts} never has them; give {strategy.min_rollouts} or more, or "
+            "--rollout.strategy plain"
         )
     if strategy.needs_scores and not _rewards_at_generation(args):
         raise UsageError(f"--rollout.strategy {name} needs rewards at generation; give --reward.remote_url")
@@ -229,7 +230,8 @@ def _check_estimator(settings: Settings) -> None:
     if group < fewest:
         raise UsageError(
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
-            f"got {group}: one rollout alone has no deviation from its mean"
+            f"got {group}: one rollout alone has no deviation from its mean; give as many, or --estimator auto, which "
+            "has a mean from earlier visits"
         )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")

@@ -86,10 +86,14 @@ def replay(arguments: argparse.Namespace) -> None:
 def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
     """What was replayed, and the caveats."""
     record, visits = run.record, run.visits
-    zero_variance = np.mean((visits.successes == 0) | (visits.successes == visits.rollouts))
+    several = visits.rollouts > 1  # one reward alone has no variance
+    variance = ""
+    if several.any():
+        flat = ((visits.successes == 0) | (visits.successes == visits.rollouts))[several].mean()
+        variance = f", {flat:.0%} of the groups have zero variance"
     lines = [
         f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
-        f"{visits.rollouts.mean():.3g} rollouts a visit, {zero_variance:.0%} of the groups have zero variance",
+        f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
         f"trained with {specs.label(own) if own is not None else record.estimator + ', which is not installed here'}",
     ]
     if record.parent is not None:
