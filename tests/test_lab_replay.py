@@ -248,6 +248,17 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
 
 
+def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, tmp_path, capsys):
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
+        fill.step(run, step, ids, successes, rollouts=1)
+    argv = ["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), "--estimators", "dbb", "--discounts", "0.5"]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "criterion: minus log-likelihood of the next visit's successes" in out
+
+
 def test_visits_of_one_rollout_have_no_variance_to_tell_of():
     of_one = visits(np.array([1, 2]), np.array([7, 7]), np.array([1.0, 0.0]), np.array([1, 1]))
     run = recorded.RecordedRun(types.SimpleNamespace(name="old", estimator="dbb", parent=None), of_one, None)
