@@ -22,10 +22,18 @@ class Estimate:
     Attributes:
         mean: shape (P,), in reward units.
         variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
+        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None: it was
+            not asked for, see :meth:`RewardEstimator.observe`.
     """
 
     mean: Floats
     variance: Floats
+    without_each: Floats | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def baseline(self) -> Floats:
+        """What an advantage form subtracts from the rewards: ``without_each``, or the mean, shape (P, 1)."""
+        return self.mean[:, None] if self.without_each is None else self.without_each
 
 
 class RewardSupportError(ValueError):
@@ -92,6 +100,11 @@ class RewardEstimator(ABC):
         """
         return "real"
 
+    @property
+    def leave_one_out(self) -> bool:
+        """Whether every advantage form is to subtract :meth:`mean_without_each` in place of the mean."""
+        return False
+
     @abstractmethod
     def initial_state(self, num_prompts: int) -> State:
         """The state of ``num_prompts`` prompts, and of the run, before any rollout."""
@@ -143,7 +156,7 @@ class RewardEstimator(ABC):
         Args:
             state: after the visit.
             rewards_P_G: the group, as :meth:`observe` was given it.
-            estimate: what :meth:`observe` returned for it.
+            estimate: of :meth:`estimate`, for it.
 
         Returns:
             (P, G), in reward units; NaN for a missing rollout, and where the mean knows nothing but this rollout
@@ -159,12 +172,14 @@ class RewardEstimator(ABC):
         rest = np.full(np.shape(rewards_P_G), np.nan)
         return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
 
-    def leaves_one_out(self) -> bool:
+    def can_leave_one_out(self) -> bool:
         """Whether :meth:`mean_without_each` gives a mean."""
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
-    def observe(self, state: State, rewards_P_G: Floats, lag_P: Floats | None = None) -> tuple[State, Estimate]:
+    def observe(
+        self, state: State, rewards_P_G: Floats, lag_P: Floats | None = None, *, leave_one_out: bool = False
+    ) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order the estimator declares.
 
         Call it once per policy step, with all groups of the step.
@@ -172,6 +187,8 @@ class RewardEstimator(ABC):
         Args:
             lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
                 A fraction if several policies generated it. None: all 0.
+            leave_one_out: have the estimate tell its ``without_each``, as a form that declares ``leave_one_out`` needs
+                it. An estimator whose own ``leave_one_out`` is true always does.
 
         Returns:
             The new state and the estimate to score these very groups with.
@@ -188,10 +205,20 @@ class RewardEstimator(ABC):
                 raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state {len(state[field])} prompts")
         late = bool(lag_P.any())
         new_state = self.update_late(state, rewards_P_G, lag_P) if late else self.update(state, rewards_P_G)
-        return new_state, self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
+        estimate = self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
+        if leave_one_out or self.leave_one_out:
+            without_P_G = self.mean_without_each(new_state, rewards_P_G, estimate)
+            estimate = dataclasses.replace(estimate, without_each=without_P_G)
+        return new_state, estimate
 
     def observe_at(
-        self, state: State, prompts: NDArray[np.int64], rewards_P_G: Floats, lag_P: Floats | None = None
+        self,
+        state: State,
+        prompts: NDArray[np.int64],
+        rewards_P_G: Floats,
+        lag_P: Floats | None = None,
+        *,
+        leave_one_out: bool = False,
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
 
@@ -199,12 +226,13 @@ class RewardEstimator(ABC):
             state: of all prompts, and of the run.
             prompts: (P,) positions in the state, each at most once.
             rewards_P_G: their groups.
-            lag_P: (P,) how late they are, as in :meth:`observe`.
+            lag_P, leave_one_out: as in :meth:`observe`.
 
         Raises:
             RewardSupportError, ValueError: as in :meth:`observe`; the state is then unchanged.
         """
-        after, estimate = self.observe(self.state_at(state, prompts), rewards_P_G, lag_P)
+        before = self.state_at(state, prompts)
+        after, estimate = self.observe(before, rewards_P_G, lag_P, leave_one_out=leave_one_out)
         for field in self.state_fields:
             state[field][prompts] = after[field]
         state |= {field: after[field] for field in self.shared_fields}

@@ -19,6 +19,7 @@ CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan
 FORM_NAMES = list(FORMS.available())
 ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
+ESTIMATORS["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
 every_pair = pytest.mark.parametrize(("form", "estimator"), [(f, e) for f in FORM_NAMES for e in ESTIMATORS])
 
 
@@ -32,9 +33,9 @@ def scored(form, estimator, rewards_P_G, state=None):
     """The advantages of one visit."""
     rewards_P_G = np.array(rewards_P_G)
     state = estimator.initial_state(len(rewards_P_G)) if state is None else state
-    state, estimate = estimator.observe(state, rewards_P_G)
-    without = estimator.mean_without_each(state, rewards_P_G, estimate)
-    return FORMS.build(form).advantages(rewards_P_G, estimate, without)
+    form = FORMS.build(form)
+    _, estimate = estimator.observe(state, rewards_P_G, leave_one_out=form.leave_one_out)
+    return form.advantages(rewards_P_G, estimate)
 
 
 GROUPS = [[1, 0, NAN, 0], [1, 1, 1, 1]]
@@ -56,10 +57,49 @@ ROOT = math.sqrt
         ("group_norm", "dbb", [[ROOT(5 / 3), -ROOT(3 / 5), 0, -ROOT(3 / 5)], [1 / 3] * 4]),
         # 1 against 0.5 / 3, 0 against 1.5 / 3; 1 against 3.5 / 4
         ("rloo", "dbb", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4]),
+        *(
+            (form, "dbb leaving one out", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4])
+            for form in ("dr_grpo", "reinforce_baseline", "rloo")
+        ),
+        # the same over the posterior's own deviations, sqrt(0.375 0.625) and 0.3
+        (
+            "group_norm",
+            "dbb leaving one out",
+            [[(1 - 0.5 / 3) * 8 / ROOT(15), -4 / ROOT(15), 0, -4 / ROOT(15)], [0.125 / 0.3] * 4],
+        ),
     ],
 )
 def test_by_hand(form, estimator, expected):
     np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], GROUPS), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("forgetting", ["visits", "updates"])
+def test_leaving_one_out_is_the_posterior_times_m_over_m_less_one(forgetting):
+    parameters = {"discount": 0.7, "forgetting": forgetting, "updates_per_epoch": 3.0}
+    dbb, leaving = (estimators.build("dbb", **parameters, baseline=each) for each in ("posterior", "leave_one_out"))
+    history = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    state = dbb.initial_state(3)
+    dbb.observe_at(state, np.array([0, 2]), history)  # prompt 1 is new
+    rewards_P_G = np.array([[1.0, 0.0, 1.0, 0.0], [1.0, 0.0, NAN, NAN], [NAN, 0.0, NAN, NAN]])  # N = 4, 2, 1
+    after, _ = dbb.observe(state, rewards_P_G)
+    factor = after["alpha"] + after["beta"]
+    factor /= factor - 1
+    expected = factor[:, None] * scored("dr_grpo", dbb, rewards_P_G, state)
+    assert np.ptp(factor) > 0.2
+    np.testing.assert_allclose(scored("dr_grpo", leaving, rewards_P_G, state), expected, rtol=1e-12)
+    np.testing.assert_allclose(scored("rloo", dbb, rewards_P_G, state), expected, rtol=1e-12)
+    whitened_later = scored("reinforce_baseline", leaving, rewards_P_G, state)
+    np.testing.assert_allclose(whitened_later, expected, rtol=1e-12)
+    over_deviation = factor[:, None] * scored("group_norm", dbb, rewards_P_G, state)
+    np.testing.assert_allclose(scored("group_norm", leaving, rewards_P_G, state), over_deviation, rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_a_rollout_about_which_nothing_else_is_known_has_no_advantage_when_it_is_left_out(form):
+    leaving = estimators.build("dbb", baseline="leave_one_out")
+    nothing = {"alpha": np.full(2, 1e-300), "beta": np.full(2, 1e-300)}  # M = 1 after one rollout
+    found = scored(form, leaving, [[1.0, NAN], [1.0, 0.0]], nothing)
+    assert found[0].tolist() == [0, 0] and found[1, 0] > 0 > found[1, 1]
 
 
 def test_rloo_of_a_single_rollout():
@@ -81,10 +121,12 @@ def test_rloo_before_the_update_is_dr_grpo():
     assert scored("rloo", ReadBefore(), rewards_P_G).tolist() == [[0.5, -0.5, 0.0], [0.5, 0.5, 0.5]]
 
 
-def test_rloo_leaves_out_the_score_that_the_posterior_has_seen(tmp_path):
+@pytest.mark.parametrize(("form", "baseline"), [("rloo", "posterior"), ("dr_grpo", "leave_one_out")])
+def test_the_score_that_the_posterior_has_seen_is_what_is_left_out(tmp_path, form, baseline):
     prompts, labels = ["1+1="] * 4, ["2"] * 4
-    options = {"scores": [1, 1, 0, 0], "form": "rloo"}
-    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", prompts[:1], labels[:1]) as posteriors:
+    options = {"scores": [1, 1, 0, 0], "form": form}
+    dbb = estimators.build("dbb", baseline=baseline)
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", prompts[:1], labels[:1], estimator=dbb) as posteriors:
         found = posteriors.observe(1, prompts, labels, [0.5, 1, 0, -0.5], **options)
     # alpha, beta = 2.5, 2.5: without a success 1.5 / 4, without a failure 2.5 / 4
     np.testing.assert_allclose(found.advantages, [0.125, 0.625, -0.625, -1.125], rtol=1e-12)
@@ -118,8 +160,8 @@ class NoShare(estimators.RewardEstimator):
 
 def test_an_estimator_that_cannot_leave_one_out_is_refused(tmp_path):
     assert NoShare().mean_without_each({}, np.array([[1.0, 0.0]]), Estimate(np.ones(1), np.ones(1))) is None
-    assert not NoShare().leaves_one_out()
-    assert all(estimator.leaves_one_out() for estimator in ESTIMATORS.values())
+    assert not NoShare().can_leave_one_out()
+    assert all(estimator.can_leave_one_out() for estimator in ESTIMATORS.values())
     line = "form 'rloo' scores a rollout by the mean without it, which estimator 'no_share' cannot tell .* use dr_grpo"
     with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", ["a"], ["b"], estimator=NoShare()) as posteriors:
         with pytest.raises(ValueError, match=line):
@@ -128,9 +170,7 @@ def test_an_estimator_that_cannot_leave_one_out_is_refused(tmp_path):
 
 
 def test_rloo_says_what_it_needs():
-    with pytest.raises(
-        ValueError, match=r"form 'rloo' needs the mean without each rollout; pass what .*mean_without_each"
-    ):
+    with pytest.raises(ValueError, match=r"form 'rloo' needs the mean without each rollout; .* leave_one_out=True, or"):
         FORMS.build("rloo").advantages(np.ones((1, 2)), Estimate(np.ones(1), np.ones(1)))
 
 
@@ -164,8 +204,9 @@ def test_equal_rewards_of_a_group_have_equal_advantages_in_any_order(form, estim
 
 @pytest.mark.parametrize("form", FORM_NAMES)
 def test_inputs_are_left_alone(form):
-    rewards, estimate, without = REWARDS.copy(), Estimate(np.full(3, 0.5), np.full(3, 0.25)), np.full((3, 5), 0.25)
-    FORMS.build(form).advantages(rewards, estimate, without)
+    rewards, without = REWARDS.copy(), np.full((3, 5), 0.25)
+    estimate = Estimate(np.full(3, 0.5), np.full(3, 0.25), without)
+    FORMS.build(form).advantages(rewards, estimate)
     np.testing.assert_array_equal(rewards, REWARDS)
     assert (set(estimate.mean), set(estimate.variance), set(without.ravel())) == ({0.5}, {0.25}, {0.25})
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -291,6 +292,18 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
         assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at", "first_at")
     start_until_launch(command, monkeypatch, "--resume", "mine", *UPDATES)
     code, said = command("--resume", "mine", *UPDATES, "--rollout.batch_size", "8")
+    assert code == 2 and "it was trained with estimator parameters" in said
+
+
+def test_a_run_from_before_a_parameter_of_its_estimator_is_resumed_with_the_default(
+    unfinished, command, monkeypatch, tmp_path
+):
+    with contextlib.closing(sqlite3.connect(tmp_path / "openrlhf_dbb.db")) as database, database:
+        stored = json.loads(database.execute("SELECT parameters FROM dbb_run").fetchone()[0])
+        assert stored.pop("baseline") == "posterior"
+        database.execute("UPDATE dbb_run SET parameters = ?", [json.dumps(stored)])
+    start_until_launch(command, monkeypatch, "--resume", "mine")
+    code, said = command("--resume", "mine", "--dbb.baseline", "leave_one_out")
     assert code == 2 and "it was trained with estimator parameters" in said
 
 

@@ -36,9 +36,8 @@ CORRECTIONS = [
 def advantages(form, estimator):
     """Two groups of eight, each rollout's advantage at all its places, (B, T)."""
     built, rewards_P_G = estimators.build(estimator), np.array([[1.0] * 3 + [0.0] * 5, [1.0] * 8])
-    state, estimate = built.observe(built.initial_state(2), rewards_P_G)
-    without = built.mean_without_each(state, rewards_P_G, estimate)
-    found = estimators.FORMS.build(form).advantages(rewards_P_G, estimate, without)
+    _, estimate = built.observe(built.initial_state(2), rewards_P_G, leave_one_out=form == "rloo")
+    found = estimators.FORMS.build(form).advantages(rewards_P_G, estimate)
     return np.repeat(found.reshape(-1, 1), MASK_B_T.shape[1], axis=1)
 
 

@@ -13,6 +13,7 @@ import estimators
 
 CASES = {name: estimators.build(name) for name in estimators.available()}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
+CASES["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
 CASES["auto by likelihood"] = estimators.build("auto", criterion="likelihood")
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
 
@@ -315,8 +316,7 @@ def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
     estimator = CASES[case]
     visits_T_P_G = draw_visits(data, estimator)
     state, _ = replay(estimator, visits_T_P_G[:-1])
-    new_state, estimate = estimator.observe(state, visits_T_P_G[-1])
-    found = estimator.mean_without_each(new_state, visits_T_P_G[-1], estimate)
+    found = estimator.observe(state, visits_T_P_G[-1], leave_one_out=True)[1].without_each
     expected = without(estimator, state, visits_T_P_G[-1])
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G))
 
@@ -328,8 +328,8 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
     visits_T_P_G = (random.random((2, 256, 4)) < random.random((256, 1))).astype(float)
     state, _ = replay(estimator, visits_T_P_G[:-1])
     rewards_P_G = visits_T_P_G[-1]
-    new_state, estimate = estimator.observe(state, rewards_P_G)
-    found = estimator.mean_without_each(new_state, rewards_P_G, estimate)
+    _, estimate = estimator.observe(state, rewards_P_G, leave_one_out=True)
+    found = estimate.without_each
     for prompt in range(8):
         alone = rewards_P_G.copy()
         alone[prompt, 0] = np.nan

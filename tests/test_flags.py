@@ -233,7 +233,7 @@ def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(text_model, monke
         name = "sign"
         formula = "sign(X - p)"
 
-        def advantages(self, rewards_P_G, estimate, without_P_G=None):
+        def advantages(self, rewards_P_G, estimate):
             raise NotImplementedError
 
     monkeypatch.setitem(estimators.FORMS._classes, "sign", Sign)
@@ -301,7 +301,10 @@ TRAINED = {
     "algo.kl.use_loss": ["--algo.kl.estimator", "k2", *KL],
     "algo.kl.unbiased_gradient": ["--algo.kl.use_loss", *KL],
     "algo.advantage.estimator": ["dr_grpo"],
-    "rloo": ["--algo.advantage.estimator", "rloo", "--estimator", "auto", "--actor.policy_loss_type", "gspo"],
+    "single": [
+        "--method", "single", "--estimator", "auto", "--train.batch_size", "8", "--train.micro_batch_size", "8",
+        "--rollout.micro_batch_size", "8", "--actor.policy_loss_type", "gspo",
+    ],
     "algo.advantage.no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", *KL],
     "reinforce_baseline": [
         "--algo.advantage.estimator", "reinforce_baseline", "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01",
@@ -423,6 +426,16 @@ def the_policy_rests_in_the_first_step(folder, tags):
     assert list(tags["train/policy_loss"]) == [2] and list(tags["train/estimator/mean"]) == [1, 2]
 
 
+def groups_are_of_one_rollout(folder, tags):
+    """At its first visit a prompt's mean without its one rollout is the mean m of all, so that |A| is 2 m (1 - m) on
+    average; the mean of (2 m + X) / 3 is m."""
+    mean = tags["train/estimator/mean"][1]
+    assert tags["train/estimator/abs_advantage"][1] == pytest.approx(2 * mean * (1 - mean), rel=1e-5)
+    assert not {"train/estimator/zero_variance", "train/estimator/rescued", "train/group_reward_std"} & tags.keys()
+    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
+        assert connection.execute("SELECT generated, count(*) FROM usage GROUP BY 1").fetchall() == [(1, 32)]
+
+
 def nothing_is_divided_by_the_deviation(folder, tags):
     assert all(0 < value < 1 for value in tags["train/estimator/abs_advantage"].values())
 
@@ -475,6 +488,7 @@ SHOWS = {
     "ref.offload": kl_is_measured,
     "critic.freezing_steps": the_policy_rests_in_the_first_step,
     "algo.advantage.estimator": nothing_is_divided_by_the_deviation,
+    "single": groups_are_of_one_rollout,
     "reward.overlong_buffer_len": long_responses_are_punished,
     "eval.steps": every_step_is_evaluated,
     "ckpt.save_hf": hf_models_are_saved,

@@ -56,6 +56,16 @@ def test_rerun():
     np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
 
 
+def test_replayed_rollouts_are_left_out_of_their_own_baseline_if_the_estimator_says_so():
+    again = rerun(specs.parse("dbb:discount=0.5,baseline=leave_one_out"), hand_made())
+    # The posteriors above less one success, or one failure.
+    left_out = [[0.5 / 2, 1.5 / 2, np.nan, np.nan], [2.5 / 4] * 3 + [3.5 / 4], [4.75 / 5.5] * 4]
+    np.testing.assert_allclose(again.estimate.baseline, left_out)
+    deviations = np.sqrt(again.estimate.mean * (1 - again.estimate.mean))
+    sizes = np.array([0.75 + 0.75, 3 * 0.375 + 0.875, 4 * 0.75 / 5.5]) / deviations
+    assert criteria.advantages(hand_made(), again.estimate).size == pytest.approx(sizes.sum() / 10)
+
+
 class Before(DiscountedBetaBernoulli):
     reads = "before"
 
@@ -236,6 +246,23 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
     zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
+
+
+def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, tmp_path, capsys):
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
+        fill.step(run, step, ids, successes, rollouts=1)
+    argv = ["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), "--estimators", "dbb", "--discounts", "0.5"]
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "criterion: minus log-likelihood of the next visit's successes" in out
+
+
+def test_visits_of_one_rollout_have_no_variance_to_tell_of():
+    of_one = visits(np.array([1, 2]), np.array([7, 7]), np.array([1.0, 0.0]), np.array([1, 1]))
+    run = recorded.RecordedRun(types.SimpleNamespace(name="old", estimator="dbb", parent=None), of_one, None)
+    assert introduction(run, None)[0] == "run old: 2 visits of 1 prompts, 1 rollouts a visit"
 
 
 def test_the_latest_run_as_json(written, tmp_path, capsys):

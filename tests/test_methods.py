@@ -19,6 +19,8 @@ MODEL = [
     "--rollout.n_samples_per_prompt", "4", "--data.prompt_dataset", "some/data",
 ]  # fmt: skip
 
+DATA_AND_REWARD = ["--data.prompt_dataset", "some/data", "--reward.remote_url", "math_answer"]
+
 
 def parse(*argv):
     return arguments.parse(["--preset", "tiny", *argv])
@@ -80,6 +82,47 @@ RECIPES = {
         "actor.loss_agg_mode": "seq-mean-token-mean",
     },
 }
+
+
+def sizes(settings):
+    """Prompts of a step, rollouts of a prompt, rollouts of an optimizer step, passes over the prompts."""
+    flags = ("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.num_episodes")
+    return tuple(look_up(settings, flag) for flag in flags)
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (["--preset", "tiny"], (64 * 8, 1, 256, 4 * 8)),
+        (["--actor.model_name_or_path", "some/model"], (128 * 8, 1, 512, 4 * 8)),  # preset default: the paper's sizes
+        (["--preset", "tiny", "--rollout.batch_size", "256", "--train.num_episodes", "2"], (256, 1, 256, 2)),
+    ],
+)
+def test_one_rollout_a_prompt_keeps_the_presets_rollouts_and_optimizer_steps(base, expected):
+    settings = arguments.parse([*base, "--method", "single", *DATA_AND_REWARD])
+    assert sizes(settings) == expected
+    recipe = {
+        "rollout.strategy": "plain",
+        "algo.advantage.estimator": "rloo",
+        "actor.loss_agg_mode": "seq-mean-token-mean",
+        "actor.eps_clip_low_high": [0.98, 0.98],
+        "replay.samples": 0,
+    }
+    assert {flag: look_up(settings, flag) for flag in recipe} == recipe
+    assert (settings.estimator, settings.origin.get("dbb.discount")) == ("auto", None)
+    checks.check(settings)
+
+
+def test_with_dbb_one_rollout_a_prompt_forgets_slower_than_groups():
+    settings = parse("--method", "single", "--estimator", "dbb")
+    assert (settings.parameters["discount"], settings.origin["dbb.discount"]) == (0.85, "method single")
+    assert parse("--method", "single", "--estimator", "dbb", "--dbb.discount", "0.9").parameters["discount"] == 0.9
+
+
+def test_one_rollout_a_prompt_without_a_preset_has_the_sizes_that_are_given():
+    settings = arguments.parse([*MODEL, "--preset", "none", "--method", "single"])
+    assert sizes(settings)[1] == 4  # of MODEL: the command line's
+    assert not {"rollout.batch_size", "train.num_episodes"} & set(settings.origin)
 
 
 @pytest.mark.parametrize("base", [["--preset", "tiny"], [*MODEL, "--rollout.batch_size", "64"]], ids=["preset", "none"])
@@ -230,6 +273,16 @@ REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisatio
             ["--method", "repo"],
             f"repo: {PLAIN}; estimator point; {FORM}; loss seq-mean-token-mean; clip 0.2 0.28; no KL; {REPLAY}",
         ),
+        (
+            ["--method", "single"],
+            f"single: {PLAIN}, one rollout a prompt; estimator auto; advantage X - (p without X); "
+            "loss seq-mean-token-mean; clip 0.98 0.98; no KL",
+        ),
+        (
+            ["--dbb.baseline", "leave_one_out"],
+            f"grpo: {PLAIN}; estimator dbb, each rollout left out of its own baseline; {FORM}; "
+            "loss seq-mean-token-mean; clip 0.98 0.98; no KL",
+        ),
     ],
 )
 def test_the_start_tells_what_is_trained_piece_by_piece(argv, text):
@@ -255,12 +308,12 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
     [
         (
             ["--method", "dap"],
-            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, none (the",
+            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, single, none (the",
         ),
         (
             ["--method", "dapo", *BATCHES],
             "--rollout.strategy dynamic looks for groups with different rewards; a group of "
-            "--rollout.n_samples_per_prompt 1 never has them",
+            "--rollout.n_samples_per_prompt 1 never has them; give 2 or more, or --rollout.strategy plain",
         ),
         (["--method", "greso", *BATCHES], "--rollout.strategy greso looks for groups"),
         (

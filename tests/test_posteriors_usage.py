@@ -141,6 +141,16 @@ def test_what_was_not_verified_or_only_skipped_is_counted_alone(posteriors):
     ]
 
 
+def test_zero_variance_is_not_logged_where_a_group_is_one_rollout(posteriors):
+    ours, _ = posteriors("dbb")
+    texts, labels = zip(*KEYS[:2], strict=True)
+    alone = ours.observe(1, texts, labels, [1, 0]).metrics
+    pairs = ours.observe(2, texts * 2, labels * 2, [1, 0, 1, 1]).metrics
+    of_groups = {"estimator/zero_variance", "estimator/rescued"}
+    assert pairs.keys() - alone.keys() == of_groups and not alone.keys() - pairs.keys()
+    assert pairs["estimator/zero_variance"] == 0.5
+
+
 def test_an_estimator_without_history_is_not_rescued(posteriors):
     ours, store = posteriors("point", fields=())
     agreeing, _ = observe(ours, 1, (0, True, [1, 1, 1]), (1, True, [1, 0, 0]))

@@ -146,6 +146,14 @@ def test_costs_without_runs_or_without_an_informative_group(store, fill, capsys)
     assert capsys.readouterr().out.splitlines()[1].split()[5:] == ["1", "0", "-", "-"]
 
 
+def test_zero_variance_costs_nothing_to_tell_of_one_rollout_a_prompt(store, fill, capsys):
+    ids = fill.prompts(store, 2)
+    fill.step(fill.run(store), 1, ids, [1, 0], rollouts=1)
+    assert main(["costs", "--store.url", store.url]) == 0
+    # 2 rollouts, none filtered out, no shares of zero-variance and rescued ones, 1 rollout and 10 tokens a group
+    assert capsys.readouterr().out.splitlines()[1].split()[3:] == ["2", "0", "-", "-", "1", "10"]
+
+
 # export
 
 USAGE_COLUMNS = [

@@ -132,8 +132,18 @@ def test_curves_of_one_two_and_four_steps_a_point(five, points, width, curves):
         "steps": 5, "rollouts_generated": 20, "tokens": 200, "generated": 20, "generated_tokens": 200, "trained": 20,
         "trained_tokens": 200, "filtered": 0, "replayed": 11, "replayed_tokens": 110, "skipped": 5, "zero_variance": 12,
         "informative": 20, "rescued": 12, "groups": 5, "informative_groups": 5, "rollouts_per_group": 4,
-        "tokens_per_group": 40, "unused_rollouts": 0, "unused_tokens": 0,
+        "tokens_per_group": 40, "single": False, "unused_rollouts": 0, "unused_tokens": 0,
     }  # fmt: skip
+
+
+def test_zero_variance_is_not_defined_for_one_rollout_a_prompt(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    fill.step(run, 1, ids, [1, 0], rollouts=1)
+    found = Asked(store, run.record)("series", points=5)
+    curves = found["curves"]
+    assert found["totals"]["single"]
+    assert curves["zero_variance"] == curves["rescued"] == [None]
+    assert (curves["mixed"], curves["rescued_n"], curves["no_advantage"]) == ([0], [2], [0])
 
 
 def test_a_part_of_the_steps_is_drawn_finer(five):

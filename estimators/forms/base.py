@@ -22,7 +22,7 @@ class Form(ABC):
         whitened: True if the trainer has the last step: once the advantages are spread over the response tokens (with
             a KL penalty in the reward, summed over the tokens that follow), it subtracts their mean over all response
             tokens of the batch and divides by their standard deviation.
-        leave_one_out: True if :meth:`advantages` needs ``without_P_G``.
+        leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``, whatever the estimator.
     """
 
     name: ClassVar[str]
@@ -31,17 +31,15 @@ class Form(ABC):
     leave_one_out: ClassVar[bool] = False
 
     @abstractmethod
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """The advantages, shape (P, G); 0 for a missing rollout (NaN).
 
         Args:
             rewards_P_G: what is optimized.
-            estimate: mean and variance of one reward, for each of the P prompts.
-            without_P_G: of :meth:`estimators.RewardEstimator.mean_without_each`; not read by a form that does not
-                declare ``leave_one_out``.
+            estimate: mean and variance of one reward, for each of the P prompts, and the baseline to subtract.
 
         Raises:
-            ValueError: ``without_P_G`` is needed and missing.
+            ValueError: the estimate's ``without_each`` is needed and missing.
         """
 
 
@@ -57,5 +55,9 @@ register = FORMS.register
 
 
 def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
-    """``X - mean``, shape (P, G); 0 for a missing rollout (NaN). Source: paper, section 5 (Dr.GRPO)."""
-    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.mean[:, None])
+    """``X - baseline``, shape (P, G); 0 for a missing rollout (NaN), or one with nothing to compare it with.
+
+    The baseline is the mean, or the mean without the rollout (:attr:`Estimate.baseline`). Source: paper, section 5
+    (Dr.GRPO).
+    """
+    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.baseline)

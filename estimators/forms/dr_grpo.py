@@ -18,5 +18,5 @@ class DrGrpo(Form):
     name: ClassVar[str] = "dr_grpo"
     formula: ClassVar[str] = "X - p"
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return centered(rewards_P_G, estimate)

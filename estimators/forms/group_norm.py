@@ -21,14 +21,14 @@ class GroupNorm(Form):
     name: ClassVar[str] = "group_norm"
     formula: ClassVar[str] = "(X - p) / sqrt(variance)"
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return standardized(rewards_P_G, estimate)
 
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
-    """``(X - mean) / sqrt(variance)``, shape (P, G); 0 for a missing rollout (NaN).
+    """``(X - baseline) / sqrt(variance)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0.
 
-    Also 0 where the variance is 0. Source: paper, section 2.2.
+    Source: paper, section 2.2.
     """
     deviation = np.sqrt(estimate.variance)[:, None]
     return np.divide(

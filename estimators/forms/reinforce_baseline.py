@@ -27,5 +27,5 @@ class ReinforceBaseline(Form):
     formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
     whitened: ClassVar[bool] = True
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return centered(rewards_P_G, estimate)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from estimators.base import Estimate, Floats
-from estimators.forms.base import Form, register
+from estimators.forms.base import Form, centered, register
 
 
 @register
@@ -18,7 +16,8 @@ class Rloo(Form):
     one rollout in the mean p, it is ``(X - p) / (1 - c)``:
 
     - ``point``: c = 1 / N, so N / (N - 1) (X - p), the published form.
-    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p).
+    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p): what ``dr_grpo`` gives with
+      ``dbb.baseline`` "leave_one_out".
 
     This holds where the estimator has seen X itself. Where it has seen the score behind it (before a length penalty),
     the score is left out of p and X is compared with the rest. An estimator that reads before the update has c = 0. One
@@ -32,10 +31,10 @@ class Rloo(Form):
     formula: ClassVar[str] = "X - (p without X)"
     leave_one_out: ClassVar[bool] = True
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate, without_P_G: Floats | None = None) -> Floats:
-        if without_P_G is None:
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        if estimate.without_each is None:
             raise ValueError(
-                "form 'rloo' needs the mean without each rollout; pass what the estimator's mean_without_each gives, "
-                "or use dr_grpo"
+                "form 'rloo' needs the mean without each rollout; call the estimator's observe with "
+                "leave_one_out=True, or use dr_grpo"
             )
-        return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - without_P_G)
+        return centered(rewards_P_G, estimate)

@@ -100,7 +100,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
             for name in ("missing", VERSION, INCLUSION, WEIGHT):
                 experience.info.pop(name, None)
-            experience.info["group_reward_std"] = group_std
+            if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
+                experience.info["group_reward_std"] = group_std
             self._finish(experience, advantage)
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)

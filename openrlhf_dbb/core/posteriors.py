@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import estimators
 import storage
-from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
+from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
@@ -294,13 +294,14 @@ class Posteriors:
         before = self.estimator.state_at(self._state, at)
         try:
             with self._changing:
-                estimate = self.estimator.observe_at(self._state, at, observed_P_G[seen_P], lag_P[seen_P])
+                estimate = self.estimator.observe_at(
+                    self._state, at, observed_P_G[seen_P], lag_P[seen_P], leave_one_out=advantage.leave_one_out
+                )
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
 
         advantages_P_G = np.zeros_like(rewards_P_G)
-        without_P_G = self._without(at, observed_P_G[seen_P], estimate) if advantage.leave_one_out else None
-        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate, without_P_G)
+        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate)
         if weights_R is not None:
             advantages_P_G *= np.nan_to_num(groups.matrix(weights_R))
         zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
@@ -328,7 +329,7 @@ class Posteriors:
         per_group[3] = zero_variance_P & (np.abs(advantages_P_G).max(axis=1) > 0)
         per_group[4, seen_P] = sample_std(rewards_P_G[seen_P])
         scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
-        scored.metrics.update(means(scored, rollouts) | self._run_wide() | probe_metrics)
+        scored.metrics.update(means(scored, rollouts, rewards_P_G.shape[1]) | self._run_wide() | probe_metrics)
         if versions_R is not None:
             scored.metrics.update(_lag_metrics(step - 1 - versions_R[rollouts.trained]))
         return scored
@@ -458,16 +459,12 @@ class Posteriors:
     def _form(self, name: str) -> Form:
         """The advantage form of this name, if the estimator can serve it."""
         form = FORMS.build(name)
-        if form.leave_one_out and not self.estimator.leaves_one_out():
+        if form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
                 f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
                 "cannot tell (its group_weight is None); use dr_grpo"
             )
         return form
-
-    def _without(self, at: Positions, observed_P_G: Floats, estimate: Estimate) -> Floats | None:
-        """The means of the prompts at ``at`` without each rollout of this step, of which the state knows."""
-        return self.estimator.mean_without_each(self.estimator.state_at(self._state, at), observed_P_G, estimate)
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         try:

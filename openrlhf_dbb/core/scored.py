@@ -38,17 +38,23 @@ class Scored:
     metrics: dict[str, float]
 
 
-def means(scored: Scored, rollouts: Rollouts) -> dict[str, float]:
-    """Means over the rollouts that are trained on, and what became of the others."""
+def means(scored: Scored, rollouts: Rollouts, largest: int) -> dict[str, float]:
+    """Means over the rollouts that are trained on, and what became of the others.
+
+    Args:
+        largest: G; where every group is of one rollout (G = 1), zero variance says nothing and is left out.
+    """
 
     def mean(values_R: NDArray[Any]) -> float:
         return float(values_R[rollouts.trained].mean()) if rollouts.trained.any() else 0.0
 
-    return {
-        "estimator/mean": mean(scored.mean),
-        "estimator/variance": mean(scored.variance),
+    flat = {
         "estimator/zero_variance": mean(scored.zero_variance),
         "estimator/rescued": mean(scored.rescued),
+    }
+    return (flat if largest > 1 else {}) | {
+        "estimator/mean": mean(scored.mean),
+        "estimator/variance": mean(scored.variance),
         "estimator/abs_advantage": mean(abs(scored.advantages)),
         "estimator/missing": mean(np.isnan(rollouts.scores)),
         "rollout/filtered": float((~rollouts.trained).mean()),

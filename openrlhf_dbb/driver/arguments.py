@@ -60,7 +60,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
     method = early.method or preset.flags.get("method", unnamed)
-    layers = [("preset " + name, preset.flags), ("method " + method, _method_flags(method, estimator))]
+    layers = [("preset " + name, preset.flags), ("method " + method, _method_flags(method, estimator, preset.flags))]
     asynchronous = preset.flags.get("train.async_enable") if early.asynchronous is None else early.asynchronous
     if on_cpu:
         cpu.prepare_driver()
@@ -138,11 +138,11 @@ def _early_arguments(argv: list[str]) -> argparse.Namespace:
     return known
 
 
-def _method_flags(method: str, estimator: str) -> dict[str, Any]:
+def _method_flags(method: str, estimator: str, preset: Mapping[str, Any]) -> dict[str, Any]:
     if method == methods.NONE:
         return {}
     values = {flag: entry.value for flag, entry in methods.recipe(method, estimator).items()}
-    return {"method": method, "estimator": estimator} | values
+    return {"method": method, "estimator": estimator} | values | methods.same_rollouts(values, preset)
 
 
 def _default_preset(early: argparse.Namespace, on_cpu: bool) -> str:

@@ -162,7 +162,8 @@ def _check_strategy(settings: Settings) -> None:
     if facts.rollouts < strategy.min_rollouts:
         raise UsageError(
             f"--rollout.strategy {name} looks for groups with different rewards; a group of "
-            f"--rollout.n_samples_per_prompt {facts.rollouts} never has them"
+            f"--rollout.n_samples_per_prompt {facts.rollouts} never has them; give {strategy.min_rollouts} or more, or "
+            "--rollout.strategy plain"
         )
     if strategy.needs_scores and not _rewards_at_generation(args):
         raise UsageError(f"--rollout.strategy {name} needs rewards at generation; give --reward.remote_url")
@@ -229,7 +230,8 @@ def _check_estimator(settings: Settings) -> None:
     if group < fewest:
         raise UsageError(
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
-            f"got {group}: one rollout alone has no deviation from its mean"
+            f"got {group}: one rollout alone has no deviation from its mean; give as many, or --estimator auto, which "
+            "has a mean from earlier visits"
         )
     if settings.strategy.draws and estimator.predictive(estimator.initial_state(1)) is None:
         raise UsageError(
@@ -251,7 +253,7 @@ def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
             f"{asked} cannot be used with --estimator {settings.estimator}; use {', '.join(FORMS.available())}, {alone}"
         )
     form = FORMS.build(advantage.estimator)
-    if form.leave_one_out and not estimator.leaves_one_out():
+    if form.leave_one_out and not estimator.can_leave_one_out():
         raise UsageError(
             f"{asked} scores a rollout by the mean without it, which --estimator {settings.estimator} cannot tell (its "
             "group_weight is None); use dr_grpo, or --estimator dbb"

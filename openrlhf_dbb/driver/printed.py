@@ -17,6 +17,7 @@ from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints, probes
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.inspect.costs import of_single_rollouts
 from storage.evaluations import TRAINING
 from storage.url import DEFAULT_URL, parse_url
 
@@ -144,7 +145,7 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
     if used["skipped"]:
         lines[0] += f"; prompts were skipped {used['skipped']} times"
     flat = used["zero_variance"]
-    if flat:
+    if flat and not of_single_rollouts(used):
         part = f"{flat / used['generated']:.0%} of them in zero-variance groups (all rewards the same)"
         rescued = f"; {used['rescued'] / flat:.0%} of these still gave an advantage" if used["rescued"] else ""
         lines.append(f"               {part}{rescued}")

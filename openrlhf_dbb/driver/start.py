@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import storage
+from estimators.registry import parameter_fields
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.driver.flags import estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -111,11 +113,13 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         UsageError, storage.StoreError: what differs, or who owns the run.
     """
     identity = _identity(settings, prompts)
+    # A parameter that the estimator has got since the run was made has its default.
+    defaults = {field.name: field.default for field in parameter_fields(estimator_class(settings.estimator))}
     for what, stored, given in (
         ("model", record.model, identity["model"]),
         ("method", record.method, identity["method"]),
         ("estimator", record.estimator, identity["estimator"]),
-        ("estimator parameters", record.parameters, identity["parameters"]),
+        ("estimator parameters", defaults | record.parameters, identity["parameters"]),
         ("data set", record.dataset, identity["dataset"]),
         ("content of the data set", record.dataset_digest, identity["dataset_digest"]),
         ("reward", record.reward, identity["reward"]),

@@ -53,12 +53,16 @@ def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def cost_rows(store: PosteriorStore, runs: Sequence[RunRecord]) -> list[tuple[Any, ...]]:
-    """``COLUMNS`` of each run, safe to print; None where usage was not recorded or there is nothing to divide by."""
+    """``COLUMNS`` of each run, safe to print.
+
+    None where usage was not recorded, there is nothing to divide by, or a share is not defined at N = 1.
+    """
     return [_cost_row(run, usage_totals(store, run)) for run in runs]
 
 
 def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
     tokens = tokens_per_group(totals)
+    alone = of_single_rollouts(totals)
     return (
         shown(run.name, None),
         shown(run.method, None) or None,
@@ -66,8 +70,8 @@ def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
         totals["generated"],
         totals["generated_tokens"],
         *(totals[fate] for fate in FATES),
-        ratio(totals["zero_variance"], totals["generated"]),
-        ratio(totals["rescued"], totals["zero_variance"]),
+        None if alone else ratio(totals["zero_variance"], totals["generated"]),
+        None if alone else ratio(totals["rescued"], totals["zero_variance"]),
         totals["informative_groups"],
         rollouts_per_group(totals),
         None if tokens is None else round(tokens),
@@ -90,6 +94,15 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     by_step = vars(usage_by_step(store, run))
     recorded = len(by_step["step"]) > 0
     return {name: int(counts.sum()) if recorded else None for name, counts in by_step.items() if name != "step"}
+
+
+def of_single_rollouts(totals: Mapping[str, Any]) -> bool:
+    """Whether groups are of one rollout (fewer than two on average), so that zero variance says nothing: N = 1.
+
+    Args:
+        totals: as for :func:`rollouts_per_group`.
+    """
+    return bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"]
 
 
 def rollouts_per_group(totals: Mapping[str, Any]) -> float | None:

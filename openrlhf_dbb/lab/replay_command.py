@@ -46,7 +46,10 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--priors", nargs="+", type=recorded.prior, metavar="A,B", default=(), help="Beta priors to try (default: 1,1)"
     )
-    text = "what decides (default: probes if any, else mse); likelihood favours longer memory, as forecasts need it"
+    text = (
+        "what decides (default: probes if any, else mse, or likelihood where no group has two rollouts); likelihood "
+        "favours longer memory, as forecasts need it"
+    )
     parser.add_argument("--criterion", choices=CRITERIA, help=text)
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
     options.add_folder(parser, "for the files", default=Path("lab/replay"))
@@ -68,7 +71,8 @@ def replay(arguments: argparse.Namespace) -> None:
     if own is not None and not arguments.estimators and specs.label(own) not in map(specs.label, candidates):
         candidates.append(own)
     outcomes = [evaluate(candidate, run.visits, run.probes) for candidate in candidates]
-    criterion = arguments.criterion or ("probes" if run.probes is not None else "mse")
+    usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
+    criterion = arguments.criterion or usual
     ranking = judge(outcomes, run.visits, criterion, seed=arguments.seed)
     advice = recommendation(ranking, run.visits)
     if not arguments.json:
@@ -86,10 +90,14 @@ def replay(arguments: argparse.Namespace) -> None:
 def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
     """What was replayed, and the caveats."""
     record, visits = run.record, run.visits
-    zero_variance = np.mean((visits.successes == 0) | (visits.successes == visits.rollouts))
+    several = visits.rollouts > 1  # one reward alone has no variance
+    variance = ""
+    if several.any():
+        flat = ((visits.successes == 0) | (visits.successes == visits.rollouts))[several].mean()
+        variance = f", {flat:.0%} of the groups have zero variance"
     lines = [
         f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
-        f"{visits.rollouts.mean():.3g} rollouts a visit, {zero_variance:.0%} of the groups have zero variance",
+        f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
         f"trained with {specs.label(own) if own is not None else record.estimator + ', which is not installed here'}",
     ]
     if record.parent is not None:

@@ -101,6 +101,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
     mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
+    baseline = np.full(visits.rewards_V_G.shape, np.nan)
     weight_known = predictive_known = True
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
@@ -109,7 +110,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
             estimate = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows])
         except ValueError as error:
             raise UsageError(f"{specs.label(estimator)}: {error}") from error
-        mean[rows], variance[rows] = estimate.mean, estimate.variance
+        mean[rows], variance[rows], baseline[rows] = estimate.mean, estimate.variance, estimate.baseline
         # An estimator that reads before it updates has seen nothing of the group.
         share: Floats | None = np.zeros(len(rows))
         if estimator.reads == "after":
@@ -122,9 +123,8 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
             predictive_known = False
         else:
             alpha[rows], beta[rows] = expected
-    return Rerun(
-        Estimate(mean, variance), weight if weight_known else None, (alpha, beta) if predictive_known else None
-    )
+    predicted = (alpha, beta) if predictive_known else None
+    return Rerun(Estimate(mean, variance, baseline), weight if weight_known else None, predicted)
 
 
 def earlier_visits(prompt: Integers) -> Integers:

@@ -2,11 +2,13 @@
 
 A method is a rollout strategy, an advantage form, a loss aggregation, a clip range and whether rollouts are replayed,
 with the estimator it is named after. It sets flags and nothing else: each piece can be asked for by its own flag.
+A method that sets the size of a group keeps a preset's rollouts, see :func:`same_rollouts`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from openrlhf_dbb.spelling import did_you_mean
 FOLDER = Path(__file__).parent
 NONE = "none"
 _COMMON = "common"
+_GROUP = "rollout.n_samples_per_prompt"
 
 CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 """The loss aggregation that we add to OpenRLHF's two: token sums over a constant length (Dr.GRPO)."""
@@ -72,15 +75,35 @@ def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
         return {}
     common, own = _read(_COMMON), _read(name)
     clip = common["estimator"].get(estimator, common["estimator"]["other"])
-    return {flag: PaperValue(**entry) for flag, entry in (common["flags"] | clip | own["flags"]).items()}
+    values = common["flags"] | clip | own["flags"] | own.get("with", {}).get(estimator, {})
+    return {flag: PaperValue(**entry) for flag, entry in values.items()}
+
+
+def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
+    """Prompts of a step and passes over the data that keep a preset's rollouts, of a step and in all.
+
+    Args:
+        flags: of the method; if it does not set the size of a group, nothing is to be kept.
+        preset: its flags, by name.
+
+    Example:
+        >>> preset = {"rollout.n_samples_per_prompt": 8, "rollout.batch_size": 64, "train.num_episodes": 4}
+        >>> same_rollouts({"rollout.n_samples_per_prompt": 1}, preset)
+        {'rollout.batch_size': 512, 'train.num_episodes': 32}
+    """
+    if _GROUP not in flags or _GROUP not in preset:
+        return {}
+    scaled = ("rollout.batch_size", "train.num_episodes")
+    return {flag: preset[flag] * preset[_GROUP] // flags[_GROUP] for flag in scaled if flag in preset}
 
 
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """What is trained, piece by piece, in one paragraph; from the arguments, so that it holds whatever was changed."""
     low, high = args.actor.eps_clip_low_high
+    leaves_out = getattr(getattr(args, estimator, None), "baseline", "") == "leave_one_out"
     parts = [
-        strategies.of(args).describe(),
-        f"estimator {estimator}",
+        strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
+        f"estimator {estimator}" + ", each rollout left out of its own baseline" * leaves_out,
         f"advantage {_formula(args.algo.advantage)}",
         f"loss {args.actor.loss_agg_mode}" + _length(args),
         f"clip {low:g} {high:g}",

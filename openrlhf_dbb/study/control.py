@@ -81,7 +81,7 @@ def train(
             batch = tokens.batch(members)
             responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
             rewards_P_G = (responses_P_G_L == batch.answers_P_L[:, None]).all(-1).double().numpy()
-            estimate = estimator.observe_at(state, members, rewards_P_G)
+            estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
             advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
             responses_R_L = responses_P_G_L.flatten(0, 1)
             prompt_R = np.repeat(np.arange(PROMPTS), rollouts)

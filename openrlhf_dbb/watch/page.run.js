@@ -6,6 +6,9 @@ const PARTS = [
   { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on, in a group without any advantage: generated for nothing." },
   { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
 ];
+// One rollout a prompt: no group of which the rewards could differ.
+const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "rescued_n" ? part
+  : { ...part, name: "with an advantage", meaning: "trained on; the posterior gave it an advantage." });
 const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
 
@@ -25,7 +28,8 @@ VIEWS.usage = {
     const recorded = Boolean(totals) && step.length > 0;
     for (const id of ["usage-numbers", "usage-charts", "usage-parts"]) byId(id).hidden = !recorded;
     setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record what became of its rollouts."
-      : "A group has an advantage if its rewards are mixed or the posterior rescued it. What such a group costs: "
+      : (totals.single ? "One rollout a prompt: what has an advantage has it from the posterior, and zero variance is not defined. "
+        : "A group has an advantage if its rewards are mixed or the posterior rescued it. ") + "What such a group costs: "
         + "everything that was generated, whatever became of it, divided by the number of such groups.");
     if (!recorded) return answer.last;
     const cost = (value, format) => isNumber(value) ? format(value) : "-";
@@ -44,7 +48,7 @@ VIEWS.usage = {
     const { trained, informative, rescued, filtered } = totals;
     const sums = { mixed: informative - rescued, rescued_n: rescued, no_advantage: trained - informative, filtered };
     const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
-    const counts = PARTS.map((part) => ({ ...part, count: sums[part.key] }));
+    const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: sums[part.key] }));
     drawParts(byId("usage-parts"), counts, totals.rollouts_generated);
     const beside = [["replayed", "rollouts replayed"], ["skipped", "prompts skipped"]].filter(([key]) => sum(curves[key] ?? []) > 0);
     const stepsOf = (x) => {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from openrlhf_dbb.inspect.costs import rollouts_per_group, tokens_per_group
+from openrlhf_dbb.inspect.costs import of_single_rollouts, rollouts_per_group, tokens_per_group
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.numbers import number, rounded, whole
 from storage import PosteriorStore
@@ -220,6 +220,7 @@ class Series:
             **sums,
             "rollouts_per_group": number(rollouts_per_group(sums)),
             "tokens_per_group": number(tokens_per_group(sums)),
+            "single": of_single_rollouts(sums),
             **noted,
         }
 
@@ -306,9 +307,10 @@ _DRAWN = (
 def _drawn(usage: Mapping[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
     """What is divided by what, of each curve of the rollout usage; each (K,)."""
     generated, steps = usage["generated"], usage["counted"]
+    several = np.where(generated < 2 * usage["groups"], np.nan, generated)  # not defined at N = 1
     return {
-        "zero_variance": (usage["zero_variance"], generated),
-        "rescued": (usage["rescued"], generated),
+        "zero_variance": (usage["zero_variance"], several),
+        "rescued": (usage["rescued"], several),
         "length": (usage["generated_tokens"], generated),
         # Every generated rollout is in one of these four.
         "mixed": (usage["informative"] - usage["rescued"], steps),

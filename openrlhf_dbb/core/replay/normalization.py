@@ -33,17 +33,15 @@ def replay_advantages(rewards_P_K: Floats, form: str) -> Floats:
     Returns:
         Shape (P, K). Exactly 0 where all rewards of a prompt are the same, or it has only one; NaN stays NaN.
     """
-    point = estimators.build("point")
+    point, advantage = estimators.build("point"), FORMS.build(form)
     missing = np.isnan(rewards_P_K)
     seen = ~missing.all(axis=1)
     advantages_P_K = np.where(missing, np.nan, 0.0)
     if seen.any():
         rewards_S_K = rewards_P_K[seen]
-        state, estimate = point.observe(point.initial_state(len(rewards_S_K)), rewards_S_K)
-        without_S_K = point.mean_without_each(state, rewards_S_K, estimate)
+        _, estimate = point.observe({}, rewards_S_K, leave_one_out=advantage.leave_one_out)
         differ = estimate.variance[:, None] > 0
-        advantages_S_K = FORMS.build(form).advantages(rewards_S_K, estimate, without_S_K)
-        advantages_P_K[seen] += np.where(differ, advantages_S_K, 0.0)
+        advantages_P_K[seen] += np.where(differ, advantage.advantages(rewards_S_K, estimate), 0.0)
     return advantages_P_K
 
 
