@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 import estimators
 import storage
 from estimators import FORMS, Estimate, Form, RewardEstimator, RewardSupportError, State
+from estimators.text_features import text_features
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
@@ -71,6 +72,7 @@ class Posteriors:
         self._index = {(prompts[i], labels[i]): position for position, i in enumerate(first)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._index.items()}
         self._texts = [prompts[i] for i in first]
+        self._features = {"features": text_features(self._texts)} if estimator.features == "text" else {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._last_step = 0
@@ -126,6 +128,7 @@ class Posteriors:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             record = None if warm_start is None else source.find_run(warm_start)
+            _check_features(record, name, estimator)
             run = opened.create_run(
                 run_name,
                 estimator=name,
@@ -428,6 +431,7 @@ class Posteriors:
             field: np.where(known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
+        self._state |= self._features
 
     def _form(self, name: str) -> Form:
         """The advantage form of this name, if the estimator can serve it."""
@@ -519,6 +523,18 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _check_features(source: storage.RunRecord | None, name: str, estimator: RewardEstimator) -> None:
+    """Refuse a warm start whose shared weights belong to other features."""
+    if source is None or source.estimator != name or source.estimator_version != estimator.version:
+        return
+    theirs = estimators.build(name, **source.parameters).features
+    if theirs != estimator.features:
+        raise storage.StoreError(
+            f"run {source.name!r} predicted from features {theirs!r}, this run would from {estimator.features!r}; give "
+            f"--{estimator.name}.features {theirs}, or name another run"
+        )
 
 
 def _lag_metrics(lag_R: Floats) -> dict[str, float]:
