@@ -17,7 +17,8 @@ from openrlhf_dbb.lab.bootstrap import bootstrap
 from openrlhf_dbb.lab.outcomes import evaluate, judge
 from openrlhf_dbb.lab.replay_command import introduction, recommendation
 from openrlhf_dbb.lab.visits import rerun, visits
-from storage import ProbeRows, StepRows
+from storage import ProbeRows, StepRows, open_store
+from storage.log import read_log
 
 
 def simulated(regime="paper-walk", prompts=1024, passes=4, rollouts=8, seed=0):
@@ -343,3 +344,22 @@ def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
     assert main(["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_replay_reads_the_prompts_texts(tmp_path):
+    """The run itself and its replay give the same estimates, first visits and later ones."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    prompts, rng = [f"{number} + 1 =" for number in range(12)], np.random.default_rng(0)
+    own = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 3.0}}
+    with Posteriors.create(url, "texts", prompts, ["1"] * 12, **own) as posteriors:
+        for step in range(1, 7):
+            drawn = sorted(rng.choice(12, 4, replace=False))
+            texts = [prompts[prompt] for prompt in drawn for _ in range(2)]
+            posteriors.observe(step, texts, ["1"] * 8, rng.integers(0, 2, 8).astype(float))
+    with open_store(url) as store:
+        log = read_log(store, store.find_run("texts"))
+    run = recorded.read(types.SimpleNamespace(store_url=url, run="texts"))
+    again = rerun(recorded.own_estimator(run.record), run.visits)
+    np.testing.assert_allclose(again.estimate.mean, log.mean, rtol=1e-9)
+    other = rerun(specs.parse("predicted_prior:features=none,updates_per_epoch=3"), run.visits)
+    assert np.abs(other.estimate.mean - log.mean).max() > 0.001
