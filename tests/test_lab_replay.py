@@ -237,6 +237,15 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
     zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
+    # The first four steps are the first visits; p (1 - p) / 99 is the noise of a probe's 100 samples.
+    probed = store.query(
+        "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id) "
+        "WHERE step <= 4"
+    )
+    share, p = np.array([tuple(row) for row in probed]).T / [[8], [100]]
+    assert len(p) == 16
+    wanted = np.mean((share - p) ** 2 - p * (1 - p) / 99)
+    assert float(rows["point"]["mse probes first visits"]) == pytest.approx(wanted)
 
 
 def test_the_latest_run_as_json(written, tmp_path, capsys):

@@ -190,7 +190,8 @@ def _write(folder: Path, ranking: Ranking, outcomes: Sequence[Outcome], visits: 
 
 def csv_rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
     """Header and rows of ``replay.csv``: every candidate with all its numbers."""
-    header = ["estimator", "parameters", "discount or smoothing", "mse probes", "mse log", "log-likelihood"]
+    header = ["estimator", "parameters", "discount or smoothing"]
+    header += ["mse probes", "mse probes first visits", "mse log", "log-likelihood"]
     header += ["zero-advantage groups", "zero-advantage rollouts", "mean abs advantage"]
     header += ["criterion", "excess over best", "excess low", "excess high", "share of draws won"]
     excess = np.stack(ranking.bootstrap.excess(ranking.bootstrap.best), axis=1)
@@ -205,6 +206,7 @@ def csv_rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], 
             recorded.flags(outcome.estimator),
             outcome.value,
             outcome.mean("probes"),
+            outcome.first_visits,
             outcome.mean("mse"),
             _negative(outcome.mean("likelihood")),
             outcome.advantages.zero_groups,
