@@ -20,8 +20,12 @@ Where the estimator reads features, also "features", (P, D), from whoever holds 
 estimator has learnt, and not stored.
 """
 
-FEATURES = {"none": 0, "text": WIDTH}
-"""Kinds of features of prompts, and D of each; "text": :func:`estimators.text_features.text_features`."""
+FEATURES = {"none": 0, "text": WIDTH, "hidden": 64}
+"""Kinds of features of prompts, and D of each.
+
+"text" is :func:`estimators.text_features.text_features`. "hidden" is what the model that is trained makes of a prompt,
+for instance its hidden state, reduced to D numbers; only a trainer has it.
+"""
 
 
 @dataclass(frozen=True)

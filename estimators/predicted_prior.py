@@ -52,7 +52,8 @@ class PredictedPrior(RewardEstimator):
         discount: in (0, 1], weight that counts keep over an epoch. 1 never forgets.
         prior_weight: > 0, weight of the prediction, in rollouts.
         ridge: > 0, as above.
-        features: "text" (n-grams of the prompt, see :mod:`estimators.text_features`) or "none".
+        features: "text" (n-grams of the prompt, see :mod:`estimators.text_features`), "hidden" (from the trainer: the
+            policy's hidden state at the end of the prompt) or "none".
         updates_per_epoch: > 0, E. 0: filled in by the trainer.
         partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
 
@@ -82,7 +83,7 @@ class PredictedPrior(RewardEstimator):
     prior_weight: float = field(default=2.0, metadata={"help": "weight of the predicted mean, in rollouts, > 0"})
     ridge: float = field(default=1.0, metadata={"help": "1 / variance of the logits between prompts, > 0"})
     features: str = field(
-        default="text", metadata={"help": "what the prior mean is predicted from", "choices": ["none", "text"]}
+        default="text", metadata={"help": "what the prior mean is predicted from", "choices": list(FEATURES)}
     )
     updates_per_epoch: float = field(
         default=0.0, metadata={"help": "policy updates of an epoch; 0: one pass over the data"}

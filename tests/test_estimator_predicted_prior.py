@@ -165,7 +165,7 @@ def test_features_that_tell_make_first_visits_better_and_others_hardly_worse():
         ({"discount": 0.0}, r"predicted_prior.discount = 0.0 is not in \(0, 1\]"),
         ({"prior_weight": 0.0}, r"predicted_prior.prior_weight = 0.0 is not a finite number above 0"),
         ({"ridge": float("inf")}, r"predicted_prior.ridge = inf is not a finite number above 0"),
-        ({"features": "images"}, r"predicted_prior.features = 'images' is none of none, text"),
+        ({"features": "images"}, r"predicted_prior.features = 'images' is none of none, text, hidden"),
         ({"updates_per_epoch": -1.0}, r"predicted_prior.updates_per_epoch = -1.0 is not a finite number >= 0"),
     ],
 )

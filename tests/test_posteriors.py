@@ -330,3 +330,58 @@ def test_a_warm_start_takes_the_weights_along_and_refuses_other_features(url):
         Posteriors.create(url, "other", *DATA, warm_start="old", **none)
     with open_store(url) as store:
         assert [run.name for run in store.runs()].count("other") == 0
+
+
+HIDDEN = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0, "features": "hidden"}}
+
+
+def hidden_of(values):
+    """Features that are the first column alone, (prompts, 64)."""
+    features = np.zeros((len(values), estimators.FEATURES["hidden"]))
+    features[:, 0] = values
+    return features
+
+
+def test_hidden_features_come_from_outside_in_the_order_of_the_prompts(url):
+    # The third row is the first prompt again; the first of equal ones counts.
+    data = [PROMPTS[1], PROMPTS[0], PROMPTS[1], PROMPTS[2]], [LABELS[1], LABELS[0], LABELS[1], LABELS[2]]
+    with Posteriors.create(url, "demo", *data, **HIDDEN) as posteriors:
+        with pytest.raises(
+            ValueError, match=re.escape("reads features 'hidden', which only the trainer has; give them")
+        ):
+            posteriors.observe(1, *group(0, [1, 1]))
+        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, 1.0]))
+        for step, (prompt, rewards) in enumerate([(0, [1, 1, 1, 1]), (1, [0, 0, 0, 0])], start=1):
+            posteriors.observe(step, *group(prompt, rewards))
+        # Seen were 1 with successes and -1 with failures, and the third prompt is at 1.
+        found = posteriors.observe(3, *group(2, [1, 0])).mean[0]
+        assert found > 0.55
+        posteriors.roll_back(2)
+        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] == found
+        posteriors.roll_back(2)
+        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, -1.0]))
+        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] < 0.45
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.zeros((3, 5)), "features have shape (3, 5); estimator 'predicted_prior' needs (3, 64), a row per prompt"),
+        (np.zeros((2, 64)), "features have shape (2, 64); estimator 'predicted_prior' needs (3, 64), a row per prompt"),
+        (hidden_of([0.0, np.nan, 0.0]), "features[1] has a value that is not finite; give numbers"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(url, features, message):
+    with (
+        Posteriors.create(url, "demo", *DATA, **HIDDEN) as posteriors,
+        pytest.raises(ValueError, match=re.escape(message)),
+    ):
+        posteriors.set_features(features)
+
+
+def test_features_that_are_not_read_are_refused(url):
+    with (
+        Posteriors.create(url, "demo", *DATA, **PREDICTED) as posteriors,
+        pytest.raises(ValueError, match="estimator 'predicted_prior' reads features 'text'; give none"),
+    ):
+        posteriors.set_features(hidden_of([0.0, 0.0, 0.0]))

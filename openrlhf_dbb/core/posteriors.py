@@ -72,7 +72,8 @@ class Posteriors:
         self._index = {(prompts[i], labels[i]): position for position, i in enumerate(first)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._index.items()}
         self._texts = [prompts[i] for i in first]
-        self._features = {"features": text_features(self._texts)} if estimator.features == "text" else {}
+        self._first, self._given = first, len(prompts)
+        self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._last_step = 0
@@ -205,6 +206,30 @@ class Posteriors:
         """The last step observed, 0 before the first; the next one to :meth:`observe` is one more."""
         return self._last_step
 
+    def set_features(self, features: ArrayLike) -> None:
+        """Give an estimator of "hidden" features those of all prompts, before the first step and whenever they change.
+
+        They are not stored: after a resume give those again that were in use at the step.
+
+        Args:
+            features: (prompts, D), in the order of the prompts that the run was opened with; the first of equal ones
+                counts. D is ``estimators.FEATURES["hidden"]``.
+
+        Raises:
+            ValueError: the estimator reads no such features, or they have another shape or are not finite.
+        """
+        values = np.array(features, dtype=np.float64)
+        name, wanted = self.estimator.name, (self._given, estimators.FEATURES["hidden"])
+        if self.estimator.features != "hidden":
+            raise ValueError(f"estimator {name!r} reads features {self.estimator.features!r}; give none")
+        if values.shape != wanted:
+            raise ValueError(f"features have shape {values.shape}; estimator {name!r} needs {wanted}, a row per prompt")
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values).all(axis=1)))
+            raise ValueError(f"features[{row}] has a value that is not finite; give numbers")
+        self._features = {"features": values[self._first]}
+        self._state |= self._features
+
     def observe(
         self,
         step: int,
@@ -270,6 +295,11 @@ class Posteriors:
             raise ValueError(
                 f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
                 f"not {step}; to do a step again, roll back first"
+            )
+        if self.estimator.features == "hidden" and not self._features:
+            raise ValueError(
+                f"estimator {self.estimator.name!r} reads features 'hidden', which only the trainer has; give them "
+                "with set_features before the first step, or choose features='text'"
             )
         advantage = self._form(form)
         self._positions([*rollouts.replayed, *rollouts.skipped, *(probed.prompts if probed else ())])  # all known?

@@ -231,6 +231,16 @@ def _check_estimator(settings: Settings) -> None:
             f"--estimator {settings.estimator} needs --rollout.n_samples_per_prompt {fewest} or more, "
             f"got {group}: one rollout alone has no deviation from its mean"
         )
+    for flag, used in (
+        ("ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1),
+        ("ds.ring_attn_size", args.ds.ring_attn_size > 1),
+        ("data.max_images_per_prompt", args.data.max_images_per_prompt),
+    ):
+        if estimator.features == "hidden" and used:
+            raise UsageError(
+                f"--{estimator.name}.features hidden does not go with --{flag}: each rank of the policy reads whole "
+                f"prompts of text; use --{estimator.name}.features text, or leave it out"
+            )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
 

@@ -65,7 +65,8 @@ def replay(arguments: argparse.Namespace) -> None:
     named = arguments.estimators or recorded.ESTIMATORS
     candidates = recorded.sweep(named, arguments.discounts, arguments.priors)
     own = recorded.own_estimator(run.record)
-    if own is not None and not arguments.estimators and specs.label(own) not in map(specs.label, candidates):
+    tries_own = own is not None and own.features != "hidden" and not arguments.estimators
+    if own is not None and tries_own and specs.label(own) not in map(specs.label, candidates):
         candidates.append(own)
     outcomes = [evaluate(candidate, run.visits, run.probes) for candidate in candidates]
     criterion = arguments.criterion or ("probes" if run.probes is not None else "mse")

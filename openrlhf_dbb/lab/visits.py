@@ -108,8 +108,13 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in the order they were recorded and as late as they were.
 
     Raises:
-        UsageError: the estimator cannot be used on these rewards.
+        UsageError: the estimator cannot be used on these rewards, or reads what no store keeps.
     """
+    if estimator.features == "hidden":
+        raise UsageError(
+            f"{specs.label(estimator)}: no store keeps the policy's hidden states, which it reads; use "
+            f"{estimator.name}:features=text"
+        )
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
