@@ -2,7 +2,7 @@
 
 Both sides of a ratio run alternately in this process on the same rewards; the medians are compared.
 
-    python benchmarks/estimators.py            under a minute and 1 GiB on one core
+    python benchmarks/estimators.py            about a minute and 1 GiB on one core
     python benchmarks/estimators.py --check    exit code 1 if a ratio is above its bound
 """
 
@@ -20,13 +20,14 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where this file hides the package of its name
 
-from estimators import available, build  # noqa: E402
+from estimators import FEATURES, available, build  # noqa: E402
 from estimators.base import Floats, State  # noqa: E402
 
 ROLLOUTS = 8
 DISCOUNT = 0.5
 MANY, STEP = 1_000_000, 4_096  # prompts
 PASSES = 6  # before the measured step, so that auto has a history of the length it keeps
+PARAMETERS = {"predicted_prior": {"updates_per_epoch": 1.0}}
 BOUNDS = {"dbb / numpy": 3.0, "auto / dbb": 10.0}
 
 
@@ -69,8 +70,8 @@ def against_dbb(repetitions: int) -> dict[str, float]:
     visits = [(rng.random((STEP, ROLLOUTS)) < p).astype(float) for _ in range(PASSES + 1)]
     steps: dict[str, Callable[[], object]] = {}
     for name in available():
-        estimator = build(name)
-        state = estimator.initial_state(STEP)
+        estimator = build(name, **PARAMETERS.get(name, {}))
+        state = estimator.initial_state(STEP) | {"features": rng.normal(size=(STEP, FEATURES[estimator.features]))}
         for rewards_P_G in visits[:-1]:
             state, _ = estimator.observe(state, rewards_P_G)
         steps[name] = lambda estimator=estimator, state=state: estimator.observe(state, visits[-1])

@@ -8,8 +8,10 @@
     laplace          the current group, shrunk towards 1/2
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online
+    predicted_prior  DBB by updates with a prior mean predicted from features of the prompt
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     forms/           Estimate + rewards -> advantages: one file each for GRPO, Dr. GRPO, REINFORCE++-baseline, RLOO
+    text_features    features of prompts from their texts alone
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
@@ -31,12 +33,13 @@ Example:
 """
 
 from estimators import closed_form
-from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
+from estimators.base import FEATURES, Estimate, RewardEstimator, RewardSupportError, State
 from estimators.forms import FORMS, Form, centered
 from estimators.forms.group_norm import standardized
 from estimators.registry import available, build, get, register
 
 __all__ = [
+    "FEATURES",
     "FORMS",
     "Estimate",
     "Form",

@@ -10,9 +10,22 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from estimators.text_features import WIDTH
+
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
-"""A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``."""
+"""A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
+
+Where the estimator reads features, also "features", (P, D), from whoever holds the state; they are not part of what the
+estimator has learnt, and not stored.
+"""
+
+FEATURES = {"none": 0, "text": WIDTH, "hidden": 64}
+"""Kinds of features of prompts, and D of each.
+
+"text" is :func:`estimators.text_features.text_features`. "hidden" is what the model that is trained makes of a prompt,
+for instance its hidden state, reduced to D numbers; only a trainer has it.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,11 @@ class RewardEstimator(ABC):
         return ()
 
     @property
+    def features(self) -> str:
+        """Which of ``FEATURES`` the estimator reads as ``state["features"]``; may be a class attribute."""
+        return "none"
+
+    @property
     def support(self) -> Literal["binary", "unit", "real"]:
         """Rewards accepted by :meth:`observe`: "binary" (0 or 1), "unit" ([0, 1]), "real" (any finite number).
 
@@ -128,6 +146,17 @@ class RewardEstimator(ABC):
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         """Mean and variance of one reward of every prompt, given a state and the current group."""
 
+    def learn(self, state: State) -> State:
+        """What the run has learnt from a step that ``state``, of ALL prompts, already holds.
+
+        :meth:`observe` and :meth:`observe_at` call it at the end of a step, after the estimates are made. ``observe``
+        knows of no prompts but those it is given.
+
+        Returns:
+            The shared fields that change; by default none.
+        """
+        return {}
+
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
         """Distribution of the next visit's success probability, before its rollouts are seen.
 
@@ -136,6 +165,10 @@ class RewardEstimator(ABC):
             successes of N rollouts are Beta-binomial. None if the estimator has no such distribution.
         """
         return None
+
+    def can_predict(self) -> bool:
+        """Whether :meth:`predictive` gives a distribution."""
+        return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
         """Share of ``estimate(state, rewards_P_G).mean`` that comes from the current, on-policy group's own mean.
@@ -195,16 +228,26 @@ class RewardEstimator(ABC):
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, or a lag is negative or not finite.
+            ValueError: shapes do not match, a prompt has no reward at all, features that the estimator reads are
+                missing, or a lag is negative or not finite.
         """
+        new_state, estimate = self._observed(state, rewards_P_G, lag_P, leave_one_out)
+        return new_state | self.learn(new_state), estimate
+
+    def _observed(
+        self, state: State, rewards_P_G: Floats, lag_P: Floats | None, leave_one_out: bool
+    ) -> tuple[State, Estimate]:
+        """:meth:`observe` without :meth:`learn`."""
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
         lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else _checked_lag(lag_P, len(rewards_P_G))
         for field in self.state_fields:
             if rewards_P_G.shape[0] != len(state[field]):
                 raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state {len(state[field])} prompts")
+        features = self._features(state, len(rewards_P_G))
         late = bool(lag_P.any())
         new_state = self.update_late(state, rewards_P_G, lag_P) if late else self.update(state, rewards_P_G)
+        new_state |= features
         estimate = self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
         if leave_one_out or self.leave_one_out:
             without_P_G = self.mean_without_each(new_state, rewards_P_G, estimate)
@@ -231,17 +274,18 @@ class RewardEstimator(ABC):
         Raises:
             RewardSupportError, ValueError: as in :meth:`observe`; the state is then unchanged.
         """
-        before = self.state_at(state, prompts)
-        after, estimate = self.observe(before, rewards_P_G, lag_P, leave_one_out=leave_one_out)
+        after, estimate = self._observed(self.state_at(state, prompts), rewards_P_G, lag_P, leave_one_out)
         for field in self.state_fields:
             state[field][prompts] = after[field]
         state |= {field: after[field] for field in self.shared_fields}
+        state |= self.learn(state)
         return estimate
 
     def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
-        """A copy of the state of some prompts, shape (P,) each, with the run-wide state."""
+        """A copy of the state of some prompts, shape (P,) each, with their features and the run-wide state."""
         shared = {field: state[field] for field in self.shared_fields}
-        return {field: state[field][prompts] for field in self.state_fields} | shared
+        own = (*self.state_fields, *(name for name in ("features",) if name in state))
+        return {field: state[field][prompts] for field in own} | shared
 
     def check(self, rewards_P_G: Floats) -> None:
         """Raise what :meth:`observe` would raise for these rewards."""
@@ -262,6 +306,18 @@ class RewardEstimator(ABC):
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
+
+    def _features(self, state: State, prompts: int) -> State:
+        """The part of a state that is the features which the estimator reads, checked; empty if it reads none."""
+        if self.features == "none":
+            return {}
+        found = state["features"].shape if "features" in state else "none"
+        if found != (prompts, FEATURES[self.features]):
+            raise ValueError(
+                f"{self.name} reads {self.features} features of shape {(prompts, FEATURES[self.features])}, the state "
+                f"has {found}; give them as state['features'], or choose features='none'"
+            )
+        return {"features": state["features"]}
 
     @classmethod
     def parameter_names(cls) -> list[str]:

@@ -18,7 +18,8 @@ from openrlhf_dbb import Posteriors
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan
 FORM_NAMES = list(FORMS.available())
-ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
+ESTIMATORS = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
+ESTIMATORS["predicted_prior"] = estimators.build("predicted_prior", features="none", updates_per_epoch=1)
 ESTIMATORS["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
 every_pair = pytest.mark.parametrize(("form", "estimator"), [(f, e) for f in FORM_NAMES for e in ESTIMATORS])
 

@@ -283,6 +283,13 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
 UPDATES = ["--dbb.forgetting", "updates"]
 
 
+def test_a_predicted_prior_is_told_the_updates_of_an_epoch(command, monkeypatch, tmp_path, capfd):
+    start_until_launch(command, monkeypatch, "--run_name", "mine", "--estimator", "predicted_prior")
+    assert "--predicted_prior.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in capfd.readouterr().out
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
+
+
 def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(command, monkeypatch, tmp_path, capfd):
     start_until_launch(command, monkeypatch, "--run_name", "mine", *UPDATES)
     printed = capfd.readouterr().out

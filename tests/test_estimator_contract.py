@@ -1,5 +1,6 @@
 """Laws every registered estimator obeys. Axes: T visits, P prompts, G rollouts per prompt."""
 
+import functools
 import json
 import pickle
 
@@ -11,11 +12,14 @@ from hypothesis.extra import numpy as hnp
 
 import estimators
 
-CASES = {name: estimators.build(name) for name in estimators.available()}
+CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
 CASES["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
 CASES["auto by likelihood"] = estimators.build("auto", criterion="likelihood")
+for kind in estimators.FEATURES:
+    CASES[f"predicted_prior, {kind}"] = estimators.build("predicted_prior", features=kind, updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
+BY_UPDATES = ["dbb by updates", *(f"predicted_prior, {kind}" for kind in estimators.FEATURES)]
 
 every_case = pytest.mark.parametrize("case", CASES)
 some_examples = settings(max_examples=30, deadline=None)
@@ -35,8 +39,19 @@ def draw_visits(data, estimator):
     return data.draw(BINARY if estimator.support == "binary" else REAL)
 
 
-def replay(estimator, visits_T_P_G):
-    state = estimator.initial_state(visits_T_P_G.shape[1])
+def begin(estimator, prompts):
+    """The initial state; if the estimator reads features, with some that differ between prompts."""
+    if estimator.features == "none":
+        return estimator.initial_state(prompts)
+    features = np.random.default_rng(0).normal(3, 2, (prompts, estimators.FEATURES[estimator.features]))
+    return estimator.initial_state(prompts) | {"features": features}
+
+
+def replay(estimator, visits_T_P_G, order=None):
+    """State and estimates after some visits; ``order``: of the prompts, if it is not that of ``begin``."""
+    state = begin(estimator, visits_T_P_G.shape[1])
+    if order is not None and "features" in state:
+        state["features"] = state["features"][order]
     estimates = []
     for rewards_P_G in visits_T_P_G:
         state, estimate = estimator.observe(state, rewards_P_G)
@@ -67,7 +82,9 @@ def scale_of(visits_T_P_G):
 def of_prompts(estimator, replayed, prompts):
     """What ``replay`` gave, for some of the prompts."""
     state, estimates = replayed
-    state = {f: values[prompts] if f in estimator.state_fields else values for f, values in state.items()}
+    state = {
+        f: values[prompts] if f in (*estimator.state_fields, "features") else values for f, values in state.items()
+    }
     return state, [estimators.Estimate(e.mean[prompts], e.variance[prompts]) for e in estimates]
 
 
@@ -89,7 +106,7 @@ def test_mean_is_within_the_rewards_and_variance_is_positive(case, data):
 @every_case
 def test_never_collapses_says_whether_a_zero_variance_group_gives_an_advantage(case):
     estimator, rewards_P_G = CASES[case], np.array([[1.0] * 8, [0.0] * 8])
-    _, estimate = estimator.observe(estimator.initial_state(2), rewards_P_G)
+    _, estimate = estimator.observe(begin(estimator, 2), rewards_P_G)
     advantages_P_G = estimators.standardized(rewards_P_G, estimate)
     if estimator.never_collapses:
         assert np.all(advantages_P_G[0] > 0) and np.all(advantages_P_G[1] < 0)
@@ -128,7 +145,7 @@ def test_the_order_of_prompts_does_not_matter(case, data, seed):
     visits_T_P_G = draw_visits(data, estimator)
     order = np.random.default_rng(seed).permutation(visits_T_P_G.shape[1])
     in_order = of_prompts(estimator, replay(estimator, visits_T_P_G), order)
-    assert_close(in_order, replay(estimator, visits_T_P_G[:, order]), scale_of(visits_T_P_G))
+    assert_close(in_order, replay(estimator, visits_T_P_G[:, order], order), scale_of(visits_T_P_G))
 
 
 @every_case
@@ -147,13 +164,15 @@ def test_missing_rollouts_equal_a_smaller_group(case, data):
 def test_a_restored_state_continues_as_if_never_stopped(case, data):
     estimator = CASES[case]
     visits_T_P_G = draw_visits(data, estimator)
-    state = estimator.initial_state(visits_T_P_G.shape[1])
+    state = begin(estimator, visits_T_P_G.shape[1])
+    features = {"features": state["features"]} if "features" in state else {}
     for rewards_P_G in visits_T_P_G:
         # As a store keeps them: doubles for the prompts, JSON for the run.
         columns = {field: state[field].tobytes() for field in estimator.state_fields}
         shared = json.dumps({field: state[field].tolist() for field in estimator.shared_fields})
         state = {field: np.frombuffer(column) for field, column in columns.items()}
         state |= {field: np.array(values) for field, values in json.loads(shared).items()}
+        state |= features
         state, _ = pickle.loads(pickle.dumps(estimator)).observe(state, rewards_P_G)
     assert_same(state, replay(estimator, visits_T_P_G)[0])
 
@@ -161,10 +180,11 @@ def test_a_restored_state_continues_as_if_never_stopped(case, data):
 @every_case
 def test_the_state_is_finite_float64_vectors_of_the_declared_fields(case):
     estimator = CASES[case]
-    before = estimator.initial_state(3)
+    before = begin(estimator, 3)
     after, _ = estimator.observe(before, [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
     for state in (before, after):
-        assert sorted(state) == sorted([*estimator.state_fields, *estimator.shared_fields])
+        features = [] if estimator.features == "none" else ["features"]
+        assert sorted(state) == sorted([*estimator.state_fields, *estimator.shared_fields, *features])
         assert all(values.dtype == np.float64 and np.isfinite(values).all() for values in state.values())
         assert all(state[field].shape == (3,) for field in estimator.state_fields)
         assert all(state[field].ndim == 1 for field in estimator.shared_fields)
@@ -173,7 +193,7 @@ def test_the_state_is_finite_float64_vectors_of_the_declared_fields(case):
 @every_case
 def test_inputs_are_left_alone(case):
     estimator = CASES[case]
-    rewards_P_G, state = np.array([[1.0, 0.0]]), estimator.initial_state(1)
+    rewards_P_G, state = np.array([[1.0, 0.0]]), begin(estimator, 1)
     for _ in range(2):
         before = {field: values.copy() for field, values in state.items()}
         new_state, _ = estimator.observe(state, rewards_P_G)
@@ -183,7 +203,7 @@ def test_inputs_are_left_alone(case):
 
 
 def observe_late(estimator, visits_T_P_G, lags_T_P):
-    state = estimator.initial_state(visits_T_P_G.shape[1])
+    state = begin(estimator, visits_T_P_G.shape[1])
     estimates = []
     for rewards_P_G, lag_P in zip(visits_T_P_G, lags_T_P, strict=True):
         state, estimate = estimator.observe(state, rewards_P_G, lag_P)
@@ -226,7 +246,7 @@ def test_late_groups_give_a_state_and_estimates_as_any_others_do(case, data):
         assert np.all(estimate.variance > 0 if estimator.never_collapses else estimate.variance >= 0)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "dbb by updates"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in BY_UPDATES])
 @given(data=st.data())
 @some_examples
 def test_by_visits_a_late_group_is_a_visit_like_any_other(case, data):
@@ -255,7 +275,7 @@ def test_only_a_step_with_a_late_group_asks_for_update_late():
 @every_case
 def test_late_groups_leave_the_inputs_alone(case):
     estimator = CASES[case]
-    rewards_P_G, lag_P, state = np.array([[1.0, 0.0]]), np.array([1.5]), estimator.initial_state(1)
+    rewards_P_G, lag_P, state = np.array([[1.0, 0.0]]), np.array([1.5]), begin(estimator, 1)
     for _ in range(3):
         before = {field: values.copy() for field, values in state.items()}
         new_state, _ = estimator.observe(state, rewards_P_G, lag_P)
@@ -278,10 +298,10 @@ def test_late_groups_leave_the_inputs_alone(case):
 )
 def test_a_bad_lag_is_refused(case, lag_P, message):
     estimator = CASES[case]
-    state = estimator.initial_state(3)
+    state = begin(estimator, 3)
     with pytest.raises(ValueError, match=message):
         estimator.observe_at(state, np.array([2, 0]), [[1.0, 0.0], [1.0, 1.0]], lag_P)
-    assert_same(state, estimator.initial_state(3))
+    assert_same(state, begin(estimator, 3))
 
 
 @pytest.mark.parametrize("case", LOCAL)
@@ -309,7 +329,7 @@ def without(estimator, state, rewards_P_G):
     return np.array(means_G_P).T
 
 
-@pytest.mark.parametrize("case", [*LOCAL, "dbb by updates"])
+@pytest.mark.parametrize("case", [*LOCAL, *BY_UPDATES])
 @given(data=st.data())
 @some_examples
 def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
@@ -337,7 +357,7 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
     assert np.abs(found - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
 
 
-@pytest.mark.parametrize("case", ["dbb", "dbb by updates", "auto"])
+@pytest.mark.parametrize("case", ["dbb", *BY_UPDATES, "auto"])
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_predictive_is_a_beta_distribution_of_the_next_visit(case, visits_T_P_G):
@@ -348,7 +368,7 @@ def test_predictive_is_a_beta_distribution_of_the_next_visit(case, visits_T_P_G)
         assert np.all(alpha > 0) and np.all(beta > 0)
 
 
-@pytest.mark.parametrize("case", ["dbb", "dbb by updates"])
+@pytest.mark.parametrize("case", ["dbb", *BY_UPDATES])
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_dbb_predicts_the_prior_of_the_next_visit(case, visits_T_P_G):
@@ -398,7 +418,7 @@ def test_dbb_by_updates_equals_dbb_by_visits_if_every_prompt_comes_once_an_epoch
     by_visits = replay(estimators.build("dbb"), visits_T_P_G)[0]
     by_updates = estimators.build("dbb", forgetting="updates", updates_per_epoch=batches)
     prompts = visits_T_P_G.shape[1]
-    state = by_updates.initial_state(prompts)
+    state = begin(by_updates, prompts)
     for rewards_P_G in visits_T_P_G:  # an epoch
         for batch in range(batches):
             rows = np.arange(prompts) % batches == batch  # of no prompt at all, at times
@@ -415,37 +435,73 @@ def test_dbb_by_updates_equals_dbb_by_visits_if_every_prompt_comes_once_an_epoch
 def test_a_prompt_without_any_reward_is_refused(case):
     estimator = CASES[case]
     with pytest.raises(ValueError, match=r"rewards\[1\] holds no reward"):
-        estimator.observe(estimator.initial_state(2), [[1.0, 0.0], [np.nan, np.nan]])
+        estimator.observe(begin(estimator, 2), [[1.0, 0.0], [np.nan, np.nan]])
 
 
 @every_case
 def test_infinite_rewards_are_refused(case):
     estimator = CASES[case]
     with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = inf"):
-        estimator.observe(estimator.initial_state(1), [[1.0, np.inf]])
+        estimator.observe(begin(estimator, 1), [[1.0, np.inf]])
 
 
 @pytest.mark.parametrize("case", [case for case, estimator in CASES.items() if estimator.state_fields])
 def test_the_state_of_other_prompts_is_refused(case):
     estimator = CASES[case]
     with pytest.raises(ValueError, match="rewards have 1 rows, the state 2 prompts"):
-        estimator.observe(estimator.initial_state(2), [[1.0, 0.0]])
+        estimator.observe(begin(estimator, 2), [[1.0, 0.0]])
 
 
 @every_case
 @pytest.mark.parametrize("lag_P", [None, np.array([0.0, 1.5])], ids=["on-policy", "late"])
 def test_observing_some_prompts_in_place_is_observing_them_alone(case, lag_P):
-    estimator = CASES[case]
-    state = estimator.initial_state(5)
+    estimator, same = CASES[case], functools.partial(np.testing.assert_allclose, rtol=1e-12)
+    state = begin(estimator, 5)
     places, rewards_P_G = np.array([3, 0]), np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
-    alone = estimator.initial_state(2)
+    alone = estimator.initial_state(2) | ({"features": state["features"][places]} if "features" in state else {})
     for _ in range(2):
         alone, wanted = estimator.observe(alone, rewards_P_G, lag_P)
         estimate = estimator.observe_at(state, places, rewards_P_G, lag_P)
-        assert (estimate.mean == wanted.mean).all() and (estimate.variance == wanted.variance).all()
-    untouched = estimator.initial_state(5)
+        same(estimate.mean, wanted.mean)
+        same(estimate.variance, wanted.variance)
+    untouched = begin(estimator, 5)
     for field in estimator.state_fields:
-        assert (state[field][places] == alone[field]).all()
+        same(state[field][places], alone[field])
         assert (state[field][[1, 2, 4]] == untouched[field][[1, 2, 4]]).all()
     for field in estimator.shared_fields:
-        assert (state[field] == alone[field]).all()
+        same(state[field], alone[field])
+
+
+@pytest.mark.parametrize("case", [case for case, estimator in CASES.items() if estimator.features != "none"])
+def test_features_that_are_missing_or_of_another_shape_are_refused(case):
+    estimator = CASES[case]
+    kind, width = estimator.features, estimators.FEATURES[estimator.features]
+    state, wanted = (
+        begin(estimator, 2),
+        rf"{estimator.name} reads {kind} features of shape \(2, {width}\), the state has ",
+    )
+    for features, found in (
+        ({}, "none; give them as"),
+        ({"features": np.zeros((2, width + 1))}, rf"\(2, {width + 1}\); give them as"),
+        ({"features": np.zeros((3, width))}, rf"\(3, {width}\); give them as"),
+    ):
+        wrong = {field: values for field, values in state.items() if field != "features"} | features
+        with pytest.raises(ValueError, match=wanted + found):
+            estimator.observe(wrong, [[1.0, 0.0], [1.0, 1.0]])
+
+
+@every_case
+def test_learn_gives_shared_fields_alone_from_the_state_of_all_prompts(case, monkeypatch):
+    estimator = CASES[case]
+    seen, learn = [], type(estimator).learn
+
+    def recorded(self, state):
+        seen.append({field: len(state[field]) for field in (*self.state_fields, "features") if field in state})
+        found = learn(self, state)
+        assert set(found) <= set(self.shared_fields)
+        return found
+
+    monkeypatch.setattr(type(estimator), "learn", recorded)
+    state = begin(estimator, 5)
+    estimator.observe_at(state, np.array([3, 0]), [[1.0, 0.0], [1.0, 1.0]])
+    assert len(seen) == 1 and set(seen[0].values()) <= {5}

@@ -216,6 +216,14 @@ class Median(estimators.get("point")):
 """
 
 
+def test_the_policy_reads_whole_prompts_on_each_rank(text_model):
+    given = ["--estimator", "predicted_prior", *ALONE["ds.tensor_parallel_size"][1:], "--ds.tensor_parallel_size", "2"]
+    assert refusal(text_model, *given, "--predicted_prior.features", "hidden") == (
+        "--predicted_prior.features hidden does not go with --ds.tensor_parallel_size: each rank of the policy reads "
+        "whole prompts of text; use --predicted_prior.features text, or leave it out"
+    )
+
+
 def test_rloo_needs_an_estimator_that_can_leave_a_rollout_out(text_model, tmp_path, monkeypatch):
     (tmp_path / "medians.py").write_text(UNWEIGHTED)
     monkeypatch.syspath_prepend(tmp_path)

@@ -17,7 +17,8 @@ from openrlhf_dbb.lab.bootstrap import bootstrap
 from openrlhf_dbb.lab.outcomes import evaluate, judge
 from openrlhf_dbb.lab.replay_command import introduction, recommendation
 from openrlhf_dbb.lab.visits import rerun, visits
-from storage import ProbeRows, StepRows
+from storage import ProbeRows, StepRows, open_store
+from storage.log import read_log
 
 
 def simulated(regime="paper-walk", prompts=1024, passes=4, rollouts=8, seed=0):
@@ -246,6 +247,15 @@ def test_command(written, tmp_path, capsys):
     assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
     zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
     assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
+    # The first four steps are the first visits; p (1 - p) / 99 is the noise of a probe's 100 samples.
+    probed = store.query(
+        "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id) "
+        "WHERE step <= 4"
+    )
+    share, p = np.array([tuple(row) for row in probed]).T / [[8], [100]]
+    assert len(p) == 16
+    wanted = np.mean((share - p) ** 2 - p * (1 - p) / 99)
+    assert float(rows["point"]["mse probes first visits"]) == pytest.approx(wanted)
 
 
 def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, tmp_path, capsys):
@@ -370,3 +380,42 @@ def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
     assert main(["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_hidden_states_cannot_be_replayed_and_the_other_candidates_can(tmp_path, capsys):
+    url, prompts = f"sqlite:///{tmp_path}/runs.db", ["1 =", "2 ="]
+    parameters = {"updates_per_epoch": 1.0, "features": "hidden"}
+    with Posteriors.create(
+        url, "hidden", prompts, ["", ""], estimator="predicted_prior", parameters=parameters
+    ) as posteriors:
+        posteriors.set_features(np.ones((2, 64)))
+        for step in (1, 2):
+            posteriors.observe(step, prompts * 2, [""] * 4, [1.0, 0.0, 1.0, 1.0])
+    command = ["lab", "replay", "hidden", "--store.url", url, "-o", str(tmp_path)]
+    assert main(command) == 0
+    assert "trained with predicted_prior 0.85 features=hidden" in capsys.readouterr().out
+    assert main(["lab", "calibration", *command[2:]]) == 0
+    assert main([*command, "--estimators", "predicted_prior:features=hidden,discount=0.85"]) == 2
+    assert capsys.readouterr().err == (
+        "error: predicted_prior 0.85 features=hidden: no store keeps the policy's hidden states, which it reads; use "
+        "predicted_prior:features=text\n"
+    )
+
+
+def test_a_replay_reads_the_prompts_texts(tmp_path):
+    """The run itself and its replay give the same estimates, first visits and later ones."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    prompts, rng = [f"{number} + 1 =" for number in range(12)], np.random.default_rng(0)
+    own = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 3.0}}
+    with Posteriors.create(url, "texts", prompts, ["1"] * 12, **own) as posteriors:
+        for step in range(1, 7):
+            drawn = sorted(rng.choice(12, 4, replace=False))
+            texts = [prompts[prompt] for prompt in drawn for _ in range(2)]
+            posteriors.observe(step, texts, ["1"] * 8, rng.integers(0, 2, 8).astype(float))
+    with open_store(url) as store:
+        log = read_log(store, store.find_run("texts"))
+    run = recorded.read(types.SimpleNamespace(store_url=url, run="texts"))
+    again = rerun(recorded.own_estimator(run.record), run.visits)
+    np.testing.assert_allclose(again.estimate.mean, log.mean, rtol=1e-9)
+    other = rerun(specs.parse("predicted_prior:features=none,updates_per_epoch=3"), run.visits)
+    assert np.abs(other.estimate.mean - log.mean).max() > 0.001

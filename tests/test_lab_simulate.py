@@ -159,6 +159,11 @@ def test_errors_of_the_tables(tmp_path, capsys):
     [
         (["--regimes", "calm"], "error: --regimes: unknown regime 'calm'; known: stationary-U, "),
         (["--estimators", "magic"], "error: estimator 'magic': unknown estimator 'magic'; known: auto, "),
+        (
+            ["--estimators", "predicted_prior:discount=0.5"],
+            "error: --estimators predicted_prior 0.5: it reads text features, and simulated prompts have none; give "
+            "predicted_prior:features=none, or use lab replay",
+        ),
         (["--discounts", "0"], "error: --discounts 0 is not in (0, 1]"),
         (["--rollouts", "8", "0"], "error: --rollouts must be at least 1, got 0"),
         (["--batch", "0"], "error: --batch must be at least 1, got 0"),

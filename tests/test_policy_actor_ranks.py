@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from openrlhf_dbb import cpu, tiny
@@ -163,3 +164,49 @@ def test_in_fp32_everything_is_fp32_and_a_checkpoint_continues_exactly(tmp_path)
         "saved": ["torch.float32"],
         "equal": True,
     }
+
+
+FEATURES = """
+import json, sys
+from openrlhf_dbb.driver import arguments
+from openrlhf_dbb import cpu
+
+rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+args = arguments.parse(sys.argv[4:], world_size=2).args
+from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+
+actor = PolicyActor(2, rank, "127.0.0.1", port)
+actor.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+tokens = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+first = actor.prompt_features(tokens[::-1] if rank else tokens)
+again = actor.prompt_features(tokens)
+print(json.dumps({"first": first.tolist(), "again": again.tolist(), "trains": actor.actor.training}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_ranks_read_prompts_of_different_lengths_alike(two_ranks, tmp_path, stage):
+    tiny.build_model(0).save_pretrained(tmp_path)
+    tiny.build_tokenizer().save_pretrained(tmp_path)
+    flags = {
+        "preset": "none",
+        "estimator": "none",
+        "actor.model_name_or_path": tmp_path,
+        "rollout.batch_size": 2,
+        "rollout.n_samples_per_prompt": 8,
+        "rollout.micro_batch_size": 2,
+        "train.batch_size": 8,
+        "train.micro_batch_size": 2,
+        "actor.num_gpus_per_node": 2,
+        "algo.kl.init_coef": 0,
+        "ds.zero_stage": stage,
+        "reward.remote_url": "math_answer",
+    }
+    arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
+    first, second = two_ranks(FEATURES, str(tmp_path), *arguments)
+    np.testing.assert_allclose(first["first"], second["first"][::-1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(first["again"], first["first"], rtol=1e-4, atol=1e-5)
+    assert first["trains"] and np.std(first["first"], axis=0).min() > 0

@@ -1,6 +1,7 @@
 """The public Posteriors: text in, advantages out, on both databases, without a training framework."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import estimators
 from estimators import RewardEstimator
 from openrlhf_dbb import Posteriors
 from storage import StoreError, open_store
+from storage.invariants import check
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -268,3 +270,118 @@ def test_it_needs_no_training_framework(new_url):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+PREDICTED = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0}}
+
+
+def test_text_features_come_from_the_prompts_and_the_weights_from_the_store(url):
+    """A run that is interrupted and taken back goes on as one that is not, to the last bit."""
+    steps = [group(0, [1, 1]), group(1, [0, 1]), group(0, [1, 0]), group(2, [0, 0]), group(1, [1, 1])]
+
+    def observe(posteriors, first, last):
+        return [posteriors.observe(step, *steps[step - 1]).mean[0] for step in range(first, last + 1)]
+
+    with Posteriors.create(url, "whole", *DATA, **PREDICTED) as whole:
+        wanted = observe(whole, 1, 5)
+        whole.settle()
+        weights = whole.run.load_shared()["weights"]
+    with Posteriors.create(url, "parts", *DATA, **PREDICTED) as parts:
+        assert observe(parts, 1, 4) == wanted[:4]
+        parts.roll_back(2)
+        assert observe(parts, 3, 3) == wanted[2:3]
+    with Posteriors.resume(url, "parts", *DATA, step=1) as parts:
+        assert observe(parts, 2, 5) == wanted[1:]
+        parts.settle()
+        np.testing.assert_array_equal(parts.run.load_shared()["weights"], weights)
+    assert len(weights) == estimators.FEATURES["text"] + 1 and np.abs(weights[:-1]).max() > 0
+    with open_store(url) as store:
+        assert check(store) == []
+
+
+def test_a_first_visit_profits_from_prompts_that_read_alike(url):
+    """Prompts with ? succeed, those with ! fail: the first visit of one more is scored accordingly."""
+    prompts = [f"{number} {mark}" for number in range(40) for mark in "?!"]
+    data = prompts, ["1"] * len(prompts)
+    with Posteriors.create(url, "demo", *data, **PREDICTED) as posteriors:
+        for step in (1, 2, 3):
+            seen = prompts[20 * step : 20 * step + 20]
+            posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
+        alike = posteriors.observe(4, ["0 ?", "0 ?", "0 !", "0 !"], ["1"] * 4, [1, 0, 1, 0])
+    assert alike.mean[0] > 0.6 and alike.mean[2] < 0.4  # (2 m + 1) / 4, 0.5 without a prediction
+
+
+def test_a_warm_start_takes_the_weights_along_and_refuses_other_features(url):
+    none = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0, "features": "none"}}
+    with Posteriors.create(url, "old", *DATA, **PREDICTED) as old:
+        for step in (1, 2):
+            old.observe(step, *group(step, [1, 1]))
+        old.settle()
+        learnt = old.run.load_shared()
+    with Posteriors.create(url, "new", *DATA, warm_start="old", **PREDICTED) as new:
+        assert new.run.load_shared()["weights"].tolist() == learnt["weights"].tolist()
+        found = new.observe(1, *group(0, [1, 0])).mean[0]
+    assert found > 0.6  # (2 m + 1) / 4 with m above 0.7, since all others succeeded
+    message = (
+        "run 'old' predicted from features 'text', this run would from 'none'; give --predicted_prior.features text, "
+        "or name another run"
+    )
+    with pytest.raises(StoreError, match=re.escape(message)):
+        Posteriors.create(url, "other", *DATA, warm_start="old", **none)
+    with open_store(url) as store:
+        assert [run.name for run in store.runs()].count("other") == 0
+
+
+HIDDEN = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0, "features": "hidden"}}
+
+
+def hidden_of(values):
+    """Features that are the first column alone, (prompts, 64)."""
+    features = np.zeros((len(values), estimators.FEATURES["hidden"]))
+    features[:, 0] = values
+    return features
+
+
+def test_hidden_features_come_from_outside_in_the_order_of_the_prompts(url):
+    # The third row is the first prompt again; the first of equal ones counts.
+    data = [PROMPTS[1], PROMPTS[0], PROMPTS[1], PROMPTS[2]], [LABELS[1], LABELS[0], LABELS[1], LABELS[2]]
+    with Posteriors.create(url, "demo", *data, **HIDDEN) as posteriors:
+        with pytest.raises(
+            ValueError, match=re.escape("reads features 'hidden', which only the trainer has; give them")
+        ):
+            posteriors.observe(1, *group(0, [1, 1]))
+        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, 1.0]))
+        for step, (prompt, rewards) in enumerate([(0, [1, 1, 1, 1]), (1, [0, 0, 0, 0])], start=1):
+            posteriors.observe(step, *group(prompt, rewards))
+        # Seen were 1 with successes and -1 with failures, and the third prompt is at 1.
+        found = posteriors.observe(3, *group(2, [1, 0])).mean[0]
+        assert found > 0.55
+        posteriors.roll_back(2)
+        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] == found
+        posteriors.roll_back(2)
+        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, -1.0]))
+        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] < 0.45
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.zeros((3, 5)), "features have shape (3, 5); estimator 'predicted_prior' needs (3, 64), a row per prompt"),
+        (np.zeros((2, 64)), "features have shape (2, 64); estimator 'predicted_prior' needs (3, 64), a row per prompt"),
+        (hidden_of([0.0, np.nan, 0.0]), "features[1] has a value that is not finite; give numbers"),
+    ],
+)
+def test_features_that_do_not_fit_are_refused(url, features, message):
+    with (
+        Posteriors.create(url, "demo", *DATA, **HIDDEN) as posteriors,
+        pytest.raises(ValueError, match=re.escape(message)),
+    ):
+        posteriors.set_features(features)
+
+
+def test_features_that_are_not_read_are_refused(url):
+    with (
+        Posteriors.create(url, "demo", *DATA, **PREDICTED) as posteriors,
+        pytest.raises(ValueError, match="estimator 'predicted_prior' reads features 'text'; give none"),
+    ):
+        posteriors.set_features(hidden_of([0.0, 0.0, 0.0]))

@@ -14,7 +14,14 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
-from openrlhf_dbb.core.checkpoints import delete_stale_replays, replay_file  # noqa: E402
+from openrlhf_dbb.core.checkpoints import (  # noqa: E402
+    complete,
+    delete_stale,
+    features_file,
+    listing,
+    newest_whole,
+    replay_file,
+)
 from openrlhf_dbb.core.replay.cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
@@ -196,12 +203,28 @@ def test_caches_go_with_their_checkpoints(tmp_path):
         made.cache.save(file)
     for folder in ("_actor/global_step4", "_actor/best_global_step2", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
-    delete_stale_replays(tmp_path)
+    delete_stale(tmp_path)
     left = sorted(file.name for file in (tmp_path / "replay").iterdir())
     assert left == ["global_step2.npz", "global_step4.npz", "global_step60.npz"]
     assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2
 
 
+def test_features_go_with_their_checkpoints_too(tmp_path):
+    for step in (2, 4):
+        file = features_file(tmp_path, step)
+        file.parent.mkdir(exist_ok=True)
+        np.savez(file, features=np.zeros((1, 2)))
+    (tmp_path / "_actor/global_step4").mkdir(parents=True)
+    (tmp_path / "_actor/global_step4/states.pt").write_bytes(b"weights")
+    delete_stale(tmp_path)
+    assert [file.name for file in (tmp_path / "features").iterdir()] == ["global_step4.npz"]
+    complete(tmp_path, "global_step4", "run", [listing(tmp_path, "global_step4")])
+    assert newest_whole(tmp_path, "run", 4)[0].step == 4
+    features_file(tmp_path, 4).write_bytes(b"damaged")
+    found, [passed] = newest_whole(tmp_path, "run", 4)
+    assert found is None and "features/global_step4.npz has 7 bytes" in passed
+
+
 def test_without_replays_there_is_nothing_to_delete(tmp_path):
-    delete_stale_replays(tmp_path)
+    delete_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -519,6 +519,10 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     ("ours", "changed", "message"),
     [
         ({"estimator": "dbbb"}, {}, "dbbb"),
+        (
+            {"estimator": "predicted_prior", "parameters": {"features": "hidden"}}, {},
+            "estimator 'predicted_prior' reads features 'hidden', which only openrlhf-dbb train has; choose",
+        ),
         ({"resume": "yes"}, {}, "resume='yes' is unknown; use True, False or 'auto'"),
         ({"label_column": "anwser"}, {}, "label_column 'anwser' is not in train_dataset, did you mean answer"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "drops label_column 'answer' before it is read"),

@@ -446,6 +446,11 @@ def test_unknown_settings_and_what_does_not_go_together_are_refused(tmp_path):
         Settings.of(compose_config("algorithm.adv_estimator=posterior", "algorithm.filter_groups.enable=True"))
     with pytest.raises(ValueError, match="discount"):
         Settings.of(posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=7", estimator="dbb"))
+    hidden = posterior_config(tmp_path, "+algorithm.posterior.parameters.features=hidden", estimator="predicted_prior")
+    with pytest.raises(
+        ValueError, match="reads features 'hidden', which only openrlhf-dbb train has; choose features="
+    ):
+        Settings.of(hidden)
     assert Settings.of(compose_config("algorithm.adv_estimator=posterior")) == Settings()
 
 

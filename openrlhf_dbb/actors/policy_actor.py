@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 
 from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb.actors.hidden_features import last_hidden, projected
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
@@ -168,6 +171,17 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         """What this rank's host sees of a checkpoint; see :func:`openrlhf_dbb.core.checkpoints.listing`."""
         return checkpoints.listing(Path(self.strategy.args.ckpt.path), tag)
+
+    def prompt_features(self, tokens: list[list[int]]) -> NDArray[np.float32]:
+        """Features of some prompts, (S, D), for :func:`openrlhf_dbb.actors.hidden_features.of_prompts`.
+
+        Args:
+            tokens: (S,) token ids of each prompt, as many prompts on every rank.
+        """
+        self.actor.eval()
+        hidden = last_hidden(self.actor.model, tokens, self.strategy.args.rollout.micro_batch_size)
+        self.actor.train()
+        return projected(hidden)
 
     def append_replays(self, experience: list[Experience]) -> None:
         """Keep rows for the next :meth:`fit`.

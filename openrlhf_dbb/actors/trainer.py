@@ -16,6 +16,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
+from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead, GroupLedger
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
@@ -26,6 +27,7 @@ from openrlhf_dbb.core import checkpoints, probes, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay.cache import ReplayCache
+from openrlhf_dbb.core.rollouts import Floats
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from storage.held_out import held_out
@@ -129,6 +131,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
         self._progress = Progress(total=planned // self._a_step)
+        self._features: Floats | None = None
+        self._pass = max(1, round(len(data) / self.args.rollout.batch_size))
 
     def progress(self) -> Progress:
         """The current progress; may be called while :meth:`fit` runs."""
@@ -191,6 +195,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if self.experience_maker.replays is not None:
                 file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
+        if self._reads_policy:
+            if mark:
+                with np.load(checkpoints.features_file(self._folder, step)) as saved:
+                    self._features = saved["features"]
+                self._posteriors.set_features(self._features)
+            else:
+                self._read_prompts()
         self.samples_generator.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
@@ -232,6 +243,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """
         self._progress.phase = "training"
         began = time.monotonic()
+        # Once a pass: between two of a prompt's visits its features change as the policy does.
+        refreshes = self._reads_policy and global_step > 0 and global_step % self._pass == 0
+        if refreshes:
+            self._read_prompts()
+        features_time, began = time.monotonic() - began, time.monotonic()
         probed = self._probe(rollout_samples.all) if self._probed else None
         probe_time = time.monotonic() - began
         training = TrainingStep(global_step + 1, rollout_samples, probed)
@@ -245,6 +261,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         status["rollout/generated"] = self.samples_generator.generated
         if self._probed:
             status["timing/probe"] = probe_time
+        if refreshes:
+            status["timing/features"] = features_time
         began = time.monotonic()
         self._progress.phase = "waiting for the store"  # visible only if it takes long
         self._posteriors.settle()
@@ -276,6 +294,19 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._progress.phase = "training"
         return probes.Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
 
+    @property
+    def _reads_policy(self) -> bool:
+        return self._posteriors.estimator.features == "hidden"
+
+    def _read_prompts(self) -> None:
+        """Give the estimator the present policy's hidden states at all prompts."""
+        phase, self._progress.phase = self._progress.phase, "reading the prompts"
+        tokens = self.tokenizer(list(self.prompts_dataloader.dataset.prompts), add_special_tokens=False)["input_ids"]
+        longest = self.generate_kwargs["max_len"]
+        self._features = hidden_features.of_prompts(self.actor_model_group, [ids[:longest] for ids in tokens])
+        self._posteriors.set_features(self._features)
+        self._progress.phase = phase
+
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
@@ -298,6 +329,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if saves:
             checkpoints.begin(self._folder, tag)
             self._save_replays(global_step)
+            if self._features is not None:
+                file = checkpoints.features_file(self._folder, global_step)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                np.savez(file, features=self._features.astype(np.float32))
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if saves:
             self._complete(tag, global_step)
@@ -320,7 +355,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._posteriors.checkpoint(step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, seen)
             self._best.settle(step)
-        checkpoints.delete_stale_replays(self._folder)
+        checkpoints.delete_stale(self._folder)
 
     @torch.no_grad()
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ was not finished. Layout, below ``--ckpt.path``::
                                 had a folder of its own (see ``best_model``) also best_global_step8
     _actor/TAG/manifest.json    ours
     replay/global_step8.npz     the replay cache, if there is one
+    features/global_step8.npz   the prompts' hidden features then in use, if the estimator reads them
     aside/TAG/                  passed over by the last resume; deleted when the next checkpoint is whole
 """
 
@@ -68,6 +69,14 @@ def replay_file(folder: Path, step: int) -> Path:
     return folder / "replay" / f"global_step{step}.npz"
 
 
+def features_file(folder: Path, step: int) -> Path:
+    """The prompts' features that belong to the checkpoints of ``step``."""
+    return folder / "features" / f"global_step{step}.npz"
+
+
+_BESIDE = (replay_file, features_file)
+
+
 def all_of(folder: Path) -> list[Checkpoint]:
     """All checkpoints in ``--ckpt.path``, whole or not, the newest first."""
     names = [path.name for path in actor_folder(folder).glob("*") if path.is_dir()]
@@ -106,8 +115,8 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     checkpoint = Checkpoint.named(tag)
     assert checkpoint is not None, tag
     names = wait_for(folder, f"checkpoint {tag}", listings)
-    replay = replay_file(folder, checkpoint.step)
-    names += [str(replay.relative_to(folder))] if replay.is_file() else []
+    beside = [file(folder, checkpoint.step) for file in _BESIDE]
+    names += [str(path.relative_to(folder)) for path in beside if path.is_file()]
     files = {}
     for name in sorted(names):
         with (folder / name).open("rb") as file:
@@ -230,12 +239,14 @@ def set_aside_after(folder: Path, run: str, step: int) -> None:
             actor_folder(folder, checkpoint.tag).rename(aside)
 
 
-def delete_stale_replays(folder: Path) -> None:
-    """Delete the replay caches whose checkpoint OpenRLHF has deleted."""
-    kept = {replay_file(folder, checkpoint.step) for checkpoint in all_of(folder)}
-    for path in (folder / "replay").glob("global_step*.npz"):
-        if path not in kept:
-            path.unlink()
+def delete_stale(folder: Path) -> None:
+    """Delete the replay caches and features whose checkpoint OpenRLHF has deleted."""
+    steps = [checkpoint.step for checkpoint in all_of(folder)]
+    for file in _BESIDE:
+        kept = {file(folder, step) for step in steps}
+        for path in file(folder, 0).parent.glob("global_step*.npz"):
+            if path not in kept:
+                path.unlink()
 
 
 def _manifest(folder: Path, tag: str) -> dict[str, Any]:

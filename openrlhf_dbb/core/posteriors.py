@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 import estimators
 import storage
 from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
+from estimators.text_features import text_features
 from openrlhf_dbb.core import kept, probes
 from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
 from openrlhf_dbb.core.scored import Scored, means, sample_std
@@ -73,6 +74,8 @@ class Posteriors:
         self._index = {(prompts[i], labels[i]): position for position, i in enumerate(first)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._index.items()}
         self._texts = [prompts[i] for i in first]
+        self._first, self._given = first, len(prompts)
+        self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._changing = threading.Lock()  # the state, which another thread may read
@@ -129,6 +132,7 @@ class Posteriors:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             record = None if warm_start is None else source.find_run(warm_start)
+            _check_features(record, name, estimator)
             run = opened.create_run(
                 run_name,
                 estimator=name,
@@ -205,6 +209,31 @@ class Posteriors:
         """The last step observed, 0 before the first; the next one to :meth:`observe` is one more."""
         return self._last_step
 
+    def set_features(self, features: ArrayLike) -> None:
+        """Give an estimator of "hidden" features those of all prompts, before the first step and whenever they change.
+
+        They are not stored: after a resume give those again that were in use at the step.
+
+        Args:
+            features: (prompts, D), in the order of the prompts that the run was opened with; the first of equal ones
+                counts. D is ``estimators.FEATURES["hidden"]``.
+
+        Raises:
+            ValueError: the estimator reads no such features, or they have another shape or are not finite.
+        """
+        values = np.array(features, dtype=np.float64)
+        name, wanted = self.estimator.name, (self._given, estimators.FEATURES["hidden"])
+        if self.estimator.features != "hidden":
+            raise ValueError(f"estimator {name!r} reads features {self.estimator.features!r}; give none")
+        if values.shape != wanted:
+            raise ValueError(f"features have shape {values.shape}; estimator {name!r} needs {wanted}, a row per prompt")
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values).all(axis=1)))
+            raise ValueError(f"features[{row}] has a value that is not finite; give numbers")
+        self._features = {"features": values[self._first]}
+        with self._changing:
+            self._state |= self._features
+
     def observe(
         self,
         step: int,
@@ -274,6 +303,11 @@ class Posteriors:
             raise ValueError(
                 f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
                 f"not {step}; to do a step again, roll back first"
+            )
+        if self.estimator.features == "hidden" and not self._features:
+            raise ValueError(
+                f"estimator {self.estimator.name!r} reads features 'hidden', which only the trainer has; give them "
+                "with set_features before the first step, or choose features='text'"
             )
         advantage = self._form(form)
         self._positions([*rollouts.replayed, *rollouts.skipped, *(probed.prompts if probed else ())])  # all known?
@@ -455,6 +489,7 @@ class Posteriors:
             field: np.where(known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
+        self._state |= self._features
 
     def _form(self, name: str) -> Form:
         """The advantage form of this name, if the estimator can serve it."""
@@ -556,6 +591,18 @@ def _factors(name: str, values: ArrayLike | None, size: int, most: float) -> Flo
         allowed = "a finite number above 0" if most == np.inf else f"in (0, {most:g}]"
         raise ValueError(f"{name}[{int(wrong.argmax())}] = {column[wrong][0]:g} is not {allowed}")
     return column
+
+
+def _check_features(source: storage.RunRecord | None, name: str, estimator: RewardEstimator) -> None:
+    """Refuse a warm start whose shared weights belong to other features."""
+    if source is None or source.estimator != name or source.estimator_version != estimator.version:
+        return
+    theirs = estimators.build(name, **source.parameters).features
+    if theirs != estimator.features:
+        raise storage.StoreError(
+            f"run {source.name!r} predicted from features {theirs!r}, this run would from {estimator.features!r}; give "
+            f"--{estimator.name}.features {theirs}, or name another run"
+        )
 
 
 def _lag_metrics(lag_R: Floats) -> dict[str, float]:

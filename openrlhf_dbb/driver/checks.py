@@ -233,11 +233,21 @@ def _check_estimator(settings: Settings) -> None:
             f"got {group}: one rollout alone has no deviation from its mean; give as many, or --estimator auto, which "
             "has a mean from earlier visits"
         )
-    if settings.strategy.draws and estimator.predictive(estimator.initial_state(1)) is None:
+    if settings.strategy.draws and not estimator.can_predict():
         raise UsageError(
             f"--rollout.strategy {args.rollout.strategy} draws prompts by what is known of them before a visit, which "
-            f"--estimator {settings.estimator} does not keep; use dbb or auto"
+            f"--estimator {settings.estimator} does not keep; use dbb, auto or predicted_prior"
         )
+    for flag, used in (
+        ("ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1),
+        ("ds.ring_attn_size", args.ds.ring_attn_size > 1),
+        ("data.max_images_per_prompt", args.data.max_images_per_prompt),
+    ):
+        if estimator.features == "hidden" and used:
+            raise UsageError(
+                f"--{estimator.name}.features hidden does not go with --{flag}: each rank of the policy reads whole "
+                f"prompts of text; use --{estimator.name}.features text, or leave it out"
+            )
     if settings.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {settings.estimator} keeps no history that it could start from")
 

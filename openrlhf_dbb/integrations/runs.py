@@ -18,6 +18,15 @@ def exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
+def check_features(estimator: RewardEstimator) -> None:
+    """Raise ValueError for an estimator that reads the policy's hidden states, which we do not have there."""
+    if estimator.features == "hidden":
+        raise ValueError(
+            f"estimator {estimator.name!r} reads features 'hidden', which only openrlhf-dbb train has; choose "
+            "features='text'"
+        )
+
+
 def resume(
     store: storage.PosteriorStore | str | None,
     name: str,

@@ -119,6 +119,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             estimator = estimators.build(estimator, **(parameters or {}))  # before a model is loaded
         elif parameters is not None:
             raise ValueError(f"parameters {dict(parameters)} go with an estimator's name; the object has its own")
+        runs.check_features(estimator)
         super().__init__(*args, **options)
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts

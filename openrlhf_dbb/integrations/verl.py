@@ -124,7 +124,7 @@ class Settings:
                 "would never see a prompt that is always or never solved; use False"
             )
         settings = cls(**values)
-        settings.build()
+        runs.check_features(settings.build())
         return settings
 
     def build(self) -> RewardEstimator:

@@ -154,7 +154,7 @@ def _usual(run: RecordedRun) -> list[RewardEstimator]:
     dbb = recorded.sweep(["dbb"], error_curves.DISCOUNTS)
     scores = [calibrate(candidate, run.visits).log_score or 0.0 for candidate in dbb]
     best = dbb[int(np.argmax(scores))]
-    return [*([own] if own is not None else []), best, specs.parse("auto")]
+    return [*([own] if own is not None and own.features != "hidden" else []), best, specs.parse("auto")]
 
 
 def _previous(visits: Visits) -> Integers:

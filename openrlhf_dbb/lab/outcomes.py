@@ -34,12 +34,14 @@ class Outcome:
     Attributes:
         losses: by criterion, (V,), lower is better; NaN where a visit does not count. Criteria that
             do not apply to the candidate are left out.
+        first_visits: mean squared error against the probes at prompts' first visits; None if none was probed.
         advantages: of all rollouts.
     """
 
     estimator: RewardEstimator
     losses: dict[str, Floats]
     advantages: Advantages
+    first_visits: float | None = None
 
     @property
     def label(self) -> str:
@@ -60,17 +62,19 @@ class Outcome:
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
     """Replay the visits with ``estimator`` and measure it by every criterion that applies."""
     again = rerun(estimator, visits)
-    losses = {}
+    losses, first_visits = {}, None
     if probes is not None:
         losses["probes"] = np.full(len(visits.step), np.nan)
         losses["probes"][probes.visit] = squared_errors(
             again.estimate.mean[probes.visit], probes.samples, probes.successes, probes.squares
         )
+        first = losses["probes"][probes.visit[visits.earlier[probes.visit] == 0]]
+        first_visits = float(first.mean()) if len(first) else None
     if again.group_weight is not None:
         losses["mse"] = criteria.error_from_log(visits, again.estimate.mean, again.group_weight)
     if again.predictive is not None:
         losses["likelihood"] = -criteria.log_score(visits, *again.predictive)
-    return Outcome(estimator, losses, criteria.advantages(visits, again.estimate))
+    return Outcome(estimator, losses, criteria.advantages(visits, again.estimate), first_visits)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,11 @@ from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.visits import Integers, Visits, visits
 from openrlhf_dbb.options import chosen
 from storage import RunRecord, open_store
+from storage.inspection import prompt_texts
 from storage.log import ProbeLog, StepLog, read_log, read_probes
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
+_WHOLE = 2**31 - 1  # characters of a prompt
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ def read(arguments: argparse.Namespace) -> RecordedRun:
     with open_store(arguments.store_url, create=False) as store:
         record = chosen(store, arguments.run)
         log, probe_log = read_log(store, record), read_probes(store, record)
+        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    seen = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag)
+    seen = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag, texts)
     return RecordedRun(record, seen, _probed_visits(log, probe_log))
 
 

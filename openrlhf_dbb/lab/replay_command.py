@@ -68,7 +68,8 @@ def replay(arguments: argparse.Namespace) -> None:
     named = arguments.estimators or recorded.ESTIMATORS
     candidates = recorded.sweep(named, arguments.discounts, arguments.priors)
     own = recorded.own_estimator(run.record)
-    if own is not None and not arguments.estimators and specs.label(own) not in map(specs.label, candidates):
+    tries_own = own is not None and own.features != "hidden" and not arguments.estimators
+    if own is not None and tries_own and specs.label(own) not in map(specs.label, candidates):
         candidates.append(own)
     outcomes = [evaluate(candidate, run.visits, run.probes) for candidate in candidates]
     usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
@@ -198,7 +199,8 @@ def _write(folder: Path, ranking: Ranking, outcomes: Sequence[Outcome], visits: 
 
 def csv_rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
     """Header and rows of ``replay.csv``: every candidate with all its numbers."""
-    header = ["estimator", "parameters", "discount or smoothing", "mse probes", "mse log", "log-likelihood"]
+    header = ["estimator", "parameters", "discount or smoothing"]
+    header += ["mse probes", "mse probes first visits", "mse log", "log-likelihood"]
     header += ["zero-advantage groups", "zero-advantage rollouts", "mean abs advantage"]
     header += ["criterion", "excess over best", "excess low", "excess high", "share of draws won"]
     excess = np.stack(ranking.bootstrap.excess(ranking.bootstrap.best), axis=1)
@@ -213,6 +215,7 @@ def csv_rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], 
             recorded.flags(outcome.estimator),
             outcome.value,
             outcome.mean("probes"),
+            outcome.first_visits,
             outcome.mean("mse"),
             _negative(outcome.mean("likelihood")),
             outcome.advantages.zero_groups,

@@ -63,6 +63,12 @@ def add_command(commands: Any) -> None:
 def _command(arguments: argparse.Namespace) -> None:
     setting, names, sizes, discounts = _checked(arguments)
     estimators = [specs.parse(text) for text in arguments.estimators]
+    for estimator in estimators:
+        if estimator.features != "none":
+            raise UsageError(
+                f"--estimators {specs.label(estimator)}: it reads {estimator.features} features, and simulated prompts "
+                f"have none; give {estimator.name}:features=none, or use lab replay"
+            )
     folder = figures.folder(arguments.output)
     results = []
     for name, size in _progress([(name, size) for name in names for size in sizes]):

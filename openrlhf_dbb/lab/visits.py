@@ -5,13 +5,16 @@ Axes: V visits (a prompt in a step) ordered by step, P prompts, G rollouts of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from estimators import Estimate, RewardEstimator
 from estimators.base import Floats
+from estimators.text_features import text_features
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 
@@ -30,6 +33,7 @@ class Visits:
         rewards_V_G: S ones, then N - S zeros, then NaN; the order within a group is not stored and does not matter.
         prompts: P.
         lag: (V,) training steps between the policy that generated a group and its step's, >= 0; 0: on-policy.
+        texts: (P,) of the prompts, for estimators that read them; empty: not known.
     """
 
     step: Integers
@@ -40,6 +44,12 @@ class Visits:
     rewards_V_G: Floats
     prompts: int
     lag: Floats
+    texts: Sequence[str] = ()
+
+    @cached_property
+    def text_features(self) -> Floats:
+        """Features of the prompts' texts, (P, D)."""
+        return text_features(self.texts)
 
     @property
     def usual_rollouts(self) -> int:
@@ -63,12 +73,18 @@ class Rerun:
 
 
 def visits(
-    step: Integers, prompt_id: Integers, successes: Floats, rollouts: Integers, lag: Floats | None = None
+    step: Integers,
+    prompt_id: Integers,
+    successes: Floats,
+    rollouts: Integers,
+    lag: Floats | None = None,
+    texts: Sequence[str] = (),
 ) -> Visits:
     """Visits from the columns of a run's log, each (V,) and ordered by step.
 
     Args:
         lag: None: all groups are on-policy.
+        texts: of the distinct prompts, by ascending id.
 
     Raises:
         UsageError: a group's successes are not a whole number from 0 to N.
@@ -85,21 +101,28 @@ def visits(
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
     lag = np.zeros(len(step)) if lag is None else lag
     counted, earlier = rollouts.astype(np.float64), earlier_visits(prompt)
-    return Visits(step, prompt, earlier, successes, counted, rewards_V_G, len(known), lag)
+    return Visits(step, prompt, earlier, successes, counted, rewards_V_G, len(known), lag, texts)
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in the order they were recorded and as late as they were.
 
     Raises:
-        UsageError: the estimator cannot be used on these rewards.
+        UsageError: the estimator cannot be used on these rewards, or reads what no store keeps.
     """
+    if estimator.features == "hidden":
+        raise UsageError(
+            f"{specs.label(estimator)}: no store keeps the policy's hidden states, which it reads; use "
+            f"{estimator.name}:features=text"
+        )
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
+    if estimator.features == "text":
+        state["features"] = visits.text_features
     mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
     baseline = np.full(visits.rewards_V_G.shape, np.nan)
     weight_known = predictive_known = True

@@ -153,7 +153,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "master_address, master_port, rank, world_size, device"),
         Internal("ActorPPOTrainer", "used", "actors/policy_actor.py",
                  attributes="actor, actor_loss_fn, replay_buffer, use_cuda_ipc, vllm_engines, _model_update_group"),
-        Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="strategy, trainer"),
+        Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="actor, strategy, trainer"),
         Internal("PolicyModelActor.__init__", "overridden", "actors/policy_actor.py",
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",

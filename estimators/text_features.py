@@ -1,0 +1,71 @@
+"""Features of prompts that need their texts alone: no model, no data set, no randomness.
+
+Axes: P prompts, D features, B buckets; C bytes of some texts together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+BUCKETS = 128
+WIDTH = BUCKETS + 1
+"""D of the text features."""
+
+_LONGEST = 3  # bytes of an n-gram
+_BEGIN, _END = b"\x02", b"\x03"
+_CHUNK = 1024  # texts at a time, for the memory
+
+
+def text_features(texts: Sequence[str]) -> NDArray[np.float64]:
+    """Signed hashes of the n-grams of 1 to 3 bytes of each text, and the logarithm of its length.
+
+    Each n-gram of the UTF-8 text between a begin and an end mark adds 1 or -1 to one of 128 buckets; both follow
+    from a fixed hash. The buckets of a text are then scaled to the norm 1. The last column is log(1 + bytes). A column
+    means the same for every data set, in every process and on every machine.
+
+    Returns:
+        (P, D), finite; row i depends on ``texts[i]`` alone.
+
+    Example:
+        >>> features = text_features(["1 + 1 =", "2 + 2 ="])
+        >>> features.shape, features[:, -1].round(2)
+        ((2, 129), array([2.08, 2.08]))
+        >>> float(features[0, :-1] @ features[1, :-1]) > 0.3  # most n-grams are in both
+        True
+
+    Source: feature hashing, arXiv:0902.2206; the mixing of the bits is that of SplitMix64.
+    """
+    parts = [_features(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK)]
+    return np.concatenate([np.empty((0, WIDTH)), *parts])
+
+
+def _features(texts: Sequence[str]) -> NDArray[np.float64]:
+    encoded = [_BEGIN + text.encode("utf-8", "surrogatepass") + _END for text in texts]
+    sizes = np.array([len(text) for text in encoded])
+    bytes_C = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
+    text_C = np.repeat(np.arange(len(texts)), sizes)
+    counted = np.zeros(len(texts) * BUCKETS)
+    for n in range(1, _LONGEST + 1):
+        count = max(len(bytes_C) - n + 1, 0)
+        gram = np.full(count, n, dtype=np.uint64)
+        for j in range(n):
+            gram = gram * np.uint64(256) + bytes_C[j : j + count]
+        whole = text_C[:count] == text_C[n - 1 : n - 1 + count]
+        hashed = _mixed(gram[whole])
+        place = text_C[:count][whole] * BUCKETS + (hashed % np.uint64(BUCKETS)).astype(np.int64)
+        sign = 1.0 - 2.0 * (hashed >> np.uint64(63))
+        counted += np.bincount(place, sign, len(counted))
+    buckets = counted.reshape(-1, BUCKETS)
+    norm = np.linalg.norm(buckets, axis=1, keepdims=True)
+    return np.column_stack([buckets / np.maximum(norm, 1), np.log(sizes - 1)])
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash of each value: SplitMix64's output for it."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,71 @@
+"""What the policy itself makes of the prompts: its last hidden states, as features for the estimators that read them.
+
+Axes: P prompts, S of them on a rank, H hidden units, D features.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+
+from estimators import FEATURES
+
+
+def of_prompts(policy: Any, tokens: Sequence[list[int]]) -> NDArray[np.float64]:
+    """Features of all prompts by the policy as it is now: one forward pass over the prompts, shared by its ranks.
+
+    Args:
+        policy: OpenRLHF's group of policy actors, without tensor or ring parallelism.
+        tokens: (P,) token ids of each prompt, at least one each.
+
+    Returns:
+        (P, D), of the precision of float32.
+    """
+    ranks = len(policy._actor_handlers)
+    # As many on every rank, since all take part in each forward pass under ZeRO-3: some prompts come twice.
+    shares = (np.arange(-(-len(tokens) // ranks) * ranks) % len(tokens)).reshape(-1, ranks).T
+    asked = [[tokens[place] for place in share] for share in shares]
+    found = ray.get(policy.async_run_method_batch(method_name="prompt_features", tokens=asked))
+    features = np.empty((len(tokens), FEATURES["hidden"]))
+    for share, [part] in zip(shares, found, strict=True):
+        features[share] = part
+    return features
+
+
+def last_hidden(model: Any, tokens: Sequence[list[int]], size: int) -> NDArray[np.float32]:
+    """The final-norm hidden state at the last token of each prompt, ``size`` prompts at a time: (S, H)."""
+    device = torch.cuda.current_device()
+    by_length = sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))
+    # The logits of all positions would take more memory than all else.
+    module = getattr(model, "module", model)
+    fewer = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(module.forward).parameters else {}
+    parts = []
+    for start in range(0, len(tokens), size):
+        rows = [tokens[place] for place in by_length[start : start + size]]
+        width = len(rows[0])
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        with torch.no_grad():
+            output = model(
+                ids, attention_mask=mask, position_ids=places, output_hidden_states=True, use_cache=False, **fewer
+            )
+        parts.append(output["hidden_states"][-1][:, -1].float().cpu())
+    hidden = torch.empty((len(tokens), parts[0].shape[1]))
+    hidden[torch.tensor(by_length)] = torch.cat(parts)
+    return hidden.numpy()
+
+
+def projected(hidden_S_H: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Hidden states scaled to a mean square of 1, on D random directions that are the same for all runs: (S, D)."""
+    scale = np.sqrt(np.mean(hidden_S_H.astype(np.float64) ** 2, axis=1, keepdims=True))
+    width = hidden_S_H.shape[1]
+    # RandomState, unlike newer generators, draws the same numbers in every version of numpy.
+    directions_H_D = np.random.RandomState(0).standard_normal((width, FEATURES["hidden"])) / np.sqrt(width)
+    return (hidden_S_H / np.maximum(scale, 1e-6) @ directions_H_D).astype(np.float32)

@@ -1,0 +1,187 @@
+"""A prior mean predicted from features, against numbers computed by hand and the conditions of its regression.
+
+Axes: P prompts, D features.
+"""
+
+import numpy as np
+import pytest
+
+import estimators
+from estimators import build
+
+WIDTH = estimators.FEATURES["text"]
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def predicted(**parameters):
+    return build("predicted_prior", **({"features": "none", "updates_per_epoch": 2.0} | parameters))
+
+
+def begun(estimator, features_P_D):
+    """The initial state with some features, the rest of the columns 0."""
+    padded = np.zeros((len(features_P_D), WIDTH))
+    padded[:, : np.shape(features_P_D)[1]] = features_P_D
+    return estimator.initial_state(len(padded)) | {"features": padded}
+
+
+def means(estimator, state):
+    """m of each prompt."""
+    alpha, _ = estimator.predictive(state)
+    kept = estimator.discount ** ((state["updates"] + 1 - state["seen_at"]) / estimator.updates_per_epoch)
+    return (alpha - kept * state["successes"]) / estimator.prior_weight
+
+
+def test_two_visits_by_hand():
+    prior = predicted(prior_weight=2.0, discount=0.25)
+    state, first = prior.observe(prior.initial_state(2), [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, np.nan, 1.0]])
+    # m = 1/2: alpha, beta = 1 + 3, 1 + 1 and 1 + 3, 1
+    assert (state["alpha"].tolist(), state["beta"].tolist()) == ([4, 4], [2, 1])
+    np.testing.assert_allclose(first.mean, [4 / 6, 4 / 5])
+    np.testing.assert_allclose(first.variance, [8 / 36, 4 / 25])
+    [constant] = state["weights"]
+    # 6 successes of 7, and ridge 1: the logit c solves 6 - 7 sigmoid(c) = c
+    assert 6 - 7 * sigmoid(constant) == pytest.approx(constant, abs=1e-3)
+    mean = sigmoid(constant)
+    state, second = prior.observe(state, [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 1.0]])
+    # one update of the two of an epoch: counts fade by 0.25 ** (1 / 2)
+    np.testing.assert_allclose(state["alpha"], [2 * mean + 1.5, 2 * mean + 1.5 + 3])
+    np.testing.assert_allclose(state["beta"], [2 * (1 - mean) + 0.5 + 4, 2 * (1 - mean) + 1])
+    np.testing.assert_allclose(second.mean, state["alpha"] / (state["alpha"] + state["beta"]))
+
+
+def test_counts_fade_to_the_prediction_where_a_prompt_does_not_come_back():
+    prior = predicted(discount=0.5, updates_per_epoch=2.0)
+    state = prior.initial_state(2)
+    prior.observe_at(state, np.array([0]), [[1.0, 1.0]])
+    for _ in range(4):
+        prior.observe_at(state, np.array([1]), [[1.0, 0.0]])
+    alpha, beta = prior.predictive(state)
+    mean = sigmoid(state["weights"][0])
+    # The next update is the sixth, five after that of prompt 0.
+    assert alpha[0] == pytest.approx(2 * mean + 2 * 0.5**2.5)
+    assert beta[0] == pytest.approx(2 * (1 - mean))
+
+
+def test_late_groups_count_as_of_the_update_that_generated_them_in_any_order():
+    prior, groups = predicted(discount=0.5, updates_per_epoch=1.0), ([1.0, 1.0], [0.0, 1.0])
+    found = []
+    for first, second, lags in ((groups[0], groups[1], (0.5, 0.0)), (groups[1], groups[0], (-1.0, 1.5))):
+        # Generated at 0.5 and 2; or, the other way round, at 2 and 0.5, with one more update before.
+        state = prior.initial_state(1)
+        if lags[0] < 0:
+            state["updates"] = np.array([1.0])
+            lags = (0.0, 2.5)
+        state, _ = prior.observe(state, [first], [lags[0]])
+        state, _ = prior.observe(state, [second], [lags[1]])
+        found.append((state["successes"][0], state["failures"][0], state["seen_at"][0]))
+    # As of update 2: 2 * 0.5 ** 1.5 + 1 successes, 1 failure.
+    np.testing.assert_allclose(found, [(2 * 0.5**1.5 + 1, 1, 2)] * 2)
+
+
+def converged(estimator, state, rewards_P_G):
+    """The state after one update, with weights that further steps of the regression would not change."""
+    state, _ = estimator.observe(state, rewards_P_G)
+    for _ in range(50):
+        state |= estimator.learn(state)
+    return state
+
+
+def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
+    rng = np.random.default_rng(1)
+    features = rng.normal(5, 3, (200, WIDTH))
+    rewards_P_G = (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).astype(float)
+    prior = predicted(features="text", discount=1.0, ridge=0.5)
+    state = converged(prior, begun(prior, features), rewards_P_G)
+    z = (features - features.mean(axis=0)) / features.std(axis=0)
+    logit = features @ state["weights"][:-1] + state["weights"][-1]
+    slopes, constant = state["weights"][:-1] * features.std(axis=0), logit.mean()
+    left = rewards_P_G.sum(axis=1) - 4 * sigmoid(logit)
+    np.testing.assert_allclose(z.T @ left, 0.5 * WIDTH * slopes, atol=1e-7)
+    assert left.sum() == pytest.approx(0.5 * constant, abs=1e-7)
+
+
+def test_the_units_of_the_features_do_not_matter():
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(50, WIDTH))
+    rewards_P_G = (rng.random((50, 3)) < 0.3).astype(float)
+    prior = predicted(features="text")
+    here = converged(prior, begun(prior, features), rewards_P_G)
+    there = converged(prior, begun(prior, 1000 * features - 7), rewards_P_G)
+    np.testing.assert_allclose(means(prior, here), means(prior, there), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "features_P_D",
+    [
+        np.arange(40.0)[:, None],  # the first half fails, the second succeeds: separable
+        np.ones((40, WIDTH)),
+        np.zeros((40, 1)),
+        1e6 + np.arange(40.0)[:, None] ** np.arange(1, 4),
+        np.repeat(np.arange(40.0)[:, None], WIDTH, axis=1),  # all columns alike
+    ],
+    ids=["separable", "constant", "zero", "large", "alike"],
+)
+@pytest.mark.parametrize("rewards", ["halves", "all 0", "all 1"])
+def test_it_stays_finite_and_clipped(features_P_D, rewards):
+    success_P = {"halves": np.arange(40) >= 20, "all 0": np.zeros(40), "all 1": np.ones(40)}[rewards]
+    prior = predicted(features="text", ridge=1e-6, discount=1.0)
+    state = begun(prior, features_P_D)
+    for _ in range(20):
+        state, estimate = prior.observe(state, np.repeat(success_P[:, None], 8, axis=1).astype(float))
+        assert np.isfinite(state["weights"]).all()
+        assert ((estimate.mean > 0) & (estimate.mean < 1)).all()
+    found = means(prior, state)
+    assert found.min() >= 0.02 - 1e-6 and found.max() <= 0.98 + 1e-6
+    if rewards != "halves":
+        np.testing.assert_allclose(found, 0.98 if rewards == "all 1" else 0.02, atol=1e-6)
+
+
+def test_features_that_tell_make_first_visits_better_and_others_hardly_worse():
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 2, 1024)
+    told = np.column_stack([logits + rng.normal(0, 0.5, 1024), rng.normal(size=(1024, 20))])
+    rewards_P_G = (rng.random((1024, 2)) < sigmoid(logits)[:, None]).astype(float)
+    errors = {}
+    for name, features in (("told", told), ("noise", rng.normal(size=told.shape)), ("none", told[:, :0])):
+        prior = predicted(features="text", updates_per_epoch=16.0)
+        state, squared = begun(prior, features), []
+        for batch in np.split(rng.permutation(1024), 16):
+            estimate = prior.observe_at(state, batch, rewards_P_G[batch])
+            squared.append((estimate.mean - sigmoid(logits[batch])) ** 2)
+        errors[name] = np.mean(squared)
+    # With m = 1/2 the mean is (1 + S) / 4: off by (1 - 2 p) / 4, with variance 2 p (1 - p) / 16.
+    p = sigmoid(logits)
+    assert errors["none"] == pytest.approx(np.mean((1 - 2 * p) ** 2 + 2 * p * (1 - p)) / 16, rel=0.1)
+    assert errors["told"] < 0.6 * errors["none"]
+    assert errors["noise"] < 1.1 * errors["none"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"discount": 0.0}, r"predicted_prior.discount = 0.0 is not in \(0, 1\]"),
+        ({"prior_weight": 0.0}, r"predicted_prior.prior_weight = 0.0 is not a finite number above 0"),
+        ({"ridge": float("inf")}, r"predicted_prior.ridge = inf is not a finite number above 0"),
+        ({"features": "images"}, r"predicted_prior.features = 'images' is none of none, text, hidden"),
+        ({"updates_per_epoch": -1.0}, r"predicted_prior.updates_per_epoch = -1.0 is not a finite number >= 0"),
+    ],
+)
+def test_parameters_outside_their_range_are_refused(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        predicted(**parameters)
+
+
+def test_the_updates_of_an_epoch_are_needed():
+    prior = predicted(updates_per_epoch=0.0)
+    with pytest.raises(ValueError, match=r"predicted_prior.updates_per_epoch is 0; give the number of policy updates"):
+        prior.observe(prior.initial_state(1), [[1.0]])
+
+
+def test_scores_between_0_and_1_need_partial_credit():
+    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = 0.5 is not 0 or 1"):
+        predicted().observe(predicted().initial_state(1), [[1.0, 0.5]])
+    state, _ = predicted(partial_credit=True).observe(predicted().initial_state(1), [[1.0, 0.5]])
+    assert (state["successes"][0], state["failures"][0]) == (1.5, 0.5)
