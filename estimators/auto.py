@@ -57,8 +57,8 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a
     single rollout cannot be estimated. With N = 1 a pair is judged instead by how well the history alone predicted it,
     plus, from the third visit, by how well the last visit's estimate did: the squared error of the latter exceeds the
-    estimate's own by the same amount for all pairs, if p moves up as often as down. With ``criterion="likelihood"``
-    it is the pair that predicted the groups best, one visit ahead::
+    estimate's own by the same amount for all pairs, if what moves p averages 0 and does not depend on the past. With
+    ``criterion="likelihood"`` it is the pair that predicted the groups best, one visit ahead::
 
         log BetaBinomial(S | N, weight * a + A, weight * b + B)
 
