@@ -150,9 +150,11 @@ class SelfTuningBetaBernoulli(RewardEstimator):
 
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
+        clock = state["clock"] + [1, len(successes)]
+        if not len(successes):
+            return state | {"clock": clock}
         revisited = np.flatnonzero(state["rollouts_1"])
         prompts = state["prompts"] + len(successes) - len(revisited)
-        clock = state["clock"] + [1, len(successes)]
         state = state | {"prompts": prompts, "clock": clock}
         generated_at = clock[0] - lag_P
         gap = np.clip(_passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)

@@ -412,6 +412,19 @@ def test_dbb_by_updates_equals_dbb_by_visits_if_every_prompt_comes_once_an_epoch
 
 
 @every_case
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_step_without_any_group_teaches_nothing(case):
+    estimator, rewards_P_G = CASES[case], np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    state, wanted = estimator.initial_state(2), estimator.observe(estimator.initial_state(2), rewards_P_G)[1]
+    estimator.observe_at(state, np.array([], dtype=np.int64), np.empty((0, 3)))
+    for field in estimator.state_fields:
+        np.testing.assert_array_equal(state[field], estimator.initial_state(2)[field])
+    after, estimate = estimator.observe(state, rewards_P_G)
+    assert all(np.isfinite(values).all() for values in after.values())
+    np.testing.assert_allclose(estimate.mean, wanted.mean, rtol=1e-12)
+
+
+@every_case
 def test_a_prompt_without_any_reward_is_refused(case):
     estimator = CASES[case]
     with pytest.raises(ValueError, match=r"rewards\[1\] holds no reward"):
