@@ -436,6 +436,17 @@ def test_auto_counts_ages_in_time_where_that_predicts_better():
     assert means[0] > 0.95 and means[1] < 0.05 and means[2] < 0.05 and means[3] > 0.95
 
 
+def test_auto_s_ages_in_time_are_those_in_visits_where_every_prompt_comes_once_a_pass():
+    auto, random = build("auto"), np.random.default_rng(3)
+    state = auto.initial_state(6)
+    for _ in range(4):  # passes of three updates, in the same order
+        for prompts in ([0, 1], [2, 3], [4, 5]):
+            auto.observe_at(state, np.array(prompts), random.integers(0, 2, (2, 4)).astype(float))
+    by_visits, in_time = state["evidence"].reshape(5, 2, 21).transpose(1, 0, 2)
+    assert in_time == pytest.approx(by_visits, rel=1e-9)
+    assert len(np.unique(by_visits.round(9))) > 100  # which is not because all scores are the same
+
+
 def test_auto_s_prior_counts_a_group_as_the_passes_since_the_prompt_s_last_visit():
     auto = build("auto")
     state = in_steps(auto, [{0: 8, 1: 0, 2: 4}, {0: 8}, {0: 8}, {0: 8, 1: 2}])
