@@ -50,7 +50,7 @@ BOUNDS = {
     "postgresql": {"step / driver": 2.5, "long / empty": 1.2, "bulk": 2.0},
 }
 AUTO = ("alpha", "beta", *(f"packed_{i}" for i in range(8)))
-AUTO_SHARED = {"evidence": 110}
+AUTO_SHARED = {"evidence": 226}
 
 
 @dataclass

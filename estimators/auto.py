@@ -1,6 +1,6 @@
 """Self-tuning hierarchical DBB: the prior, its weight and the discount are learnt during training.
 
-Axes: P prompts, V revisited prompts, K visits remembered (latest first), L discounts, W prior weights.
+Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time, W prior weights.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
-from estimators.empirical_bayes import fit_beta, group_moments
+from estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
 from estimators.registry import register
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
+DISCOUNTS_X, TIMED_X = np.tile(DISCOUNTS_L, 2), np.repeat([0.0, 1.0], DISCOUNTS_L.size)
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
 
 # How fast the run's numbers forget, in passes over the prompts. The population changes within an epoch; how fast it
 # changes is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
-_MOST_EVIDENCE = 512  # prompts per step that judge the pairs; keeps large batches cheap
+_MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
 _CHUNK = 128  # prompts at a time, so that arrays stay in the CPU cache
-_REMEMBERED = 2  # visits kept apart; older ones are summed at the discount of their time
+_LEAST_GAP, _MOST_GAP = 0.25, 4.0  # passes: as how many groups one may count in the fit of the prior
+_NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
-_RECENT = tuple(f"{what}_{k}" for what in ("successes", "rollouts") for k in range(1, _REMEMBERED + 1))
+_COUNTED = ("successes", "rollouts")
+_RECENT = tuple(f"{what}_{k}" for what in (*_COUNTED, "seen") for k in (1, 2))
 
 
 @register
@@ -33,22 +36,29 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     """DBB whose prior, prior weight and discount follow the data; nothing to tune.
 
     All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A
-    and B the discounted successes and failures of a prompt's earlier visits k = 1, 2, ... ago::
+    and B the discounted successes and failures of a prompt's earlier visits k, of age u_k::
 
-        A = sum_k discount^k S_k        alpha = weight * a + A + S       mean     = alpha / (alpha + beta)
-        B = sum_k discount^k (N_k - S_k) beta  = weight * b + B + N - S  variance = mean * (1 - mean)
+        A = sum_k discount^u_k S_k          alpha = weight * a + A + S       mean     = alpha / (alpha + beta)
+        B = sum_k discount^u_k (N_k - S_k)  beta  = weight * b + B + N - S   variance = mean * (1 - mean)
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    ``(weight, discount)`` is the pair, from a 5 x 21 grid, whose means had the least squared error so far. The
-    success probabilities are unknown, but the squared error can be estimated without bias: with the current
-    group's share ``g = N / (alpha + beta)`` in the mean, ::
+    An age is either in visits (1, 2, ... ago) or in time: passes over the prompts since that visit, in policy updates.
+    Every call of ``observe`` is an update, and a pass has E of them: as many as it takes, at the mean number of groups
+    per update so far, to observe as many groups as prompts have been seen. If all prompts come back at regular
+    times, the two are the same.
+
+    ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
+    error so far. The success probabilities are unknown, but the squared error can be estimated without bias: with the
+    current group's share ``g = N / (alpha + beta)`` in the mean, ::
 
         (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
 
-    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. (The noise of a
-    single rollout cannot be estimated; with N = 1 a pair is judged by how well the history alone predicted it.)
-    With ``criterion="likelihood"`` it is the pair that predicted the groups best, one visit ahead::
+    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a
+    single rollout cannot be estimated. With N = 1 a pair is judged instead by how well the history alone predicted it,
+    plus, from the third visit, by how well the last visit's estimate did: the squared error of the latter exceeds the
+    estimate's own by the same amount for all pairs, if what moves p averages 0 and does not depend on the past. With
+    ``criterion="likelihood"`` it is the pair that predicted the groups best, one visit ahead::
 
         log BetaBinomial(S | N, weight * a + A, weight * b + B)
 
@@ -56,18 +66,33 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     prior); nothing is forgotten until prompts come back. Weight and discount are chosen together because one
     discount cannot serve both the prior and the history.
 
+    In the fit of the prior a group counts as the passes since its prompt's last visit (or the start), from 0.25 to 4:
+    all prompts then count the same, however often each is drawn. If N is always 1, single visits do not tell a + b.
+    Then it is ``1 / rho - 1``, with rho the correlation of a prompt's reward with that of its last visit, which is the
+    share of the rewards' variance that lies between prompts. It starts as if 50 such pairs had shown a + b = 2.
+
+    A late group (a lag above 0) is of the update g in which it would have been on-policy. With v the greatest g of a
+    prompt, ages in time are ``(v - g_k) / E``, also for the group itself; given discount and E, the order in which
+    groups are observed then makes no difference. Ages in visits are in the order of g, and the group itself has age 0.
+    The run's numbers are fitted to groups as they come.
+
     Args:
         criterion: "risk" (least squared error) or "likelihood" (best prediction one visit ahead).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
         successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
-        successes_old, rollouts_old: of older ones, discounted as of their time.
+        seen_1, seen_2: their updates g; 0: no such visit.
+        successes_old, rollouts_old: of older ones, discounted up to seen_2 by the discounts of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
-        evidence (shared): (105,), a score for each pair, by weight, then discount; the highest is chosen.
+        pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
+        evidence (shared): (210,), a score for each pair, by weight, then way to count, then discount; the highest is
+            chosen.
         prior (shared): a and b.
         weight, discount (shared): the pair chosen.
+        timed (shared): 1 if its ages are in time, 0 if in visits.
         prompts (shared): number of distinct prompts seen.
+        clock (shared): numbers of updates and of groups so far.
 
     Raises:
         ValueError: an unknown criterion.
@@ -89,8 +114,11 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     criterion: str = field(default="risk", metadata={"help": "how the discount is chosen: by risk or likelihood"})
 
     name: ClassVar[str] = "auto"
+    version: ClassVar[int] = 2  # 1 forgot by visits
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
-    shared_fields: ClassVar[tuple[str, ...]] = ("moments", "evidence", "prior", "weight", "discount", "prompts")
+    shared_fields: ClassVar[tuple[str, ...]] = (
+        "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock"
+    )  # fmt: skip
     never_collapses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -107,87 +135,158 @@ class SelfTuningBetaBernoulli(RewardEstimator):
             "beta": np.ones(num_prompts),
             **{name: np.zeros(num_prompts) for name in (*_RECENT, "successes_old", "rollouts_old")},
             "moments": np.zeros(4),
-            "evidence": np.zeros(PRIOR_WEIGHTS_W.size * DISCOUNTS_L.size),
+            "pairs": np.zeros(4),
+            "evidence": np.zeros(PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size),
             "prior": np.ones(2),
             "weight": np.ones(1),
             "discount": np.full(1, 0.5),
+            "timed": np.zeros(1),
             "prompts": np.zeros(1),
+            "clock": np.zeros(2),
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        return self.update_late(state, rewards_P_G, np.zeros(len(rewards_P_G)))
+
+    def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
+        clock = state["clock"] + [1, len(successes)]
+        if not len(successes):
+            return state | {"clock": clock}
         revisited = np.flatnonzero(state["rollouts_1"])
         prompts = state["prompts"] + len(successes) - len(revisited)
+        state = state | {"prompts": prompts, "clock": clock}
+        generated_at = clock[0] - lag_P
+        gap = np.clip(_passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
         passes = len(revisited) / prompts[0]
-        moments = 0.5 ** (passes / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts)
-        prior = fit_beta(moments)
-        shared = {"moments": moments, "prior": prior, "prompts": prompts}
-        shared |= {name: state[name] for name in ("evidence", "weight", "discount")}
+        moments = 0.5 ** (passes / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
+        pairs = state["pairs"]
+        if len(revisited):
+            share = (successes / rollouts)[revisited]
+            before = state["successes_1"][revisited] / state["rollouts_1"][revisited]
+            faded = 0.5 ** (passes / _EVIDENCE_HALF_LIFE)
+            pairs = faded * pairs + np.stack([np.ones_like(share), share, before, share * before]) @ gap[revisited]
+        prior = fit_beta(moments, _weight_between(pairs))
+        state = state | {"moments": moments, "pairs": pairs, "prior": prior}
+        seen_at = np.where(state["rollouts_1"] > 0, np.maximum(generated_at, state["seen_1"]), generated_at)
         if len(revisited):
             rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]
-            evidence = 0.5 ** (passes / _EVIDENCE_HALF_LIFE) * state["evidence"]
+            evidence = faded * state["evidence"]
             for chunk in np.split(rows, range(_CHUNK, len(rows), _CHUNK)):
-                past = {name: state[name][chunk] for name in self.state_fields}
-                evidence = evidence + self._judged(past, prior, successes[chunk], rollouts[chunk])
-            best = int(evidence.argmax())
-            shared |= {
+                past = state | {name: state[name][chunk] for name in self.state_fields}
+                evidence = evidence + self._judged(past, seen_at[chunk], successes[chunk], rollouts[chunk])
+            weight, fading = divmod(int(evidence.argmax()), DISCOUNTS_X.size)
+            state |= {
                 "evidence": evidence,
-                "weight": PRIOR_WEIGHTS_W[best // DISCOUNTS_L.size, None],
-                "discount": DISCOUNTS_L[best % DISCOUNTS_L.size, None],
+                "weight": PRIOR_WEIGHTS_W[weight, None],
+                "discount": DISCOUNTS_X[fading, None],
+                "timed": TIMED_X[fading, None],
             }
-        alpha, beta = self.predictive(state | shared)
+        alpha, beta = _before(state, seen_at)
+        now = _chosen(state, 0, seen_at - generated_at)
         return {
-            "alpha": alpha + successes,
-            "beta": beta + (rollouts - successes),
-            **_shifted(state, "successes", successes),
-            **_shifted(state, "rollouts", rollouts),
-            **shared,
+            "alpha": alpha + now * successes,
+            "beta": beta + now * (rollouts - successes),
+            **_remembered(state, successes, rollouts, generated_at),
+            **{name: state[name] for name in self.shared_fields},
         }
 
-    def _judged(self, past: State, prior: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """Scores of the pairs from V groups of prompts with this past, (W * L,); higher is better."""
-        past_successes_V_L, past_rollouts_V_L = _past(past, DISCOUNTS_L)
-        alpha = PRIOR_WEIGHTS_W[:, None] * prior[0] + past_successes_V_L[:, None]
-        total = PRIOR_WEIGHTS_W[:, None] * prior.sum() + past_rollouts_V_L[:, None]
+    def _judged(self, past: State, seen_at: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+        """Scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
+        scores_W_X = self._scored(past, 1, seen_at, successes_V, rollouts_V)
+        again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
+        if self.criterion == "risk" and len(again):
+            past = past | {name: past[name][again] for name in self.state_fields}
+            scores_W_X = scores_W_X + self._scored(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
+        return scores_W_X.ravel()
+
+    def _scored(self, past: State, visits: int, at_V: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+        """Scores of the pairs, (W, X), with the past discounted to update ``at_V``, so many visits after the last."""
+        past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
+        alpha = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
+        total = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
         judge = _log_likelihood if self.criterion == "likelihood" else _negative_risk
-        return judge(alpha, total, successes_V, rollouts_V).ravel()
+        return judge(alpha, total, successes_V, rollouts_V)
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return bernoulli(state["alpha"], state["beta"])
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        past_successes, past_rollouts = _past(state, state["discount"])
-        weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
-        alpha, beta = state["prior"]
-        return weight * alpha + past_successes[:, 0], weight * beta + (past_rollouts - past_successes)[:, 0]
+        return _before(state, np.maximum(state["clock"][0] + 1, state["seen_1"]))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
 
-def _past(state: State, discounts_L: Floats) -> tuple[Floats, Floats]:
-    """Discounted successes and rollouts of all earlier visits, each (P, L)."""
-    ages_K = np.arange(1, _REMEMBERED + 1)
-    weights_K_L = np.vstack([discounts_L ** ages_K[:, None], discounts_L**_REMEMBERED])
+def _weight_between(pairs: Floats) -> float:
+    """a + b from the correlation of successive rewards, N = 1; see the class."""
+    number, now, before, both = pairs
+    start = 1 / (WEIGHT + 1)
+    if number == 0:
+        return WEIGHT
+    now, before = now / number, before / number
+    deviations = np.sqrt(max(now * (1 - now) * before * (1 - before), 0.0))
+    correlation = (both / number - now * before) / deviations if deviations > 0 else start
+    return beta_weight(float((number * correlation + _NO_PAIRS * start) / (number + _NO_PAIRS)))
+
+
+def _passes(state: State, updates_P: Floats) -> Floats:
+    """So many policy updates in passes over the prompts."""
+    updates, groups = state["clock"]
+    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
+
+
+def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
+    """Weight that is left after some visits, or updates >= 0 (visits that never were may have less), (P, X)."""
+    ages_P_X = np.where(timed_X, np.maximum(_passes(state, updates_P), 0)[:, None], np.reshape(visits, (-1, 1)))
+    return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
+
+
+def _chosen(state: State, visits: Floats | float, updates_P: Floats) -> Floats:
+    """Weight that is left by the chosen discount, (P,)."""
+    return _kept(state, visits, updates_P, state["discount"], state["timed"])[:, 0]
+
+
+def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
+    """Successes and rollouts of all earlier visits, discounted to an update, or so many visits on; each (P, X)."""
+    latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
-        np.column_stack([*(state[f"{what}_{k}"] for k in ages_K), state[f"{what}_old"]]) @ weights_K_L
-        for what in ("successes", "rollouts")
+        latest * state[f"{what}_1"][:, None] + older * (state[f"{what}_2"] + state[f"{what}_old"])[:, None]
+        for what in _COUNTED
     )
     return successes, rollouts
 
 
-def _shifted(state: State, what: str, newest: Floats) -> State:
-    """The remembered visits with ``newest`` in front; the oldest is added to the discounted sum."""
-    new = {f"{what}_{k + 1}": state[f"{what}_{k}"] for k in range(1, _REMEMBERED)}
-    old = state["discount"] * (state[f"{what}_{_REMEMBERED}"] + state[f"{what}_old"])
-    return {f"{what}_1": newest, **new, f"{what}_old": old}
+def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
+    """alpha and beta at update ``seen_at`` before its group is seen, each (P,)."""
+    past = _past(state, 1, seen_at, state["discount"], state["timed"])
+    successes, rollouts = (values[:, 0] for values in past)
+    weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
+    alpha, beta = state["prior"]
+    return weight * alpha + successes, weight * beta + rollouts - successes
+
+
+def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:
+    """What is kept of each prompt's visits, with one more: the two latest apart, the others summed as of the second."""
+    new = {"successes": successes, "rollouts": rollouts, "seen": generated_at}
+    is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
+    kept: State = {}
+    third: State = {}
+    for what, value in new.items():
+        first, second = state[f"{what}_1"], state[f"{what}_2"]
+        kept[f"{what}_1"] = np.where(is_first, value, first)
+        kept[f"{what}_2"] = np.where(is_first, first, np.where(is_second, value, second))
+        third[what] = np.where(is_first | is_second, second, value)
+    of_old = _chosen(state, 1.0 * (is_first | is_second), kept["seen_2"] - state["seen_2"])
+    of_third = _chosen(state, 1, kept["seen_2"] - third["seen"])
+    return kept | {f"{what}_old": of_old * state[f"{what}_old"] + of_third * third[what] for what in _COUNTED}
 
 
 def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-    """Minus the estimated squared error of each pair's means, summed over the V groups: (W, L).
+    """Minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
     Args:
-        alpha, total: (V, W, L), alpha and alpha + beta before the groups are seen.
+        alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
     """
     rollouts = rollouts_V[:, None, None]
     share = successes_V[:, None, None] / rollouts
@@ -199,7 +298,7 @@ def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V
 
 
 def _log_likelihood(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-    """Beta-binomial log-likelihood of each pair, summed over the V groups: (W, L); arguments as above."""
+    """Beta-binomial log-likelihood of each pair, summed over the V groups: (W, X); arguments as above."""
     return np.asarray(
         _log_rising(alpha, successes_V)
         + _log_rising(total - alpha, rollouts_V - successes_V)
@@ -207,10 +306,10 @@ def _log_likelihood(alpha: Floats, total: Floats, successes_V: Floats, rollouts_
     )
 
 
-def _log_rising(x_V_W_L: Floats, times_V: Floats) -> Floats:
+def _log_rising(x_V_W_X: Floats, times_V: Floats) -> Floats:
     """``log Gamma(x + times) - log Gamma(x)``, summed over V, for whole ``times``: products, then one logarithm."""
     order = np.argsort(-times_V, kind="stable")
-    x, longest_first = x_V_W_L[order], -times_V[order]
+    x, longest_first = x_V_W_X[order], -times_V[order]
     result, product = np.zeros(x.shape[1:]), np.ones_like(x)
     for j in range(int(times_V.max())):
         reached = np.searchsorted(longest_first, -j)

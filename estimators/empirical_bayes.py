@@ -10,7 +10,8 @@ import numpy as np
 from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
 from estimators.registry import register
 
-_WEAKEST, _STRONGEST = 0.05, 1e3  # limits of the prior's weight, in rollouts
+WEIGHT = 2.0  # of the prior, in rollouts, where it cannot be estimated
+_WEAKEST, _STRONGEST = 0.05, 1e3  # its limits
 _MEAN_LIMIT = 1e-3
 
 
@@ -90,20 +91,33 @@ class EmpiricalBayes(RewardEstimator):
         return rollouts / (rollouts + state["prior"].sum())
 
 
-def group_moments(successes: Floats, rollouts: Floats) -> Floats:
-    """Number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,)."""
+def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = None) -> Floats:
+    """Number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,).
+
+    Args:
+        counted: (P,) as how many groups each is counted, > 0; None: as one.
+    """
     share = successes / rollouts
-    return np.array([len(share), share.sum(), share @ share, (1 / rollouts).sum()])
+    counted = np.ones_like(share) if counted is None else counted
+    return np.array([counted.sum(), (counted * share).sum(), (counted * share) @ share, (counted / rollouts).sum()])
 
 
-def fit_beta(moments: Floats) -> Floats:
-    """Beta(a, b) of the success probabilities behind some groups, shape (2,); see :class:`EmpiricalBayes`."""
+def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
+    """Beta(a, b) of the success probabilities behind some groups, shape (2,); see :class:`EmpiricalBayes`.
+
+    Args:
+        weight: a + b where the groups do not tell it: fewer than two, or N is always 1.
+    """
     groups, total, squares, inverse = moments
     mean = min(max(total / groups, _MEAN_LIMIT), 1 - _MEAN_LIMIT)
     noise = inverse / groups
-    weight = 2.0
     if groups > 1 and noise < 1:
         variance = max(squares - total**2 / groups, 0.0) / (groups - 1)
         spread = (variance / (mean * (1 - mean)) - noise) / (1 - noise)
-        weight = min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST
+        weight = beta_weight(spread)
     return np.array([mean * weight, (1 - mean) * weight])
+
+
+def beta_weight(spread: float) -> float:
+    """``a + b`` of a Beta whose variance is the share ``spread`` = 1 / (a + b + 1) of m (1 - m), within the limits."""
+    return min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST

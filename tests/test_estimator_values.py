@@ -235,7 +235,9 @@ def test_empirical_bayes_half_life_counts_groups():
 
 
 AUTO_FIRST, AUTO_SECOND = (0, 1, 3, 4), (1, 1, 4, 2)  # successes of 4 prompts, N = 4, on two visits
-AUTO_GRID = [(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in (0.02, 0.05, *(i / 20 for i in range(2, 21)))]
+# for each weight the discounts of ages in visits, then in time: the same where prompts come back at regular times
+AUTO_DISCOUNTS = [0.02, 0.05, *(i / 20 for i in range(2, 21))]
+AUTO_GRID = [(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in AUTO_DISCOUNTS * 2]
 
 
 def auto_after_two_visits(**parameters):
@@ -310,6 +312,46 @@ def test_auto_with_one_rollout_a_prompt_judges_by_what_the_history_predicted():
     assert state["evidence"] == pytest.approx([-risk for risk in risks], rel=1e-9)
 
 
+def test_auto_with_one_rollout_judges_the_last_estimate_too_from_the_third_visit():
+    auto, rewards = build("auto"), [(1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+    state = auto.initial_state(2)
+    for of_visit in rewards:
+        earlier, (state, _) = state, auto.observe(state, [[x] for x in of_visit])
+    a, b = state["prior"]
+    assert state["evidence"] == pytest.approx(
+        [
+            0.5 ** (1 / 0.7) * before  # one pass
+            - sum(
+                # of the forecast from both visits, then of what was said at the second
+                ((weight * a + discount * second + discount**2 * first) / (total + discount + discount**2) - x) ** 2
+                + ((weight * a + second + discount * first) / (total + 1 + discount) - x) ** 2
+                for first, second, x in zip(*rewards, strict=True)
+            )
+            for before, (weight, discount) in zip(earlier["evidence"], AUTO_GRID, strict=True)
+            for total in [weight * (a + b)]
+        ],
+        rel=1e-9,
+    )
+
+
+def test_auto_with_one_rollout_learns_the_prior_s_weight_from_successive_rewards():
+    auto = build("auto")
+    state, _ = auto.observe(auto.initial_state(5), [[1.0], [0.0], [0.0], [0.0], [0.0]])
+    assert state["prior"] == pytest.approx([0.2 * 2, 0.8 * 2])  # no pairs yet: weight 2
+    later = {field: state[field][:4] for field in auto.state_fields} | {
+        field: state[field] for field in auto.shared_fields
+    }
+    state, _ = auto.observe(later, [[1.0], [1.0], [0.0], [0.0]])
+    # 5 prompts, 9 groups in 2 updates: a pass is 10 / 9 updates, and the four gaps are 0.9 passes
+    assert state["pairs"] == pytest.approx([4 * 0.9, 2 * 0.9, 0.9, 0.9])
+    # means 1/2 and 1/4, both 1/4: covariance 1/8, deviations 1/2 and sqrt(3)/4, correlation 1 / sqrt(3)
+    correlation = (3.6 / 3**0.5 + 50 / 3) / 53.6
+    kept = 0.5 ** (4 / 5 / 0.15)
+    mean = (kept * 1 + 0.9 * 2) / (kept * 5 + 0.9 * 4)
+    weight = 1 / correlation - 1
+    assert state["prior"] == pytest.approx([mean * weight, (1 - mean) * weight])
+
+
 def test_auto_folds_visits_older_than_two_at_the_discount_of_their_time():
     auto = build("auto")
     state = auto.initial_state(2)
@@ -331,6 +373,113 @@ def test_auto_gives_new_prompts_the_whole_prior_when_others_have_a_history():
     a, b = state["prior"]
     assert estimate.mean[3] == pytest.approx((a + 4) / (a + b + 8))
     assert state["prompts"].tolist() == [4.0]
+
+
+def auto_at(weight, discount, *, timed):
+    """``auto`` for which this pair is always the best."""
+
+    class Settled(estimators.get("auto")):
+        def _judged(self, past, seen_at, successes_V, rollouts_V):
+            at = AUTO_DISCOUNTS.index(discount) + (len(AUTO_DISCOUNTS) if timed else 0)
+            return np.eye(len(AUTO_GRID))[AUTO_GRID.index((weight, discount)) // 42 * 42 + at]
+
+    return Settled()
+
+
+def in_steps(auto, steps):
+    """The state of three prompts after steps of {prompt: successes of 8}, or of {prompt: (successes, lag)}."""
+    state = auto.initial_state(3)
+    for groups in steps:
+        counted = [value if isinstance(value, tuple) else (value, 0) for value in groups.values()]
+        rewards_P_G = np.array([group(successes) for successes, _ in counted])
+        auto.observe_at(state, np.array(list(groups)), rewards_P_G, np.array([float(lag) for _, lag in counted]))
+    return state
+
+
+IRREGULAR = [{0: 8, 1: 2}, {0: 4, 2: 1}, {2: 3, 1: 6}, {0: 1, 2: 7}]  # prompt 0 in updates 1, 2 and 4
+
+
+def test_auto_forgets_by_time_where_ages_are_in_time():
+    state = in_steps(auto_at(0.5, 0.25, timed=True), IRREGULAR)
+    # 3 prompts, 8 groups in 4 updates: a pass is 3/2 updates. Ages of prompt 0: update 2 is 4/3 passes ago, update 1
+    # 1/2 pass more, which it was discounted by at update 4, when it was no longer one of the two latest
+    a, b = state["prior"]
+    old, latest = 0.25 ** (4 / 3 + 2 / 3), 0.25 ** (4 / 3)
+    assert state["alpha"][0] == pytest.approx(0.5 * a + 1 + latest * 4 + old * 8)
+    assert state["beta"][0] == pytest.approx(0.5 * b + 7 + latest * 4)
+    assert (state["seen_1"].tolist(), state["seen_2"].tolist()) == ([4, 3, 4], [2, 1, 3])
+    assert (state["timed"].tolist(), state["clock"].tolist(), state["prompts"].tolist()) == ([1], [4, 8], [3])
+    # forecasts of update 5: prompt 1 was last seen 2 updates before, 4/3 passes, and first 4, 8/3 passes
+    alpha, beta = auto_at(0.5, 0.25, timed=True).predictive(state)
+    assert alpha[1] == pytest.approx(0.5 * a + 0.25 ** (4 / 3) * 6 + 0.25 ** (8 / 3) * 2)
+    assert beta[1] == pytest.approx(0.5 * b + 0.25 ** (4 / 3) * 2 + 0.25 ** (8 / 3) * 6)
+
+
+def test_auto_forgets_by_visits_where_ages_are_in_visits():
+    auto = auto_at(0.5, 0.25, timed=False)
+    state = in_steps(auto, IRREGULAR)
+    a, b = state["prior"]
+    assert state["alpha"][0] == pytest.approx(0.5 * a + 1 + 0.25 * 4 + 0.0625 * 8)
+    assert state["beta"][0] == pytest.approx(0.5 * b + 7 + 0.25 * 4)
+    assert auto.predictive(state)[0][1] == pytest.approx(0.5 * a + 0.25 * 6 + 0.0625 * 2)
+
+
+def test_auto_counts_ages_in_time_where_that_predicts_better():
+    """Prompts 0 and 1 come back at once as they were, prompts 2 and 3 after a pass as the opposite."""
+    auto, same, other = build("auto"), [group(8), group(0)], [group(0), group(8)]
+    state = auto.initial_state(4)
+    auto.observe_at(state, np.arange(4), np.array([*same, *same]))
+    for _ in range(8):
+        auto.observe_at(state, np.array([0, 1]), np.array(same))
+    auto.observe_at(state, np.array([2, 3]), np.array(other))
+    assert state["timed"].tolist() == [1]
+    means = state["alpha"] / (state["alpha"] + state["beta"])
+    assert means[0] > 0.95 and means[1] < 0.05 and means[2] < 0.05 and means[3] > 0.95
+
+
+def test_auto_s_ages_in_time_are_those_in_visits_where_every_prompt_comes_once_a_pass():
+    auto, random = build("auto"), np.random.default_rng(3)
+    state = auto.initial_state(6)
+    for _ in range(4):  # passes of three updates, in the same order
+        for prompts in ([0, 1], [2, 3], [4, 5]):
+            auto.observe_at(state, np.array(prompts), random.integers(0, 2, (2, 4)).astype(float))
+    by_visits, in_time = state["evidence"].reshape(5, 2, 21).transpose(1, 0, 2)
+    assert in_time == pytest.approx(by_visits, rel=1e-9)
+    assert len(np.unique(by_visits.round(9))) > 100  # which is not because all scores are the same
+
+
+def test_auto_s_prior_counts_a_group_as_the_passes_since_the_prompt_s_last_visit():
+    auto = build("auto")
+    state = in_steps(auto, [{0: 8, 1: 0, 2: 4}, {0: 8}, {0: 8}, {0: 8, 1: 2}])
+    # update 2: 3 prompts, 4 groups: a pass is 3/2, the gap 2/3. Update 3: 5 groups, 9/5, gap 5/9. Update 4: 7 groups,
+    # 12/7: gaps 7/12 and 7/4. First visits of the first update count 1
+    moments = np.array([3, 1.5, 1.25, 3 / 8])
+    for visits, groups in ((1, [(2 / 3, 1.0)]), (1, [(5 / 9, 1.0)]), (2, [(7 / 12, 1.0), (7 / 4, 0.25)])):
+        moments = 0.5 ** (visits / 3 / 0.15) * moments
+        moments = moments + sum(gap * np.array([1, share, share**2, 1 / 8]) for gap, share in groups)
+    assert state["moments"] == pytest.approx(moments)
+    # at most 4 passes
+    long = in_steps(auto, [{0: 8, 1: 0}, *[{0: 8}] * 30, {1: 8}])
+    before = in_steps(auto, [{0: 8, 1: 0}, *[{0: 8}] * 30])
+    kept = 0.5 ** (0.5 / 0.15)
+    assert long["moments"] == pytest.approx(kept * before["moments"] + 4 * np.array([1, 1, 1, 1 / 8]))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)])
+def test_auto_counts_late_groups_as_of_their_generation(order):
+    generated_at, successes = (-2.0, -1.0, -0.5, 1.0), (8, 2, 5, 1)
+    steps = [
+        {prompt: (successes[i], step - generated_at[i]) for prompt in range(3)} for step, i in enumerate(order, start=1)
+    ]
+    state = in_steps(auto_at(2.0, 0.5, timed=True), steps)
+    # all prompts in each update: a pass is one
+    a, b = state["prior"]
+    weights = [0.5 ** (1 - at) for at in generated_at]
+    assert (state["seen_1"].tolist(), state["seen_2"].tolist()) == ([1] * 3, [-0.5] * 3)
+    assert state["alpha"] == pytest.approx([2 * a + sum(w * s for w, s in zip(weights, successes, strict=True))] * 3)
+    assert state["beta"] == pytest.approx(
+        [2 * b + sum(w * (8 - s) for w, s in zip(weights, successes, strict=True))] * 3
+    )
 
 
 def test_gaussian_follows_the_normal_inverse_gamma_update_over_two_visits():

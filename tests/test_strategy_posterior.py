@@ -181,7 +181,8 @@ def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():
     command = ["--preset", "tiny", "--rollout.strategy", "posterior", "--estimator"]
     checks.check(arguments.parse([*command, "auto"]))
     with pytest.raises(
-        UsageError, match=r"^--rollout.strategy posterior draws .* --estimator point .*; use dbb, auto or predicted_prior$"
+        UsageError,
+        match=r"^--rollout.strategy posterior draws .* --estimator point .*; use dbb, auto or predicted_prior$",
     ):
         checks.check(arguments.parse([*command, "point"]))
 

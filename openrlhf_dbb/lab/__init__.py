@@ -7,6 +7,7 @@ mse_command            lab mse: closed forms for given success probabilities, or
 simulate_command       lab simulate: any estimator where the truth is known
   regimes              how success probabilities may change during training
   simulation           simulated trainings: estimators and discounts measured on the same draws
+  in_time              trainings in which prompts come back at irregular gaps; forecasts measured too
 replay_command         lab replay: what another estimator would have given on a run's recorded successes
   criteria             how good an estimator was at the recorded visits
   outcomes             all candidates by all criteria, ranked

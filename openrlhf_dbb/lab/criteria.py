@@ -40,7 +40,7 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 OPTIMISM = 20.0
 """Allowance, in units of ``noise / prompts``, for how far ``error_from_log`` is too low for ``auto``, whose run-wide
-numbers are fitted to the groups they score. In simulation it was 7 on average over all regimes
+numbers are fitted to the groups they score. In simulation it was 8 on average over all regimes
 (``scripts/replay_choice.py``)."""
 
 

@@ -16,7 +16,7 @@ from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import error_curves, regimes, specs
+from openrlhf_dbb.lab import error_curves, in_time, regimes, specs
 from openrlhf_dbb.lab.error_curves import ErrorCurve
 from openrlhf_dbb.lab.simulation import Result, Setting, simulate
 from openrlhf_dbb.terminal import print_json, records, table
@@ -55,6 +55,11 @@ def add_command(commands: Any) -> None:
     ):
         default = getattr(Setting, name)
         parser.add_argument(f"--{name}", type=int, metavar="K", default=default, help=f"{meaning} (default: {default})")
+    text = (
+        "measure estimates and forecasts in time instead, with the prompts of a policy step drawn by: epoch (each once "
+        "a pass), uniform (at random from all), variance (in proportion to p (1 - p))"
+    )
+    parser.add_argument("--draw", nargs="+", choices=in_time.DRAWS, metavar="HOW", help=text)
     options.add_folder(parser, "for the files", default=Path("lab/simulate"))
     options.add_json(parser)
     parser.set_defaults(command=_command)
@@ -70,6 +75,9 @@ def _command(arguments: argparse.Namespace) -> None:
                 f"have none; give {estimator.name}:features=none, or use lab replay"
             )
     folder = figures.folder(arguments.output)
+    if arguments.draw:
+        _in_time(folder, list(dict.fromkeys(arguments.draw)), estimators, names, sizes, setting, as_json=arguments.json)
+        return
     results = []
     for name, size in _progress([(name, size) for name in names for size in sizes]):
         results.append(simulate(estimators, discounts, name, size, setting))
@@ -91,6 +99,63 @@ def _command(arguments: argparse.Namespace) -> None:
         print_json({"results": records(_MEASURED, measured), "files": list(map(str, files))})
     else:
         print(*files, sep="\n")
+
+
+def _in_time(
+    folder: Path,
+    draws: Sequence[str],
+    estimators: Sequence[RewardEstimator],
+    names: Sequence[str],
+    sizes: Sequence[int],
+    setting: Setting,
+    *,
+    as_json: bool,
+) -> None:
+    """Run ``lab simulate --draw``: all ways to draw, and one table."""
+    labels, results = [specs.label(e) for e in estimators], []
+    for drawn in draws:
+        for name, size in _progress([(name, size) for name in names for size in sizes]):
+            results.append(in_time.simulate(estimators, name, drawn, size, setting))
+    rows = [
+        (result.drawn, result.regime, result.rollouts, label, *result.values_M_E_K[:, e].mean(axis=1))
+        for result in results
+        for e, label in enumerate(labels)
+    ]
+    header = ("draw", "regime", "rollouts", "estimator", *in_time.MEASURES)
+    path = write_csv(folder / "in_time.csv", header, rows)
+    if as_json:
+        print_json({"results": records(header, rows), "files": [str(path)]})
+        return
+    print(f"geometric means over {len(names)} regimes (worst regime); visits and forecasts: squared errors in units of")
+    print(f"{labels[0]}'s; spread: E[p (1 - p)] forecast / true; coverage, log score: means\n")
+    print(table(*in_time_table(labels, results)), path, sep="\n\n")
+
+
+def in_time_table(labels: Sequence[str], results: Sequence[in_time.Result]) -> tuple[list[str], list[list[Any]]]:
+    """Header, and a row for each way to draw, group size and estimator: means over regimes."""
+    rows: list[list[Any]] = []
+    for drawn, size in dict.fromkeys((result.drawn, result.rollouts) for result in results):
+        cell = [result for result in results if (result.drawn, result.rollouts) == (drawn, size)]
+        values_M_R_E = np.stack([result.values_M_E_K.mean(axis=2) for result in cell], axis=1)
+        errors_2_R_E = values_M_R_E[:2] / values_M_R_E[:2, :, :1]
+        spread_R_E, coverage_R_E, score_R_E = values_M_R_E[2:]
+        for e, label in enumerate(labels):
+            columns = [_summary(values_R_E[:, e], values_R_E[:, e].max()) for values_R_E in errors_2_R_E]
+            worst = spread_R_E[np.abs(np.log(spread_R_E[:, e])).argmax(), e]
+            columns += [_summary(spread_R_E[:, e], worst)]
+            columns += [_known(coverage_R_E[:, e].mean(), ".3f"), _known(score_R_E[:, e].mean(), ".4f")]
+            rows.append([drawn, size, label, *columns])
+    return ["draw", "N", "estimator", *(name.replace("_", " ") for name in in_time.MEASURES)], rows
+
+
+def _summary(values_R: Floats, worst: float) -> str | None:
+    """Geometric mean, and the worst of the values."""
+    return None if np.isnan(worst) else f"{np.exp(np.log(values_R).mean()):.3f} ({worst:.2f})"
+
+
+def _known(value: float, form: str) -> str | None:
+    """The number as text; None if there is none, because the estimator gives no forecasts."""
+    return None if np.isnan(value) else f"{value:{form}}"
 
 
 def _checked(arguments: argparse.Namespace) -> tuple[Setting, list[str], list[int], list[float]]:

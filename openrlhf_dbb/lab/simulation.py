@@ -87,6 +87,11 @@ class Setting:
     seeds: int = 3
     seed: int = 0
 
+    @property
+    def pass_updates(self) -> int:
+        """Policy updates in an epoch."""
+        return -(-self.prompts // self.batch)
+
     def draws(self, regime: str, rollouts: int) -> list[Draws]:
         """One training for each seed."""
         seeds = range(self.seed, self.seed + self.seeds)
