@@ -362,6 +362,7 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
 @some_examples
 def test_predictive_is_a_beta_distribution_of_the_next_visit(case, visits_T_P_G):
     estimator = CASES[case]
+    assert estimator.can_predict()
     for visits in range(len(visits_T_P_G) + 1):
         alpha, beta = estimator.predictive(replay(estimator, visits_T_P_G[:visits])[0])
         assert alpha.shape == beta.shape == (visits_T_P_G.shape[1],)
@@ -435,7 +436,7 @@ def test_dbb_by_updates_equals_dbb_by_visits_if_every_prompt_comes_once_an_epoch
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_step_without_any_group_teaches_nothing(case):
     estimator, rewards_P_G = CASES[case], np.array([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
-    state, wanted = estimator.initial_state(2), estimator.observe(estimator.initial_state(2), rewards_P_G)[1]
+    state, wanted = begin(estimator, 2), estimator.observe(begin(estimator, 2), rewards_P_G)[1]
     estimator.observe_at(state, np.array([], dtype=np.int64), np.empty((0, 3)))
     for field in estimator.state_fields:
         np.testing.assert_array_equal(state[field], estimator.initial_state(2)[field])
