@@ -304,7 +304,7 @@ def test_probes_are_off_unless_asked_for():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: auto, dbb, .*, point, or .*, did you mean dbb\?"),
+        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: auto, .*predicted_prior, .*did you mean dbb\?"),
         (["--preset", "huge"], r"unknown --preset 'huge'; known: default, qwen3-0.6b, .*tiny, none"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount = 1.5 is not in \(0, 1\]"),
         (["--preset", "tiny", "--warm_start_weight", "0"], r"--warm_start_weight 0.0 is not in \(0, 1\]"),
