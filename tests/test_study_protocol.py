@@ -6,7 +6,7 @@ from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import protocol
 from openrlhf_dbb.study.collect import NAMES, Name
-from openrlhf_dbb.study.data import ARMS, PAPER_ARMS
+from openrlhf_dbb.study.data import EVERY_ARM
 
 SMALL = """
 description = "two arms"
@@ -91,7 +91,7 @@ def test_an_invalid_protocol_is_refused_with_the_cause(small, change, message):
 
 
 def test_unknown_protocols_and_experiments_are_refused_with_those_available(small):
-    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, gpu, paper, smoke"):
+    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, fewer, gpu, paper, smoke"):
         protocol.load("big")
     with pytest.raises(UsageError, match="has no experiment 'n3'; available: n2, pilot-n2"):
         protocol.load(small()).choose(["n3"])
@@ -103,7 +103,7 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
     for run in plan.runs:
         found = Name.parse(run.name)
         assert (found.experiment, found.arm, found.seed) == (run.experiment, run.arm, run.seed)
-        assert run.experiment in NAMES and run.arm in (*ARMS, *PAPER_ARMS)
+        assert run.experiment in NAMES and run.arm in EVERY_ARM
     for arm in {run.arm: run for run in plan.runs}.values():
         settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
         if plan.task:  # the presets of others need what a machine without CUDA does not have

@@ -4,7 +4,7 @@
     scripts/draw_study.py           redraw from the committed CSV files; needs no training stack
 
 Train, through the real pipeline:
-    protocols/       what is trained, one TOML file per protocol: cpu, paper, smoke, gpu
+    protocols/       what is trained, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
     protocol         reads a protocol into runs and their command lines
     tasks            a seed's data and warm-started model
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane

@@ -28,11 +28,12 @@ from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
 from openrlhf_dbb.lab.error_curves import MASSES
 from openrlhf_dbb.study import files
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, PAPER_ARMS, EpochRow, ErrorRow, PriorRow, RunRow
+from openrlhf_dbb.study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, PriorRow, RunRow
 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
     "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8", "gpu-0.6b", "gpu-1.7b", "gpu-8b",
+    *(f"{kind}-{size}" for kind in ("pilot-few", "few") for size in ("n8", "n8-steps", "n2", "n1")),
 )  # fmt: skip
 """All experiments, in the order of the files."""
 
@@ -52,7 +53,7 @@ _METRICS = {
 }
 """Columns of ``epochs.csv`` that the trainer logs, and its names for them."""
 _NAME = re.compile(
-    f"(?P<experiment>{'|'.join(map(re.escape, NAMES))})-(?P<arm>{'|'.join(map(re.escape, (*ARMS, *PAPER_ARMS)))})"
+    f"(?P<experiment>{'|'.join(map(re.escape, NAMES))})-(?P<arm>{'|'.join(map(re.escape, EVERY_ARM))})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
@@ -157,7 +158,7 @@ def _place(run: str) -> tuple[int, int, int, float]:
     name = Name.parse(run)
     if name is None:
         raise UsageError(f"{run!r} is not the name of a run of the study; remove its rows")
-    return NAMES.index(name.experiment), (*ARMS, *PAPER_ARMS).index(name.arm), name.seed, name.learning_rate or 0.0
+    return NAMES.index(name.experiment), EVERY_ARM.index(name.arm), name.seed, name.learning_rate or 0.0
 
 
 def collect(store_url: str | None, folder: Path, output: Path) -> None:

@@ -36,6 +36,14 @@ PAPER_ARMS = {
     "dbb-standard": "DBB 0.5, standard clip",
 }
 """Printed names of further arms, for the paper's claims."""
+FEWER_ARMS = {
+    "single": "N = 1",
+    "single-hidden": "N = 1, predicted",
+    "drawn": "N = 1, predicted, drawn",
+    "drawn-weighted": "N = 1, predicted, drawn, weights",
+}
+"""Printed names of arms with one rollout a prompt."""
+EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
 EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes"}
 """Experiments that compare arms, the primary one first."""
 
@@ -86,6 +94,20 @@ class EpochRow(NamedTuple):
     length: float
     best: float
     loss: float
+
+
+class PointRow(NamedTuple):
+    """A row of points.csv: the exact accuracy of a policy saved during the training, in [0, 1]."""
+
+    run: str
+    experiment: str
+    arm: str
+    n: int
+    seed: int
+    learning_rate: float
+    step: int
+    rollouts: float
+    exact: float
 
 
 class GradientRow(NamedTuple):
@@ -173,6 +195,7 @@ class Study:
     priors: tuple[PriorRow, ...] = ()
     control: tuple[ControlRow, ...] = ()
     masked: tuple[MaskedRow, ...] = ()
+    points: tuple[PointRow, ...] = ()
 
     def __add__(self, other: Study) -> Study:
         return Study(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})

@@ -13,24 +13,24 @@ from typing import Any, TypeVar, get_type_hints
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study.data import (
-    ARMS,
-    PAPER_ARMS,
+    EVERY_ARM,
     ControlRow,
     EpochRow,
     ErrorRow,
     GradientRow,
     MaskedRow,
+    PointRow,
     PriorRow,
     RunRow,
     Study,
     is_pilot,
 )
 
-_Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, PriorRow, ControlRow, MaskedRow)
+_Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, PriorRow, ControlRow, MaskedRow, PointRow)
 
 
 def load(folder: Path) -> Study:
-    """Read those of runs.csv, epochs.csv, gradients.csv, mse.csv, priors.csv, control.csv and masked.csv that exist.
+    """Read those of the study's CSV files that exist.
 
     Raises:
         UsageError: none of the first four exists, a column is missing, a field is not a number, an arm is unknown, or
@@ -47,11 +47,12 @@ def load(folder: Path) -> Study:
         priors=read(folder / "priors.csv", PriorRow),
         control=read(folder / "control.csv", ControlRow),
         masked=read(folder / "masked.csv", MaskedRow),
+        points=read(folder / "points.csv", PointRow),
     )
     named = [(run.run, run.arm) for run in study.runs] + [(epoch.run, epoch.arm) for epoch in study.epochs]
     for run, arm in named:
-        if arm not in (*ARMS, *PAPER_ARMS):
-            raise UsageError(f"{folder}: run {run} has the unknown arm {arm!r}; arms are {', '.join(ARMS)}")
+        if arm not in EVERY_ARM:
+            raise UsageError(f"{folder}: run {run} has the unknown arm {arm!r}; arms are {', '.join(EVERY_ARM)}")
     seeds = Counter(
         (run.experiment, run.arm, run.seed, run.learning_rate if is_pilot(run) else 0) for run in study.runs
     )

@@ -1,6 +1,6 @@
 """Measurements at the policies of finished runs, and the control without the pipeline; nothing is measured twice.
 
-Written to the study's folder: ``exact.jsonl``, ``gradients.csv``, ``control.csv``.
+Written to the study's folder: ``exact.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import storage
 from openrlhf_dbb.study import files
 from openrlhf_dbb.study.collect import EXACT, read_lines
-from openrlhf_dbb.study.data import ControlRow, GradientRow
-from openrlhf_dbb.study.protocol import PlannedRun, Protocol
+from openrlhf_dbb.study.data import ControlRow, GradientRow, PointRow
+from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
 
-GRADIENTS, CONTROL = "gradients.csv", "control.csv"
-KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest")}
+GRADIENTS, CONTROL, POINTS = "gradients.csv", "control.csv", "points.csv"
+KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
 """Columns that identify the rows of one measurement."""
 
 
@@ -43,6 +44,37 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
             policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
             found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
             file.write(json.dumps({"run": run.name, **found}) + "\n")
+
+
+def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Add the exact accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
+
+    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``.
+    """
+    from tqdm import tqdm
+
+    from openrlhf_dbb.study import exact
+
+    path = folder / POINTS
+    finished = finished_runs(folder)
+    done = {(row.run, row.step) for row in files.read(path, PointRow)}
+    saved = [
+        (run, int(model.name.removeprefix("global_step").removesuffix("_hf")), model)
+        for run in runs
+        if run.name in finished
+        for model in sorted((folder / finished[run.name].config["ckpt.path"]).glob("global_step*_hf"))
+    ]
+    left = [point for point in saved if (point[0].name, point[1]) not in done]
+    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run, _, _ in left}}
+    for run, step, model in tqdm(left, desc="accuracy on the way", unit="model", disable=None):
+        record, task = finished[run.name], tasks[run.start, run.seed]
+        with storage.open_store(store_url(folder), create=False) as store:
+            ((rollouts,),) = store.query(
+                "SELECT generated_total FROM steps WHERE run_id = :run AND step = :step", run=record.run_id, step=step
+            )
+        accuracy, rate = task.accuracy(task.policy(model)), float(record.config[LEARNING_RATE])
+        row = PointRow(run.name, run.experiment, run.arm, run.n, run.seed, rate, step, rollouts, accuracy)
+        files.append(path, [row])
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
