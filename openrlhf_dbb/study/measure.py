@@ -1,6 +1,6 @@
 """Measurements at the policies of finished runs, and the control without the pipeline; nothing is measured twice.
 
-Written to the study's folder: ``exact.jsonl``, ``gradients.csv``, ``control.csv``.
+Written to the study's folder: ``exact.jsonl`` or ``sampled.jsonl``, ``gradients.csv``, ``control.csv``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.study import files
-from openrlhf_dbb.study.collect import EXACT, read_lines
+from openrlhf_dbb.study.collect import EXACT, SAMPLED, read_lines
 from openrlhf_dbb.study.data import ControlRow, GradientRow
 from openrlhf_dbb.study.protocol import PlannedRun, Protocol
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
@@ -27,22 +27,28 @@ KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shorte
 
 
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is already there."""
+    """Measure the held-out accuracy of each finished run's policy, unless that is done already.
+
+    The exact one is added to ``exact.jsonl`` with the probability of an empty response; that of a task with steps,
+    which is sampled, to ``sampled.jsonl`` with its standard error.
+    """
     from tqdm import tqdm
 
-    from openrlhf_dbb.study import exact
+    from openrlhf_dbb.study import exact, tasks
 
-    path = folder / EXACT
-    done = read_lines(path, ("exact", "ends_at_once"))
+    names = {EXACT: ("exact", "ends_at_once"), SAMPLED: ("sampled", "standard_error")}
+    done = {run for file, each in names.items() for run in read_lines(folder / file, each)}
     finished = finished_runs(folder)
     left = [run for run in runs if run.name in finished and run.name not in done]
-    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run in left}}
-    with path.open("a", encoding="utf-8") as file:
-        for run in tqdm(left, desc="exact accuracy", unit="model", disable=None):
-            task = tasks[run.start, run.seed]
-            policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-            found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
-            file.write(json.dumps({"run": run.name, **found}) + "\n")
+    keys = {(run.start, run.seed) for run in left}
+    of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
+    for run in tqdm(left, desc="accuracy", unit="model", disable=None):
+        task = of_key[run.start, run.seed]
+        policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
+        file = EXACT if task.mark is None else SAMPLED
+        found = task.sampled(policy) if file == SAMPLED else (task.accuracy(policy), task.ends_at_once(policy))
+        with (folder / file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"run": run.name, **dict(zip(names[file], found, strict=True))}) + "\n")
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
