@@ -87,6 +87,12 @@ def test_the_task_with_steps_brings_its_start_its_verifier_and_its_length(small,
         )
 
 
+def test_policies_for_the_gradients_are_refused_for_the_task_with_steps(small):
+    text = SMALL.replace('task = "tiny"', 'task = "steps"').replace("[experiments.pilot-n2]", "[experiments.frozen-n2]")
+    with pytest.raises(UsageError, match=r"frozen-n2 is for measuring gradients, .* of steps are not; leave it out"):
+        protocol.load(small(text))
+
+
 def test_only_the_first_arm_is_evaluated_before_training_and_a_started_run_is_resumed(small):
     plan = protocol.load(small())
     argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)

@@ -68,8 +68,8 @@ def train(
         shortest: see :func:`openrlhf_dbb.study.policy_gradient.sample`.
 
     Returns:
-        The exact held-out accuracy before training and after every epoch, (1 + epochs) in [0, 1]; and the mean
-        probability of ending a response at once, after training.
+        The held-out accuracy, ``Task.accuracy``, before training and after every epoch, (1 + epochs) in [0, 1]; and the
+        mean probability of ending a response at once, after training.
     """
     policy, tokens = task.policy(), task.train
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)

@@ -137,7 +137,10 @@ class PriorRow(NamedTuple):
 
 
 class ControlRow(NamedTuple):
-    """A row of control.csv: a training in plain PyTorch; accuracies are exact, on held-out prompts, in [0, 1]."""
+    """A row of control.csv: a training in plain PyTorch; accuracies on held-out prompts, in [0, 1].
+
+    They are exact, or for the task with steps sampled.
+    """
 
     experiment: str
     arm: str

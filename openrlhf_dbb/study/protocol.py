@@ -110,6 +110,11 @@ def _runs(
     start = entry.get("start", starts[0]) if task else ""
     if start not in starts:
         raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(starts)}")
+    if task and TASKS[task].mark and experiment.startswith("frozen-"):
+        raise UsageError(
+            f"protocol {protocol}: {experiment} is for measuring gradients, which needs a task whose answers are whole "
+            f"responses, and those of {task} are not; leave it out"
+        )
     more = entry.get("more_seeds", {})
     for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
         arms_of_seed = [arm for arm in entry["arms"] if seed in entry["seeds"] or seed in more.get(arm, [])]
