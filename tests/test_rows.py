@@ -156,7 +156,7 @@ def test_without_a_label_key_a_row_needs_a_prompt_alone(load, tmp_path, argument
     assert (rows["label"][:], bad.rows) == ([None, 5], {1})
 
 
-@pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py"])
+@pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py", "last_result.py"])
 def test_a_reward_that_compares_with_labels_needs_a_label_key(load, reward):
     with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
         load(GOOD, label_key=None, reward=math_answer_file().with_name(reward))

@@ -120,7 +120,7 @@ def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatc
         given.update(more)
         return [0.1, 0.2, 0.3], 0.0
 
-    monkeypatch.setattr(control, "read", lambda folder: None)
+    monkeypatch.setattr(control, "read", lambda folder, kind: None)
     monkeypatch.setattr(control, "train", train)
     run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
     row = control.measure(tmp_path, run, 5, 0)

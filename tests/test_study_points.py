@@ -25,8 +25,8 @@ def study(tmp_path, fill, monkeypatch):
     (tmp_path / checkpoints / "global_step4").mkdir()  # DeepSpeed's own
     seen = []
 
-    def read(folder):
-        return SimpleNamespace(policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
+    def read(folder, kind):
+        return SimpleNamespace(mark=None, policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
 
     monkeypatch.setattr(exact, "read", read)
     planned = PlannedRun("few-n1-single-s21", "few-n1", "single", 1, 21, "medium", {})

@@ -1,13 +1,18 @@
 """Protocols of the study: their runs and the arguments of these."""
 
+from pathlib import Path
+
 import pytest
 
+import openrlhf_dbb
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import protocol
+from openrlhf_dbb.study import protocol, tasks
+from openrlhf_dbb.study import run as study_run
 from openrlhf_dbb.study.collect import NAMES, Name
 from openrlhf_dbb.study.data import EVERY_ARM
 
+PACKAGE = Path(openrlhf_dbb.__file__).parent
 SMALL = """
 description = "two arms"
 preset = "tiny"
@@ -64,6 +69,30 @@ def test_arguments_come_from_the_protocol_the_arm_the_experiment_and_the_sizes(s
     ]  # fmt: skip
 
 
+def test_the_task_with_steps_brings_its_start_its_verifier_and_its_length(small, tmp_path, monkeypatch):
+    plan = protocol.load(small(SMALL.replace('task = "tiny"', 'task = "steps"')))
+    assert {run.start for run in plan.runs} == {"steps"}
+    monkeypatch.setattr(
+        tasks, "prepare", lambda folder, seed, start: tasks.StudyTask(folder, folder / "t", folder / "e")
+    )
+    given = study_run._prepare((tmp_path, "steps", 1))
+    assert given["reward.remote_url"] == "last_result" and given["rollout.max_new_tokens"] == "16"
+    settings = arguments.parse(protocol.argv(plan.runs[0], plan, f"sqlite:///{tmp_path}/a.db", given, resume=False))
+    assert settings.args.reward.remote_url == [str(PACKAGE / "rewards" / "last_result.py")]
+    assert settings.args.rollout.max_new_tokens == 16
+    assert settings.args.actor.model_name_or_path == str(tmp_path / "tasks" / "steps-s1")
+    with pytest.raises(UsageError, match=r"start = 'hard'; allowed: steps$"):
+        protocol.load(
+            small(SMALL.replace('task = "tiny"', 'task = "steps"').replace("n = 2\n", 'n = 2\nstart = "hard"\n', 1))
+        )
+
+
+def test_policies_for_the_gradients_are_refused_for_the_task_with_steps(small):
+    text = SMALL.replace('task = "tiny"', 'task = "steps"').replace("[experiments.pilot-n2]", "[experiments.frozen-n2]")
+    with pytest.raises(UsageError, match=r"frozen-n2 is for measuring gradients, .* of steps are not; leave it out"):
+        protocol.load(small(text))
+
+
 def test_only_the_first_arm_is_evaluated_before_training_and_a_started_run_is_resumed(small):
     plan = protocol.load(small())
     argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)
@@ -81,7 +110,8 @@ def test_choosing_takes_whole_seeds(small):
     ("change", "message"),
     [
         (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the unknown arm 'ppo'; available: grpo, dbb"),
-        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard, small$"),
+        (('task = "tiny"', 'task = "big"'), "has task = 'big'; allowed: tiny, steps, or none"),
         (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate; allowed: "),
     ],
 )

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study import tasks
+from openrlhf_dbb.tiny import steps
 from openrlhf_dbb.tiny.task import generate
 
 
@@ -24,7 +25,14 @@ def weights(task):
 def short(monkeypatch):
     """A warm start of 2 or 1 steps on few rows instead of hundreds on many."""
     monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
-    monkeypatch.setattr(tasks, "STARTS", {"medium": {"warmup_steps": 2}, "hard": {"warmup_steps": 1}})
+    monkeypatch.setattr(
+        tasks,
+        "STARTS",
+        {
+            start: tasks.STARTS[start] | {"warmup_steps": size}
+            for start, size in (("medium", 2), ("hard", 1), ("steps", 1))
+        },
+    )
 
 
 def test_starts_of_a_seed_share_prompts_and_seeds_share_nothing(tmp_path, short):
@@ -40,6 +48,37 @@ def test_starts_of_a_seed_share_prompts_and_seeds_share_nothing(tmp_path, short)
     ]
     assert rows(other.train) != rows(medium.train) and rows(other.evaluation) != rows(medium.evaluation)
     assert len({weights(medium), weights(hard), weights(other)}) == 3
+
+
+def test_the_task_with_steps_has_its_own_prompts_and_a_model_of_the_same_size(tmp_path, short):
+    made = tasks.prepare(tmp_path / "steps", 1, "steps")
+    tiny = tasks.prepare(tmp_path / "tiny", 1, "medium")
+    assert rows(made.train) == steps.generate("train", 2048, 1)
+    assert rows(made.evaluation) == [
+        *(row | {"datasource": "heldout"} for row in steps.generate("heldout", 512, 1)),
+        *(row | {"datasource": "ood"} for row in steps.generate("ood", 128, 1)),
+    ]
+    assert [len(weights(task)) for task in (made, tiny)] == [len(weights(tiny))] * 2
+    assert (made.model / "tokenizer.json").read_bytes() == (tiny.model / "tokenizer.json").read_bytes()
+    tasks.prepare(tmp_path / "steps", 1, "medium")  # another task replaces the files
+    assert rows(made.train) == rows(tiny.train)
+
+
+def test_the_warm_start_learns_whole_chains(tmp_path, monkeypatch):
+    from openrlhf_dbb.tiny import model
+
+    taught = []
+    monkeypatch.setattr(model, "_warm_start", lambda *given: taught.append(given[2]))
+    tasks.prepare(tmp_path / "steps", 1, "steps")
+    assert taught == [steps.generate("sft", model.WARMUP_ROWS, 1)]
+
+
+def test_every_start_belongs_to_one_task():
+    assert [start for kind in tasks.TASKS.values() for start in kind.starts] == list(tasks.STARTS)
+    assert tasks.kind("hard") == tasks.TASKS["tiny"]
+    assert tasks.kind("steps") == tasks.TASKS["steps"]
+    for name, kind in tasks.TASKS.items():
+        assert {tasks.STARTS[start].get("task", "tiny") for start in kind.starts} == {name}
 
 
 def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_path, short, monkeypatch):
@@ -84,6 +123,6 @@ def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_p
 
 
 def test_an_unknown_start_is_refused_and_makes_nothing(tmp_path):
-    with pytest.raises(UsageError, match="unknown start 'easy'; available: medium, hard"):
+    with pytest.raises(UsageError, match="unknown start 'easy'; available: medium, hard, small, steps"):
         tasks.prepare(tmp_path / "task", 1, "easy")
     assert list(tmp_path.iterdir()) == []

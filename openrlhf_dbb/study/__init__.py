@@ -6,7 +6,7 @@
 Train, through the real pipeline:
     protocols/       what is trained, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
     protocol         reads a protocol into runs and their command lines
-    tasks            a seed's data and warm-started model
+    tasks            the tasks: a seed's data and warm-started model
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
     session          trainings one after another in the same Ray actors
     shared_actors    these actors
@@ -15,7 +15,7 @@ Measure, at the policies of finished runs and without the pipeline:
     measure          what is still to be measured, in processes side by side
     tokens           prompts and answers as token ids, policies to measure
     policy_gradient  sampling, log-probabilities and gradients of a tiny policy
-    exact            accuracy without sampling
+    exact            accuracy, without sampling where that is possible
     gradients        cosine of each estimator's update with a low-noise gradient
     control          the same training in plain PyTorch
 

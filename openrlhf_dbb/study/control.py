@@ -21,6 +21,7 @@ from openrlhf_dbb.study.data import ControlRow
 from openrlhf_dbb.study.exact import Task, read
 from openrlhf_dbb.study.policy_gradient import sample, token_log_probabilities
 from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun
+from openrlhf_dbb.study.tasks import kind
 from openrlhf_dbb.study.tokens import NOTHING
 
 PROMPTS, MINI_BATCH = 128, 64  # prompts per step, and per gradient step
@@ -67,8 +68,8 @@ def train(
         shortest: see :func:`openrlhf_dbb.study.policy_gradient.sample`.
 
     Returns:
-        The exact held-out accuracy before training and after every epoch, (1 + epochs) in [0, 1]; and the mean
-        probability of ending a response at once, after training.
+        The held-out accuracy, ``Task.accuracy``, before training and after every epoch, (1 + epochs) in [0, 1]; and the
+        mean probability of ending a response at once, after training.
     """
     policy, tokens = task.policy(), task.train
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
@@ -80,7 +81,7 @@ def train(
         for members in order.permutation(len(tokens.prompts)).reshape(-1, PROMPTS):
             batch = tokens.batch(members)
             responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
-            rewards_P_G = (responses_P_G_L == batch.answers_P_L[:, None]).all(-1).double().numpy()
+            rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
             estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
             advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
             responses_R_L = responses_P_G_L.flatten(0, 1)
@@ -112,7 +113,7 @@ def measure(folder: Path, run: PlannedRun, seed: int, shortest: int) -> ControlR
     """
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])
-    task = read(folder)
+    task = read(folder, kind(run.start))
     epochs = int(run.flags["train.num_episodes"])
     arm = ARMS[run.arm]
     accuracy, at_once = train(task, arm, rollouts=run.n, seed=seed, rate=rate, epochs=epochs, shortest=shortest)

@@ -97,7 +97,7 @@ class EpochRow(NamedTuple):
 
 
 class PointRow(NamedTuple):
-    """A row of points.csv: the exact accuracy of a policy saved during the training, in [0, 1]."""
+    """A row of points.csv: the accuracy of a policy saved during the training, in [0, 1]; exact, or sampled."""
 
     run: str
     experiment: str
@@ -107,7 +107,7 @@ class PointRow(NamedTuple):
     learning_rate: float
     step: int
     rollouts: float
-    exact: float
+    accuracy: float
 
 
 class GradientRow(NamedTuple):
@@ -159,7 +159,10 @@ class PriorRow(NamedTuple):
 
 
 class ControlRow(NamedTuple):
-    """A row of control.csv: a training in plain PyTorch; accuracies are exact, on held-out prompts, in [0, 1]."""
+    """A row of control.csv: a training in plain PyTorch; accuracies on held-out prompts, in [0, 1].
+
+    They are exact, or for the task with steps sampled.
+    """
 
     experiment: str
     arm: str

@@ -1,24 +1,31 @@
-"""Accuracy without sampling: the probability that the policy answers right, from its own token probabilities.
+"""Accuracy of a policy at temperature 1: without sampling where there is one right response, else by sampling.
 
-There is one right answer, the label and the end token, so its probability at temperature 1 is a product of token
-probabilities. Acc@n estimates this number; with n = 8 samples of 512 prompts its standard error is about 0.4 points.
+If the whole response is the answer, the right one is the label and the end token, and its probability is a product of
+token probabilities. Acc@n estimates this number; with n = 8 samples of 512 prompts its standard error is about 0.4
+points. If the answer follows steps, many responses are right; so responses are sampled, and the share of right ones
+comes with its standard error.
+
+Axes: P prompts, G responses to a prompt, L tokens of the longest response.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.policy_gradient import log_probabilities
-from openrlhf_dbb.study.tokens import Tokens, load_policy, tokenize
+from openrlhf_dbb.study.policy_gradient import log_probabilities, sample
+from openrlhf_dbb.study.tasks import TASKS, Kind
+from openrlhf_dbb.study.tokens import NOTHING, Tokens, load_policy, tokenize
 
-LONGEST = 10  # tokens of a response, as in training
+_PART = 32  # prompts sampled at a time; bounds the memory
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,13 @@ class Task:
         model: folder of the model that training starts from.
         train: training prompts.
         heldout: prompts to evaluate with.
+        mark: the token after whose last occurrence the answer follows; None if the whole response is the answer.
     """
 
     model: Path
     train: Tokens
     heldout: Tokens
+    mark: int | None = None
 
     def policy(self, model: Path | None = None) -> Any:
         """A model in float32, by default the one that training starts from.
@@ -44,8 +53,35 @@ class Task:
         return load_policy(model or self.model)
 
     def accuracy(self, policy: Any) -> float:
-        """Mean probability of the labels of the held-out prompts, in [0, 1]."""
+        """Mean probability of the right answers to held-out prompts, in [0, 1]; with a mark, see ``sampled``."""
+        if self.mark is not None:
+            return self.sampled(policy)[0]
         return self._mean_probability(policy, self.heldout.answers_P_L)
+
+    def sampled(self, policy: Any, prompts: int = 256, group: int = 64, seed: int = 0) -> tuple[float, float]:
+        """Share of right responses to the first held-out prompts, in [0, 1], and its standard error.
+
+        The error is that of the sampling: policies are compared on the same prompts.
+
+        Args:
+            prompts: P, up to as many as there are.
+            group: G >= 2, responses to each.
+            seed: of the sampling.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        parts = [self.heldout.batch(each) for each in _parts(min(prompts, len(self.heldout.prompts)))]
+        right_P_G = torch.cat([self.right(sample(policy, part, group, generator), part) for part in parts]).double()
+        return float(right_P_G.mean()), math.sqrt(float(right_P_G.var(-1).mean()) / right_P_G.numel())
+
+    def right(self, responses_P_G_L: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+        """Which responses to P prompts have the right answer and end after it, (P, G) bool."""
+        answers_P_G_L = responses_P_G_L
+        if self.mark is not None:
+            places_L = torch.arange(responses_P_G_L.shape[-1])
+            begin_P_G_1 = torch.where(responses_P_G_L == self.mark, places_L + 1, 0).amax(-1, keepdim=True)
+            longer = torch.cat([responses_P_G_L, torch.full_like(responses_P_G_L, NOTHING)], dim=-1)
+            answers_P_G_L = longer.gather(-1, begin_P_G_1 + places_L)
+        return (answers_P_G_L == tokens.answers_P_L[:, None]).all(-1)
 
     def ends_at_once(self, policy: Any) -> float:
         """Mean probability, over the held-out prompts, that the first token of a response is the end token."""
@@ -57,8 +93,11 @@ class Task:
             return float(log_probabilities(policy, self.heldout, every, responses_P_L).exp().mean())
 
 
-def read(folder: Path) -> Task:
+def read(folder: Path, kind: Kind = TASKS["tiny"]) -> Task:
     """The task that :func:`openrlhf_dbb.study.tasks.prepare` made in a folder.
+
+    Args:
+        kind: of the task, see :func:`openrlhf_dbb.study.tasks.kind`.
 
     Raises:
         UsageError: there is none.
@@ -69,10 +108,15 @@ def read(folder: Path) -> Task:
     train, evaluation = (_rows(folder / name) for name in ("train.jsonl", "eval.jsonl"))
     heldout = [row for row in evaluation if row["datasource"] == "heldout"]
     train_tokens, heldout_tokens = (
-        tokenize(model, [row["input"] for row in rows], [row["label"] for row in rows], LONGEST)
+        tokenize(model, [row["input"] for row in rows], [row["label"] for row in rows], kind.longest)
         for rows in (train, heldout)
     )
-    return Task(model, train_tokens, heldout_tokens)
+    mark = int(tokenize(model, [kind.mark], [""], 1).prompts[0][0]) if kind.mark else None
+    return Task(model, train_tokens, heldout_tokens, mark)
+
+
+def _parts(prompts: int) -> list[NDArray[np.int64]]:
+    return np.split(np.arange(prompts), range(_PART, prompts, _PART))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

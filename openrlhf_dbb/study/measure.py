@@ -1,6 +1,6 @@
 """Measurements at the policies of finished runs, and the control without the pipeline; nothing is measured twice.
 
-Written to the study's folder: ``exact.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
+Written to the study's folder: ``exact.jsonl`` or ``sampled.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import storage
 from openrlhf_dbb.study import files
-from openrlhf_dbb.study.collect import EXACT, read_lines
+from openrlhf_dbb.study.collect import EXACT, SAMPLED, read_lines
 from openrlhf_dbb.study.data import ControlRow, GradientRow, PointRow
 from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
@@ -28,32 +28,39 @@ KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shorte
 
 
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is already there."""
-    from tqdm import tqdm
+    """Measure the held-out accuracy of each finished run's policy, unless that is done already.
 
-    from openrlhf_dbb.study import exact
-
-    path = folder / EXACT
-    done = read_lines(path, ("exact", "ends_at_once"))
-    finished = finished_runs(folder)
-    left = [run for run in runs if run.name in finished and run.name not in done]
-    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run in left}}
-    with path.open("a", encoding="utf-8") as file:
-        for run in tqdm(left, desc="exact accuracy", unit="model", disable=None):
-            task = tasks[run.start, run.seed]
-            policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-            found = {"exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
-            file.write(json.dumps({"run": run.name, **found}) + "\n")
-
-
-def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Add the exact accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
-
-    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``.
+    The exact one is added to ``exact.jsonl`` with the probability of an empty response; that of a task with steps,
+    which is sampled, to ``sampled.jsonl`` with its standard error.
     """
     from tqdm import tqdm
 
-    from openrlhf_dbb.study import exact
+    from openrlhf_dbb.study import exact, tasks
+
+    names = {EXACT: ("exact", "ends_at_once"), SAMPLED: ("sampled", "standard_error")}
+    done = {run for file, each in names.items() for run in read_lines(folder / file, each)}
+    finished = finished_runs(folder)
+    left = [run for run in runs if run.name in finished and run.name not in done]
+    keys = {(run.start, run.seed) for run in left}
+    of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
+    for run in tqdm(left, desc="accuracy", unit="model", disable=None):
+        task = of_key[run.start, run.seed]
+        policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
+        file = EXACT if task.mark is None else SAMPLED
+        found = task.sampled(policy) if file == SAMPLED else (task.accuracy(policy), task.ends_at_once(policy))
+        with (folder / file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"run": run.name, **dict(zip(names[file], found, strict=True))}) + "\n")
+
+
+def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
+    """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
+
+    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``. It is exact, or sampled for a task with
+    steps, as in :func:`measure_models`.
+    """
+    from tqdm import tqdm
+
+    from openrlhf_dbb.study import exact, tasks
 
     path = folder / POINTS
     finished = finished_runs(folder)
@@ -65,14 +72,16 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
         for model in sorted((folder / finished[run.name].config["ckpt.path"]).glob("global_step*_hf"))
     ]
     left = [point for point in saved if (point[0].name, point[1]) not in done]
-    tasks = {key: exact.read(task_folder(folder, *key)) for key in {(run.start, run.seed) for run, _, _ in left}}
+    keys = {(run.start, run.seed) for run, _, _ in left}
+    of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
     for run, step, model in tqdm(left, desc="accuracy on the way", unit="model", disable=None):
-        record, task = finished[run.name], tasks[run.start, run.seed]
+        record, task = finished[run.name], of_key[run.start, run.seed]
         with storage.open_store(store_url(folder), create=False) as store:
             ((rollouts,),) = store.query(
                 "SELECT generated_total FROM steps WHERE run_id = :run AND step = :step", run=record.run_id, step=step
             )
-        accuracy, rate = task.accuracy(task.policy(model)), float(record.config[LEARNING_RATE])
+        policy, rate = task.policy(model), float(record.config[LEARNING_RATE])
+        accuracy = task.accuracy(policy) if task.mark is None else task.sampled(policy)[0]
         row = PointRow(run.name, run.experiment, run.arm, run.n, run.seed, rate, step, rollouts, accuracy)
         files.append(path, [row])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.tasks import STARTS
+from openrlhf_dbb.study.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
@@ -41,7 +41,7 @@ class Protocol:
     """A protocol.
 
     Attributes:
-        task: "tiny", or "" if the preset names the model and the data.
+        task: "tiny", "steps", or "" if the preset names the model and the data.
         evaluation: flags of ``openrlhf-dbb evaluate`` for each trained model; none if the training's own serve.
         runs: in training order, seed by seed, so that the finished ones can be paired at any time.
     """
@@ -86,14 +86,15 @@ def load(name: str) -> Protocol:
     if not path.is_file():
         raise UsageError(f"--protocol {name}: no such protocol; available: {', '.join(names())}, or a .toml file")
     table = presets.read_toml(path)
+    task = table.get("task", "")
+    if task and task not in TASKS:
+        raise UsageError(f"protocol {path.stem} has task = {task!r}; allowed: {', '.join(TASKS)}, or none")
     runs = [
         run
         for experiment, entry in table["experiments"].items()
-        for run in _runs(path.stem, experiment, entry, table["arms"], table.get("flags", {}), table.get("task", ""))
+        for run in _runs(path.stem, experiment, entry, table["arms"], table.get("flags", {}), task)
     ]
-    return Protocol(
-        path.stem, table["description"], table["preset"], table.get("task", ""), table.get("evaluate", {}), runs
-    )
+    return Protocol(path.stem, table["description"], table["preset"], task, table.get("evaluate", {}), runs)
 
 
 def _runs(
@@ -105,9 +106,15 @@ def _runs(
             f"protocol {protocol}: {experiment} sets {unknown[0]}; allowed: {', '.join(sorted(_KEYS))}; training flags "
             "belong in its table flags"
         )
-    start = entry.get("start", "medium") if task else ""
-    if task and start not in STARTS:
-        raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(STARTS)}")
+    starts = TASKS[task].starts if task else ("",)
+    start = entry.get("start", starts[0]) if task else ""
+    if start not in starts:
+        raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(starts)}")
+    if task and TASKS[task].mark and experiment.startswith("frozen-"):
+        raise UsageError(
+            f"protocol {protocol}: {experiment} is for measuring gradients, which needs a task whose answers are whole "
+            f"responses, and those of {task} are not; leave it out"
+        )
     more = entry.get("more_seeds", {})
     for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
         arms_of_seed = [arm for arm in entry["arms"] if seed in entry["seeds"] or seed in more.get(arm, [])]
@@ -136,7 +143,7 @@ def argv(run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, st
     """Arguments of ``openrlhf_dbb.cli.train_grpo`` for a run.
 
     Args:
-        task: flags that name the run's model and data.
+        task: flags that name the run's model and data, and those that its kind of task asks for.
         resume: whether the run has been started before.
     """
     values = {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed} | task | run.flags

@@ -132,7 +132,7 @@ def train(
 def prepare_tasks(
     wanted: Collection[tuple[str, int]], folder: Path, lanes: int
 ) -> dict[tuple[str, int], dict[str, str]]:
-    """The flags that name a task's model and data, by start and seed; missing tasks are made."""
+    """The flags that a task asks for, with its model and data, by start and seed; missing tasks are made."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -146,7 +146,7 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
 
     folder, start, seed = asked
     task = tasks.prepare(task_folder(folder, start, seed), seed, start)
-    return {
+    return tasks.kind(start).flags | {
         "actor.model_name_or_path": str(task.model.resolve()),
         "data.prompt_dataset": str(task.train.resolve()),
         "eval.dataset": str(task.evaluation.resolve()),

@@ -1,23 +1,56 @@
-"""The study's task, data and starting models: the tiny preset's, with more prompts and another start."""
+"""The study's tasks, data and starting models: those of :mod:`openrlhf_dbb.tiny`, with more prompts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.tiny import Recipe
 
-PROMPTS = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
-STARTS = {
+PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
+STARTS: dict[str, dict[str, Any]] = {
     "medium": {"warmup_steps": 700},
     "hard": {"warmup_steps": 500},
     "small": {"warmup_steps": 1400, "hidden": 32},
+    "steps": {"warmup_steps": 800, "task": "steps"},
 }
 """What differs between the starting models. Over seeds 1 to 5, sampled at temperature 1, "medium" gets 29 to 50 % right
 (mean 38 %), with 36 % of groups of 8 all wrong; "hard" 19 to 31 % (mean 28 %), with 48 % all wrong. "small" has 29,472
-parameters instead of 116,160."""
+parameters instead of 116,160. "steps" is of the other task."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a task asks of a training and of a measurement.
+
+    Attributes:
+        starts: of STARTS, the first by default.
+        longest: tokens of a response with its end.
+        mark: the answer is what follows the last one in a response; "" if it is the whole response.
+        flags: of the training command; a protocol's own flags override them.
+    """
+
+    starts: tuple[str, ...]
+    longest: int = 10
+    mark: str = ""
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+TASKS = {
+    "tiny": Kind(("medium", "hard", "small")),
+    "steps": Kind(
+        ("steps",), longest=16, mark="=", flags={"reward.remote_url": "last_result", "rollout.max_new_tokens": "16"}
+    ),
+}
+"""By the name that a protocol gives as its task."""
+
+
+def kind(start: str) -> Kind:
+    """The kind of task that a start belongs to."""
+    return next(each for each in TASKS.values() if start in each.starts)
 
 
 @dataclass(frozen=True)
@@ -37,7 +70,7 @@ class StudyTask:
 
 
 def prepare(folder: Path, seed: int, start: str) -> StudyTask:
-    """Make a task's files unless they exist. Deterministic for a seed, a start and a torch version; about 15 s.
+    """Make a task's files unless they exist. Deterministic for a seed, a start and a torch version; 15 to 90 s.
 
     No prompt is in two of the training, held-out, out-of-distribution and warm-up data, whatever their seeds. The
     folder appears complete or not at all; of two simultaneous callers, one makes it and the other waits.
@@ -45,7 +78,7 @@ def prepare(folder: Path, seed: int, start: str) -> StudyTask:
     Args:
         folder: for this seed and start only; other files of :func:`openrlhf_dbb.tiny.model.prepare` are replaced.
         seed: of the prompts, the warm-up data, the initial weights and the order of the warm start.
-        start: one of STARTS. All have the same prompts.
+        start: one of STARTS. All of one task have the same prompts.
 
     Raises:
         UsageError: unknown start.
@@ -53,5 +86,5 @@ def prepare(folder: Path, seed: int, start: str) -> StudyTask:
     """
     if start not in STARTS:
         raise UsageError(f"unknown start {start!r}; available: {', '.join(STARTS)}")
-    files = tiny.prepare(folder, seed, Recipe(**PROMPTS, **STARTS[start]))
+    files = tiny.prepare(folder, seed, Recipe(**(PROMPTS | STARTS[start])))
     return StudyTask(files.model, files.train, files.heldout)

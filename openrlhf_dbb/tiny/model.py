@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openrlhf_dbb import user_cache
-from openrlhf_dbb.tiny.task import CHARACTERS, generate
+from openrlhf_dbb.tiny import steps, task
+from openrlhf_dbb.tiny.task import CHARACTERS
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ WARMUP_RATE = 6e-3
 IGNORED = -100  # cross_entropy's label for "no loss here"
 
 _STAMP = "tiny.json"
+_GENERATE = {"tiny": task.generate, "steps": steps.generate}
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,10 @@ class Recipe:
     """What :func:`prepare` makes, and how much of it; the defaults are the tiny preset's.
 
     Attributes:
-        train_prompts, heldout_prompts, ood_prompts: 0 to 20000 of these splits of ``task.generate``.
+        train_prompts, heldout_prompts, ood_prompts: of these splits of the task, see its ``generate``.
         warmup_steps: of supervised training, at least 1; the learning rate falls over all of them.
         hidden: width of the model, a multiple of 16; parameters grow with its square.
+        task: "tiny" or "steps".
     """
 
     train_prompts: int = 512
@@ -48,6 +51,7 @@ class Recipe:
     ood_prompts: int = 0
     warmup_steps: int = 560
     hidden: int = 64
+    task: str = "tiny"
 
 
 TINY = Recipe()
@@ -89,7 +93,8 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / _evaluation_name(recipe))
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
-        wanted["recipe"] = asdict(recipe)
+        # Without the default task, as in the stamps from before there was another.
+        wanted["recipe"] = {key: value for key, value in asdict(recipe).items() if (key, value) != ("task", "tiny")}
     if _read_stamp(folder) == wanted:
         return assets
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -179,6 +184,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
+    generate = _GENERATE[recipe.task]
     _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
     evaluation = generate("heldout", recipe.heldout_prompts, seed)
     if recipe.ood_prompts:
@@ -189,7 +195,7 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
-        _warm_start(model, tokenizer, seed, recipe.warmup_steps)
+        _warm_start(model, tokenizer, generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
     finally:
         torch.set_num_threads(threads)
     _save(model.to(torch.bfloat16), folder / "model")
@@ -213,20 +219,22 @@ def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
             logging.enable_progress_bar()
 
 
-def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, steps: int) -> None:
-    """Supervised training on the answers of the "sft" split; each batch is all sorting or all arithmetic."""
+def _warm_start(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]], seed: int, steps: int
+) -> None:
+    """Supervised training on the labels of rows; each batch is all sorting, where there is any, or all arithmetic."""
     import torch
     from torch.nn.functional import cross_entropy
     from tqdm import tqdm
 
-    rows = generate("sft", WARMUP_ROWS, seed)
-    sorting = _encode([row for row in rows if row["input"].startswith("s")], tokenizer)
-    arithmetic = _encode([row for row in rows if not row["input"].startswith("s")], tokenizer)
+    sorting = [row for row in rows if row["input"].startswith("s")]
+    arithmetic = [row for row in rows if not row["input"].startswith("s")]
+    lessons = [_encode(lesson, tokenizer) for lesson in (arithmetic, sorting) if lesson]
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
     model.train()
     for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
-        inputs, targets = sorting if step % SORTING_EVERY == 0 else arithmetic
+        inputs, targets = lessons[-1 if step % SORTING_EVERY == 0 else 0]
         batch = torch.randint(len(inputs), (WARMUP_BATCH,), generator=draw)
         logits = model(input_ids=inputs[batch], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
