@@ -12,8 +12,6 @@ the policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +27,7 @@ from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import Visits, visits
 from openrlhf_dbb.study.data import GradientRow
-from openrlhf_dbb.study.policy_gradient import cosine, gradients, sample, weights
+from openrlhf_dbb.study.policy_gradient import cosine, gradients, one_thread, sample, weights
 from openrlhf_dbb.study.tokens import Tokens, load_policy, tokenize
 from storage import open_store, read_log
 from storage.inspection import prompt_texts
@@ -127,7 +125,7 @@ def measure(
     generator = torch.Generator().manual_seed(seed)
     rows: list[GradientRow] = []
     progress = tqdm(total=batches * (draws + 1), desc=f"gradients {run_name}", unit="draw", mininterval=0.5)
-    with _one_thread(), progress:
+    with one_thread(), progress:
         for batch in range(batches):
             members = order[batch * batch_size : (batch + 1) * batch_size]
             prompts = tokens.batch(members)
@@ -230,14 +228,3 @@ def _rollouts(policy: Any, tokens: Tokens, group: int, generator: torch.Generato
     responses_P_G_L = sample(policy, tokens, group, generator)
     right_P_G = (responses_P_G_L == tokens.answers_P_L[:, None]).all(-1)
     return responses_P_G_L, right_P_G.double().numpy()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With a model this small a second thread mostly waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -36,6 +36,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     from tqdm import tqdm
 
     from openrlhf_dbb.study import exact, tasks
+    from openrlhf_dbb.study.policy_gradient import one_thread
 
     names = {EXACT: ("exact", "ends_at_once"), SAMPLED: ("sampled", "standard_error")}
     done = {run for file, each in names.items() for run in read_lines(folder / file, each)}
@@ -47,7 +48,8 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
         file = EXACT if task.mark is None else SAMPLED
-        found = task.sampled(policy) if file == SAMPLED else (task.accuracy(policy), task.ends_at_once(policy))
+        with one_thread():
+            found = task.sampled(policy) if file == SAMPLED else (task.accuracy(policy), task.ends_at_once(policy))
         with (folder / file).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({"run": run.name, **dict(zip(names[file], found, strict=True))}) + "\n")
 

@@ -7,6 +7,8 @@ R responses in one list, U distinct ones, T tokens of a prompt with its response
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,17 @@ def cosine(one_D: torch.Tensor, other_D: torch.Tensor) -> float:
     one, other = one_D.double(), other_D.double()
     size = float(one.norm() * other.norm())
     return float(one @ other) / size if size > 0 else math.nan
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """With a model this small a second thread mostly waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _rows(tokens: Tokens, prompt_R: NDArray[np.int64], room: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 """What differs between the starting models. Over seeds 1 to 5, sampled at temperature 1, "medium" gets 29 to 50 % right
 (mean 38 %), with 36 % of groups of 8 all wrong; "hard" 19 to 31 % (mean 28 %), with 48 % all wrong. "small" has 29,472
-parameters instead of 116,160. "steps" is of the other task."""
+parameters instead of 116,160. "steps" is of the other task; on seeds 1, 2 and 101 it gets 40, 38 and 44 % right."""
 
 
 @dataclass(frozen=True)

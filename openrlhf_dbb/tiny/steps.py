@@ -16,7 +16,7 @@ from openrlhf_dbb.tiny.task import SPLITS
 TERMS = {"train": (3, 4), "heldout": (3, 4), "sft": (3, 4), "ood": (5,)}
 """How many numbers the prompts of a split add or subtract, in equal shares."""
 LARGEST = 19  # of the results
-RARE = 1 / 24  # share of the chains with a carry that split "sft" keeps
+RARE = 1 / 64  # share of the chains with a carry that split "sft" keeps
 MAX_SIZE = 12_000
 
 
