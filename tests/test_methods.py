@@ -139,10 +139,12 @@ def test_these_are_all():
     assert set(RECIPES) <= set(methods.names())
     known = {action.dest for action in flags.build_parser()._actions}
     for method in methods.names():
-        for estimator in ("dbb", "auto", "point"):
+        for estimator in ("dbb", "auto", "predicted_prior", "point"):
             recipe = methods.recipe(method, estimator)
             assert set(recipe) <= known
             assert all(value.source for value in recipe.values())
+            wide = [0.2, 0.28] if estimator == "point" else [0.98, 0.98]
+            assert recipe["actor.eps_clip_low_high"].value == wide
 
 
 @pytest.mark.parametrize("method", RECIPES)

@@ -228,6 +228,6 @@ def test_posteriors_weigh_advantages_and_store_the_probabilities(store):
         point = Posteriors.create(store, "point", prompts, labels, estimator="point")
         with (
             point,
-            pytest.raises(ValueError, match="estimator 'point' does not predict the next visit; use dbb or auto"),
+            pytest.raises(ValueError, match="'point' does not predict the next visit; use dbb, auto or"),
         ):
             point.predictive()

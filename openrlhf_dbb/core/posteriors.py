@@ -377,7 +377,9 @@ class Posteriors:
         with self._changing:
             expected = self.estimator.predictive(self._state)
         if expected is None:
-            raise ValueError(f"estimator {self.estimator.name!r} does not predict the next visit; use dbb or auto")
+            raise ValueError(
+                f"estimator {self.estimator.name!r} does not predict the next visit; use dbb, auto or predicted_prior"
+            )
         return Predictive(self._ids, *expected)
 
     def open_groups(
