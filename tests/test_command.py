@@ -238,7 +238,7 @@ def test_a_prune_that_nobody_can_be_asked_about(trained, monkeypatch, capsys):
 
 def test_a_migration_asks(new_url, make_version, terminal, capsys):
     url = make_version(new_url("sqlite"), 1)
-    what = "this upgrades the database from schema version 1 to 3, which older releases cannot read; "
+    what = "this upgrades the database from schema version 1 to 4, which older releases cannot read; "
     assert main(["migrate", "--dry-run", "--store.url", url]) == 0
     assert capsys.readouterr().out == f"{what}nothing was changed\n"
     terminal("no\n")
@@ -246,7 +246,7 @@ def test_a_migration_asks(new_url, make_version, terminal, capsys):
     assert capsys.readouterr().out == f"{what}type yes to do so: "
     terminal("yes\n")
     assert main(["migrate", "--store.url", url]) == 0
-    assert capsys.readouterr().out.endswith("upgraded from schema version 1 to 3\n")
+    assert capsys.readouterr().out.endswith("upgraded from schema version 1 to 4\n")
 
 
 def test_an_interrupt_ends_it_without_a_traceback(open_new, fill):

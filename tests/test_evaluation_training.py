@@ -290,7 +290,8 @@ def engine_class(ray_node):
             return 0
 
         def generate_groups(self, prompts, sampling, num_samples, **_):
-            return [self.group(prompt, label, sampling["temperature"], num_samples) for prompt, label, _ in prompts]
+            groups = zip(prompts, num_samples, strict=True)
+            return [self.group(prompt, label, sampling["temperature"], count) for (prompt, label, _), count in groups]
 
         def group(self, prompt, label, temperature, num_samples):
             self.calls.append((prompt, label, temperature, num_samples))
