@@ -1,5 +1,6 @@
 """The study without its pipeline: exact accuracy, sampling from the full policy, and the control's training."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,13 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.study import control, exact, protocol  # noqa: E402
+from openrlhf_dbb.study import control, exact, files, measure, protocol  # noqa: E402
+from openrlhf_dbb.study.data import ControlRow, PointRow  # noqa: E402
 from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
 from openrlhf_dbb.study.tokens import NOTHING, Tokens  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
+PROMPTS = SimpleNamespace(train=SimpleNamespace(prompts=[None] * 2048))
 
 
 class Bigram(torch.nn.Module):
@@ -81,17 +84,18 @@ def test_the_loss_of_an_arm_by_hand():
 
 @pytest.mark.parametrize("arm", sorted(control.ARMS))
 def test_every_arm_learns_an_easy_task(task, arm):
-    found, _ = control.train(task, control.ARMS[arm], rollouts=4, seed=1, rate=0.1, epochs=20)
+    rollouts = 1 if control.ARMS[arm].form == "rloo" else 4
+    found, _ = control.train(task, control.ARMS[arm], rollouts=rollouts, seed=1, rate=0.1, epochs=20)
     assert found[0] == pytest.approx(1 / 16)
-    assert len(found) == 21
+    assert len(found) == 1 + control.POINTS
     assert 0.15 < found[-1] <= 0.25  # one token decides both whether to go on and whether to end
 
 
 def test_a_seed_repeats_a_training_and_a_rate_of_0_changes_nothing(task):
-    one, other = (control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.1, epochs=2) for _ in range(2))
+    one, other = (control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.1, epochs=4) for _ in range(2))
     assert one == other
-    found, at_once = control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.0, epochs=2)
-    assert found == pytest.approx([1 / 16] * 3)
+    found, at_once = control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.0, epochs=4)
+    assert found == pytest.approx([1 / 16] * 5)
     assert at_once == pytest.approx(1 / 4)
 
 
@@ -106,11 +110,39 @@ def test_the_arms_are_those_of_the_protocol():
     from openrlhf_dbb.study import protocol
 
     runs = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
-    assert sorted(runs) == sorted(control.ARMS)
-    for name, arm in control.ARMS.items():
-        assert runs[name]["estimator"] == arm.estimator
-        assert runs[name]["method"] == ("dr_grpo" if arm.form == "dr_grpo" else "grpo")
+    runs["single"] = next(run.flags for run in protocol.load("fewer").runs if run.arm == "single")
+    assert sorted(runs) == sorted(name for name, arm in control.ARMS.items() if not arm.like)
+    for name, flags in runs.items():
+        arm = control.ARMS[name]
+        assert flags["estimator"] == arm.estimator
+        assert flags["method"] == {"dr_grpo": "dr_grpo", "rloo": "single"}.get(arm.form, "grpo")
     assert np.allclose(control.WIDE, (0.98, 0.98))
+
+
+def test_an_arm_that_draws_by_exact_probabilities_is_otherwise_the_one_it_is_like():
+    drawn, like = control.ARMS["drawn-exact"], control.ARMS["single"]
+    assert dataclasses.replace(drawn, like="") == like
+
+
+def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
+    """128 prompts in two halves, batches of 32; probabilities of a batch by hand."""
+    halves = Copying(Path(), tokens([0] * 64 + [1] * 64), tokens([0, 1]))
+    policy = Bigram()
+    drawn = control._drawn(halves, policy, 32, np.random.default_rng(0))
+    batches = [next(drawn) for _ in range(200)]
+    assert all(len(set(batch)) == 32 for batch in batches)
+    assert np.mean(np.concatenate(batches) < 64) == pytest.approx(1 / 2, abs=0.01)  # p is 1/16 for both
+    with torch.no_grad():
+        policy.logits[0] = torch.tensor([0.0, -30.0, -30.0, 0.0])  # after 0: 0 or the end, p = 1/4; after 1: 1/16
+    # p (1 - p) = 48/256 and 15/256: of the nine tenths that follow it, 48/63 are of the first half; half of the others.
+    share = 0.9 * 48 / 63 + 0.1 / 2
+    batches = [next(drawn) for _ in range(200)]
+    assert np.mean(np.concatenate(batches) < 64) == pytest.approx(share, abs=0.01)
+
+
+def test_exact_probabilities_are_refused_where_many_responses_are_right(task):
+    with pytest.raises(UsageError, match="only where the whole response is the answer"):
+        dataclasses.replace(task, mark=2).probabilities(Bigram())
 
 
 def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatch, tmp_path):
@@ -118,11 +150,58 @@ def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatc
 
     def train(task, arm, **more):
         given.update(more)
-        return [0.1, 0.2, 0.3], 0.0
+        return [0.1, 0.2, 0.3, 0.4, 0.5], 0.0
 
-    monkeypatch.setattr(control, "read", lambda folder, kind: None)
+    monkeypatch.setattr(control, "read", lambda folder, kind: PROMPTS)
     monkeypatch.setattr(control, "train", train)
     run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
-    row = control.measure(tmp_path, run, 5, 0)
-    assert given == {"epochs": 16, "rollouts": 2, "rate": 2e-4, "seed": 5, "shortest": 0}
-    assert (row.start_accuracy, row.half_accuracy, row.accuracy) == (0.1, 0.2, 0.3)
+    row, points = control.measure(tmp_path, run, "dbb", 5, 0)
+    sizes = {"epochs": 16, "prompts": 128, "mini_batch": 64}
+    assert given == {"rollouts": 2, "rate": 2e-4, "seed": 5, "shortest": 0, **sizes}
+    assert (row.start_accuracy, row.half_accuracy, row.accuracy) == (0.1, 0.3, 0.5)
+    # 2,048 prompts, 16 passes in batches of 128: 256 steps of 256 rollouts.
+    assert [(point.step, point.rollouts, point.accuracy) for point in points] == [
+        (0, 0, 0.1), (64, 16384, 0.2), (128, 32768, 0.3), (192, 49152, 0.4), (256, 65536, 0.5)
+    ]  # fmt: skip
+    assert {(point.run, point.experiment, point.arm) for point in points} == {
+        ("control-long-n2-dbb-s5", "control-long-n2", "dbb")
+    }
+    assert control.measure(tmp_path, run, "dbb", 5, 1)[1] == []  # not the policy's own distribution
+
+
+def test_single_rollouts_are_repeated_in_their_own_batches(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr(control, "read", lambda folder, kind: PROMPTS)
+    monkeypatch.setattr(control, "train", lambda task, arm, **more: given.update(more, arm=arm) or ([0.0] * 5, 0.0))
+    run = next(run for run in protocol.load("fewer").runs if run.name == "few-n1-single-s21")
+    _, points = control.measure(tmp_path, run, "drawn-exact", 21, 0)
+    assert given["arm"] is control.ARMS["drawn-exact"]
+    assert {name: given[name] for name in ("rollouts", "epochs", "prompts", "mini_batch")} == {
+        "rollouts": 1, "epochs": 32, "prompts": 256, "mini_batch": 128
+    }  # fmt: skip
+    assert (points[-1].step, points[-1].rollouts) == (256, 65536)
+
+
+def test_the_seeds_of_a_control_are_those_of_its_experiments_and_none_is_trained_twice(monkeypatch, tmp_path):
+    def trained(folder, run, name, seed, shortest):
+        key = (f"control-{run.experiment}-{name}-s{seed}", f"control-{run.experiment}", name, run.n, seed, 0.1)
+        row = ControlRow(run.experiment, name, run.n, seed, 0.1, shortest, 0.1, 0.2, 0.3, 0.0)
+        return row, [PointRow(*key, 4, 4.0, 0.3)]
+
+    def side_by_side(jobs, lanes, title):
+        for _, arguments, _ in jobs:
+            asked.append(arguments[2:4])
+            yield trained(*arguments)
+
+    asked = []
+    monkeypatch.setattr(measure, "prepare_tasks", lambda *_: None)
+    monkeypatch.setattr(measure, "_side_by_side", side_by_side)
+    chosen = protocol.load("fewer").choose(["few-n8", "few-n1"])
+    for seeds in (1, 2):
+        measure.measure_control(chosen, tmp_path, 1, seeds, 0)
+    assert asked == [(arm, seed) for seed in (21, 22) for arm in ("grpo", "single", "drawn-exact")]
+    assert len(files.read(tmp_path / "control.csv", ControlRow)) == 6
+    found = files.read(tmp_path / "points.csv", PointRow)
+    assert [point.run for point in found[:3]] == [
+        "control-few-n8-grpo-s21", "control-few-n1-single-s21", "control-few-n1-drawn-exact-s21"
+    ]  # fmt: skip

@@ -36,10 +36,10 @@ def study(tmp_path, fill, monkeypatch):
 def test_each_saved_policy_is_measured_once(study):
     for _ in range(2):
         measure.measure_points([study.planned], study.folder)
-    assert [model.name for model in study.seen] == ["global_step2_hf", "global_step4_hf"]
+    assert [model and model.name for model in study.seen] == [None, "global_step2_hf", "global_step4_hf"]
     row = ("few-n1-single-s21", "few-n1", "single", 1, 21, 2e-4)
     assert files.read(study.folder / "points.csv", PointRow) == (
-        PointRow(*row, 2, 16.0, 0.1), PointRow(*row, 4, 32.0, 0.2),
+        PointRow(*row, 0, 0.0, 0.1), PointRow(*row, 2, 16.0, 0.2), PointRow(*row, 4, 32.0, 0.3),
     )  # fmt: skip
 
 

@@ -1,30 +1,36 @@
 """The study's training without its pipeline, as a control: one process of plain PyTorch in float32.
 
 Same task, model, estimators, loss, clip, optimizer and batches; no vLLM, DeepSpeed or bf16. A result that both show is
-not caused by the pipeline.
+not caused by the pipeline. It can also do what no pipeline can: draw prompts by their exact success probabilities.
 
-Axes: P prompts of a batch, G rollouts of a prompt, L tokens of the longest response, R responses in one list.
+Axes: P prompts of a batch, T training prompts, G rollouts of a prompt, L tokens of the longest response, R responses in
+one list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import estimators
 from estimators import FORMS
-from openrlhf_dbb.study.data import ControlRow
+from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
+from openrlhf_dbb.study.data import CONTROL_OF, ControlRow, PointRow
 from openrlhf_dbb.study.exact import Task, read
 from openrlhf_dbb.study.policy_gradient import sample, token_log_probabilities
 from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun
 from openrlhf_dbb.study.tasks import kind
 from openrlhf_dbb.study.tokens import NOTHING
 
-PROMPTS, MINI_BATCH = 128, 64  # prompts per step, and per gradient step
+POINTS = 4
+"""Equal parts of a training, after each of which the policy is measured."""
+_FLOOR = 0.1  # share of the draws by exact probabilities that goes to all prompts alike
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,16 @@ class Arm:
         estimator: its registered name.
         clip: lower and upper bound on how far the ratio may be from 1.
         parameters: of the estimator.
-        form: of the advantage; "dr_grpo" sums over tokens, "group_norm" takes their mean.
+        form: of the advantage; "dr_grpo" sums over tokens, the others take their mean.
+        like: the arm of the protocol that it repeats but for how it draws, in proportion to p (1 - p), p each prompt's
+            exact success probability under the present policy. "": it repeats the arm of its own name.
     """
 
     estimator: str
     clip: tuple[float, float]
     parameters: dict[str, Any] = field(default_factory=dict)
     form: str = "group_norm"
+    like: str = ""
 
 
 NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
@@ -53,23 +62,40 @@ ARMS = {
     "auto": Arm("auto", WIDE),
     "dr_grpo": Arm("point", NARROW, form="dr_grpo"),
     "dr_grpo-dbb": Arm("dbb", WIDE, {"discount": 0.5}, form="dr_grpo"),
+    "single": Arm("auto", WIDE, form="rloo"),
+    "drawn-exact": Arm("auto", WIDE, form="rloo", like="single"),
 }
 
 
 def train(
-    task: Task, arm: Arm, *, rollouts: int, seed: int, rate: float, epochs: int = 4, shortest: int = 0
+    task: Task,
+    arm: Arm,
+    *,
+    rollouts: int,
+    seed: int,
+    rate: float,
+    epochs: int = 4,
+    prompts: int = 128,
+    mini_batch: int = 64,
+    shortest: int = 0,
 ) -> tuple[list[float], float]:
     """Train, and measure the policy before, in between and after.
 
     Args:
         rollouts: G.
+        epochs: as many steps as that many passes over the training prompts have; a multiple of ``POINTS``.
+        prompts: P.
+        mini_batch: prompts of a gradient step.
         rate: learning rate of AdamW; its other values are the pipeline's (betas 0.9 and 0.95, no weight decay,
             gradients clipped to norm 1).
         shortest: see :func:`openrlhf_dbb.study.policy_gradient.sample`.
 
     Returns:
-        The held-out accuracy, ``Task.accuracy``, before training and after every epoch, (1 + epochs) in [0, 1]; and the
-        mean probability of ending a response at once, after training.
+        The held-out accuracy, ``Task.accuracy``, before training and after each of the ``POINTS`` parts, in [0, 1]; and
+        the mean probability of ending a response at once, after training.
+
+    Raises:
+        UsageError: the arm draws by exact probabilities, which the task does not have.
     """
     policy, tokens = task.policy(), task.train
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
@@ -77,36 +103,55 @@ def train(
     state, form = estimator.initial_state(len(tokens.prompts)), FORMS.build(arm.form)
     generator, order = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     found = [task.accuracy(policy)]
-    for _ in range(epochs):
-        for members in order.permutation(len(tokens.prompts)).reshape(-1, PROMPTS):
-            batch = tokens.batch(members)
-            responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
-            rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
-            estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
-            advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
-            responses_R_L = responses_P_G_L.flatten(0, 1)
-            prompt_R = np.repeat(np.arange(PROMPTS), rollouts)
-            with torch.no_grad():
-                old_R_L = token_log_probabilities(policy, batch, prompt_R, responses_R_L)
-            for rows in torch.randperm(len(prompt_R), generator=generator).split(MINI_BATCH * rollouts):
-                logs_R_L = token_log_probabilities(policy, batch, prompt_R[rows], responses_R_L[rows])
-                there = responses_R_L[rows] != NOTHING
-                loss = _loss(logs_R_L - old_R_L[rows], advantages_R[rows, None], there, arm)
-                optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-                optimizer.step()
-        found.append(task.accuracy(policy))
+    steps = epochs * len(tokens.prompts) // prompts
+    drawn = _drawn(task, policy, prompts, order) if arm.like else _in_turn(task, prompts, order)
+    for step, members in zip(range(1, steps + 1), drawn, strict=False):
+        batch = tokens.batch(members)
+        responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
+        rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
+        estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
+        advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
+        responses_R_L = responses_P_G_L.flatten(0, 1)
+        prompt_R = np.repeat(np.arange(prompts), rollouts)
+        with torch.no_grad():
+            old_R_L = token_log_probabilities(policy, batch, prompt_R, responses_R_L)
+        for rows in torch.randperm(len(prompt_R), generator=generator).split(mini_batch * rollouts):
+            logs_R_L = token_log_probabilities(policy, batch, prompt_R[rows], responses_R_L[rows])
+            there = responses_R_L[rows] != NOTHING
+            loss = _loss(logs_R_L - old_R_L[rows], advantages_R[rows, None], there, arm)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+        if step % (steps // POINTS) == 0:
+            found.append(task.accuracy(policy))
     return found, task.ends_at_once(policy)
 
 
-def measure(folder: Path, run: PlannedRun, seed: int, shortest: int) -> ControlRow:
+def _in_turn(task: Task, prompts: int, order: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Batches of one pass over the training prompts after the other, each (P,)."""
+    while True:
+        yield from order.permutation(len(task.train.prompts)).reshape(-1, prompts)
+
+
+def _drawn(task: Task, policy: Any, prompts: int, order: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Batches drawn by the exact p (1 - p) of the policy as it is when a batch is asked for, each (P,)."""
+    while True:
+        p_T = task.probabilities(policy)
+        yield systematic(inclusion(p_T * (1 - p_T), prompts, _FLOOR), order)
+
+
+def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) -> tuple[ControlRow, list[PointRow]]:
     """Train as a run of the study does, with a given seed.
 
     Args:
         folder: of that seed's task, see :func:`openrlhf_dbb.study.tasks.prepare`.
-        run: its arm (in ``ARMS``), N, passes and learning rate are used.
+        run: its N, batches, passes and learning rate are used.
+        name: of an arm in ``ARMS``.
         shortest: as for :func:`train`.
+
+    Returns:
+        Rows for control.csv and points.csv.
 
     Raises:
         UsageError: there is no such task.
@@ -114,11 +159,16 @@ def measure(folder: Path, run: PlannedRun, seed: int, shortest: int) -> ControlR
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])
     task = read(folder, kind(run.start))
-    epochs = int(run.flags["train.num_episodes"])
-    arm = ARMS[run.arm]
-    accuracy, at_once = train(task, arm, rollouts=run.n, seed=seed, rate=rate, epochs=epochs, shortest=shortest)
-    half = accuracy[len(accuracy) // 2]
-    return ControlRow(run.experiment, run.arm, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    sizes = {"epochs": int(run.flags["train.num_episodes"]), "prompts": int(run.flags.get("rollout.batch_size", 128))}
+    sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
+    accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, shortest=shortest, **sizes)
+    half, part = accuracy[len(accuracy) // 2], sizes["epochs"] * len(task.train.prompts) // POINTS
+    row = ControlRow(run.experiment, name, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    experiment = CONTROL_OF + run.experiment
+    key = (f"{experiment}-{name}-s{seed}", experiment, name, run.n, seed, rate)
+    steps = part // sizes["prompts"]
+    points = [PointRow(*key, i * steps, i * part * run.n, found) for i, found in enumerate(accuracy)]
+    return row, [] if shortest else points
 
 
 def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:

@@ -48,6 +48,10 @@ EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start"
 """Experiments that compare arms, the primary one first."""
 
 
+CONTROL_OF = "control-"
+"""Stands before the name of the experiment that points of the control repeat."""
+
+
 class RunRow(NamedTuple):
     """A row of runs.csv."""
 
@@ -97,7 +101,10 @@ class EpochRow(NamedTuple):
 
 
 class PointRow(NamedTuple):
-    """A row of points.csv: the accuracy of a policy saved during the training, in [0, 1]; exact, or sampled."""
+    """A row of points.csv: the accuracy of a policy at a step of its training, in [0, 1]; exact, or sampled.
+
+    Step 0 is before training. Of the control, the experiment is ``control-`` and the one it repeats.
+    """
 
     run: str
     experiment: str

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.study.policy_gradient import log_probabilities, sample
 from openrlhf_dbb.study.tasks import TASKS, Kind
@@ -87,10 +88,18 @@ class Task:
         """Mean probability, over the held-out prompts, that the first token of a response is the end token."""
         return self._mean_probability(policy, torch.full((len(self.heldout.prompts), 1), self.heldout.end))
 
+    def probabilities(self, policy: Any) -> Floats:
+        """Probability of the right answer to each training prompt, (P,) in [0, 1]; not for a task with a mark.
+
+        Raises:
+            UsageError: the task has a mark, so many responses are right.
+        """
+        if self.mark is not None:
+            raise UsageError("success probabilities are exact only where the whole response is the answer (task tiny)")
+        return _probabilities(policy, self.train, self.train.answers_P_L)
+
     def _mean_probability(self, policy: Any, responses_P_L: torch.Tensor) -> float:
-        with torch.no_grad():
-            every = np.arange(len(responses_P_L))
-            return float(log_probabilities(policy, self.heldout, every, responses_P_L).exp().mean())
+        return float(_probabilities(policy, self.heldout, responses_P_L).mean())
 
 
 def read(folder: Path, kind: Kind = TASKS["tiny"]) -> Task:
@@ -113,6 +122,13 @@ def read(folder: Path, kind: Kind = TASKS["tiny"]) -> Task:
     )
     mark = int(tokenize(model, [kind.mark], [""], 1).prompts[0][0]) if kind.mark else None
     return Task(model, train_tokens, heldout_tokens, mark)
+
+
+@torch.no_grad()
+def _probabilities(policy: Any, tokens: Tokens, responses_P_L: torch.Tensor) -> Floats:
+    """Of one response to each prompt, (P,)."""
+    logs_P = log_probabilities(policy, tokens, np.arange(len(responses_P_L)), responses_P_L)
+    return np.asarray(logs_P.double().exp().numpy())
 
 
 def _parts(prompts: int) -> list[NDArray[np.int64]]:

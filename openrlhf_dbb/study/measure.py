@@ -57,8 +57,8 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
 
-    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``. It is exact, or sampled for a task with
-    steps, as in :func:`measure_models`.
+    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from. The
+    accuracy is exact, or sampled for a task with steps, as in :func:`measure_models`.
     """
     from tqdm import tqdm
 
@@ -67,21 +67,25 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
     path = folder / POINTS
     finished = finished_runs(folder)
     done = {(row.run, row.step) for row in files.read(path, PointRow)}
-    saved = [
-        (run, int(model.name.removeprefix("global_step").removesuffix("_hf")), model)
-        for run in runs
-        if run.name in finished
-        for model in sorted((folder / finished[run.name].config["ckpt.path"]).glob("global_step*_hf"))
-    ]
+    saved: list[tuple[PlannedRun, int, Path | None]] = []
+    for run in runs:
+        if run.name in finished:
+            models = sorted((folder / finished[run.name].config["ckpt.path"]).glob("global_step*_hf"))
+            steps = [int(model.name.removeprefix("global_step").removesuffix("_hf")) for model in models]
+            saved += [(run, step, model) for step, model in zip([0, *steps], [None, *models], strict=True) if models]
     left = [point for point in saved if (point[0].name, point[1]) not in done]
     keys = {(run.start, run.seed) for run, _, _ in left}
     of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
     for run, step, model in tqdm(left, desc="accuracy on the way", unit="model", disable=None):
         record, task = finished[run.name], of_key[run.start, run.seed]
-        with storage.open_store(store_url(folder), create=False) as store:
-            ((rollouts,),) = store.query(
-                "SELECT generated_total FROM steps WHERE run_id = :run AND step = :step", run=record.run_id, step=step
-            )
+        rollouts = 0.0
+        if step:
+            with storage.open_store(store_url(folder), create=False) as store:
+                ((rollouts,),) = store.query(
+                    "SELECT generated_total FROM steps WHERE run_id = :run AND step = :step",
+                    run=record.run_id,
+                    step=step,
+                )
         policy, rate = task.policy(model), float(record.config[LEARNING_RATE])
         accuracy = task.accuracy(policy) if task.mark is None else task.sampled(policy)[0]
         row = PointRow(run.name, run.experiment, run.arm, run.n, run.seed, rate, step, rollouts, accuracy)
@@ -140,23 +144,34 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
 
 
 def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:
-    """Repeat experiments without the pipeline, see :mod:`openrlhf_dbb.study.control`, on the first ``seeds`` seeds."""
+    """Repeat experiments without the pipeline, see :mod:`openrlhf_dbb.study.control`, on ``seeds`` seeds.
+
+    They are counted from the first one of each experiment. Written to ``control.csv`` and, of trainings whose responses
+    may end at once, ``points.csv``.
+    """
     from openrlhf_dbb.study import control
 
     path = folder / CONTROL
     done = {(row.experiment, row.arm, row.seed, row.shortest) for row in files.read(path, ControlRow)}
-    kinds = {(run.experiment, run.arm): run for run in runs if run.arm in control.ARMS}
+    kinds: dict[tuple[str, str], PlannedRun] = {}
+    for run in runs:
+        for name, arm in control.ARMS.items():
+            if run.arm == (arm.like or name):
+                kinds.setdefault((run.experiment, name), run)
     left = [
-        (run, seed)
-        for seed in range(1, seeds + 1)
-        for run in kinds.values()
-        if (run.experiment, run.arm, seed, shortest) not in done
+        (run, name, run.seed + later)
+        for later in range(seeds)
+        for (experiment, name), run in kinds.items()
+        if (experiment, name, run.seed + later, shortest) not in done
     ]
-    prepare_tasks(sorted({(run.start, seed) for run, seed in left}), folder, lanes)
+    prepare_tasks(sorted({(run.start, seed) for run, _, seed in left}), folder, lanes)
     jobs: list[Job] = [
-        (control.measure, (task_folder(folder, run.start, seed), run, seed, shortest), {}) for run, seed in left
+        (control.measure, (task_folder(folder, run.start, seed), run, name, seed, shortest), {})
+        for run, name, seed in left
     ]
-    for row in _side_by_side(jobs, lanes, "control"):
+    for row, points in _side_by_side(jobs, lanes, "control"):
+        if points:
+            files.append(folder / POINTS, points)
         files.append(path, [row])
 
 
