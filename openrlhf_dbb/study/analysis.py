@@ -196,7 +196,12 @@ def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
         None if no seed has both.
     """
     targets = study.outcome(TARGET, BASELINE, "accuracy")
-    curves = {seed: curve for seed, curve in study.curves(experiment, arm).items() if seed in targets}
+    return reached(study.curves(experiment, arm), targets)
+
+
+def reached(curves: Mapping[int, tuple[Floats, Floats]], targets: Mapping[int, float]) -> Reached | None:
+    """Rollouts until curves (rollouts and accuracy, by seed) reach the same seed's target; None without a pair."""
+    curves = {seed: curve for seed, curve in curves.items() if seed in targets}
     if not curves:
         return None
     needed_R = np.array([rollouts_needed(*curve, targets[seed]) for seed, curve in curves.items()])

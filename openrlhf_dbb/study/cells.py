@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.formats import p_value, points
-from openrlhf_dbb.study.analysis import Paired
+from openrlhf_dbb.study.analysis import Paired, Reached
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
 
@@ -71,6 +71,18 @@ def detectable(test: Paired) -> str:
 def tested(test: Paired, corrected: str) -> list[str]:
     """Five cells: difference, interval, p, corrected p (as given), detectable difference."""
     return [difference(test), interval(test), p_value(test.p), corrected, detectable(test)]
+
+
+def rollouts_needed(found: Reached) -> list[str]:
+    """Three cells: how many curves reached the target, the median of the rollouts, its interval."""
+    reached = f"{found.reached} of {found.n}"
+    median, interval = f"not reached ({reached})", "-"
+    if math.isfinite(found.median):
+        median = f"{found.median:,.0f}"
+        interval = " to ".join(
+            f"{value:,.0f}" if math.isfinite(value) else f"> {found.most:,.0f}" for value in (found.low, found.high)
+        )
+    return [reached, median, interval]
 
 
 def count(seeds: int, pairs: int) -> str:

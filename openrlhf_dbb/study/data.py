@@ -267,6 +267,25 @@ class Study:
                 found[row.seed].append((row.rollouts, row.accuracy))
         return {seed: (np.array(points)[:, 0], np.array(points)[:, 1]) for seed, points in sorted(found.items())}
 
+    def saved(self, experiment: str, arm: str) -> dict[int, tuple[Floats, Floats]]:
+        """As :meth:`curves`, of the policies in points.csv; a run's learning rate is not looked at."""
+        found: dict[int, dict[float, float]] = defaultdict(dict)
+        for row in self.points:
+            if (row.experiment, row.arm) == (experiment, arm):
+                found[row.seed][row.rollouts] = row.accuracy
+        return {seed: tuple(np.array(sorted(curve.items())).T) for seed, curve in sorted(found.items())}
+
+    def at_end(self, experiment: str, arm: str) -> dict[float, list[float]]:
+        """Accuracy of the last policy in points.csv of each of an arm's runs, by learning rate."""
+        last: dict[str, PointRow] = {}
+        for row in self.points:
+            if (row.experiment, row.arm) == (experiment, arm):
+                last[row.run] = max(row, last.get(row.run, row), key=lambda each: each.step)
+        found: dict[float, list[float]] = defaultdict(list)
+        for row in last.values():
+            found[row.learning_rate].append(row.accuracy)
+        return dict(sorted(found.items()))
+
 
 def is_pilot(run: RunRow) -> bool:
     """Whether the run is one of those that chose the learning rate."""

@@ -15,7 +15,7 @@ import numpy as np
 from openrlhf_dbb.evaluation.formats import points
 from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.figures import mark_best, new_figure, style
-from openrlhf_dbb.study import analysis
+from openrlhf_dbb.study import analysis, fewer
 from openrlhf_dbb.study.analysis import BASELINE, TARGET
 from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Floats, Study
 
@@ -37,6 +37,22 @@ STYLE: dict[str, dict[str, Any]] = {
 }
 ESTIMATOR_ARMS = ("grpo", "grpo-wide", "laplace", "dbb", "auto")
 METHOD_ARMS = ("grpo", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo")
+FEWER_STYLE: dict[fewer.Arm, dict[str, Any]] = dict(
+    zip(
+        fewer.LABELS,
+        [
+            style("point"),
+            {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
+            style("auto"),
+            {"color": "#56B4E9", "marker": "X", "linestyle": (0, (5, 1, 1, 1))},
+            {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+            {"color": "#009E73", "marker": "v", "linestyle": "-"},
+            {"color": "#E69F00", "marker": "^", "linestyle": "-"},
+            {"color": "#882255", "marker": "s", "linestyle": "-"},
+        ],
+        strict=True,
+    )
+)
 CAPTIONS = {
     "accuracy": "Gain in held-out accuracy over the rollouts generated, mean and standard error over seeds.",
     "methods": "The same for the other methods at N = 8.",
@@ -46,6 +62,11 @@ CAPTIONS = {
     "mse": "Mean squared error of the estimated success probabilities against the discount, on recorded runs.",
     "mechanism-n2": "What the arms do in training at N = 2, epoch by epoch, means over seeds.",
     "mechanism-n8": "What the arms do in training at N = 8, epoch by epoch, means over seeds.",
+    **{
+        test: f"{title}: mean gain in accuracy (line: the target), and arms against GRPO with 95 % interval; filled: "
+        f"p (Holm) < {ALPHA:g}."
+        for test, title in fewer.TESTS.items()
+    },
 }
 """Figures by name, in order, and what they show."""
 _GAIN = "Acc@8 since the start, points"
@@ -76,6 +97,7 @@ def draw(study: Study, folder: Path) -> list[Path]:
         "mse": _errors,
         "mechanism-n2": partial(_mechanism, experiment="n2"),
         "mechanism-n8": partial(_mechanism, experiment="n8"),
+        **{test: partial(_fewer, test=test) for test in fewer.TESTS},
     }
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -305,6 +327,35 @@ def _mechanism(study: Study, experiment: str) -> Figure | None:
     return figure
 
 
+def _fewer(study: Study, test: str) -> Figure | None:
+    found = fewer.curves(study, test)
+    if fewer.TARGET not in found or len(found) == 1:
+        return None
+    figure, (left, right) = _grid(2, height=0.3 * len(found) + 3.4, sharey=False)
+    for arm, curves in found.items():
+        x_E = np.mean([rollouts_E for rollouts_E, _ in curves.values()], axis=0) / 1000
+        gain_R_E = 100 * np.array([accuracy_E - accuracy_E[0] for _, accuracy_E in curves.values()])
+        left.plot(x_E, gain_R_E.mean(axis=0), label=fewer.LABELS[arm], **FEWER_STYLE[arm])
+        if arm == fewer.TARGET:
+            left.axhline(gain_R_E.mean(axis=0)[-1], color="#7F7F7F", linewidth=1)
+    left.set_xlabel("rollouts, thousands")
+    left.set_ylabel("gain in accuracy, points")
+    right.axvline(0, color="black", linewidth=1)
+    tests = fewer.against_target(found, fewer.HALF)
+    for place, (arm, (test_at_half, corrected)) in enumerate(tests.items()):
+        look = FEWER_STYLE[arm] | {"linestyle": ""}
+        filled = look["color"] if corrected < ALPHA else "white"
+        right.plot([100 * test_at_half.low, 100 * test_at_half.high], [place, place], color=look["color"])
+        right.plot(100 * test_at_half.mean, place, **look, markerfacecolor=filled)
+    right.set_yticks([])
+    right.set_ylim(len(tests) - 0.5, -0.5)
+    right.set_title("After half of the rollouts")
+    right.set_xlabel("vs. GRPO, N = 8, points")
+    _title(figure, fewer.TESTS[test], _seed_count([len(curves) for curves in found.values()]))
+    _legend(figure, [left], columns=2)
+    return figure
+
+
 def _grid(panels: int, *, height: float, rows: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
     """A figure of panels that share the y axis unless told otherwise.
 
@@ -325,10 +376,10 @@ def _title(figure: Figure, subject: str, found: str) -> None:
     figure.suptitle("\n".join(textwrap.wrap(text, _TITLE_WIDTH, break_on_hyphens=False)), fontsize="medium")
 
 
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+def _legend(figure: Figure, panels: Sequence[Axes], columns: int = 3) -> None:
     """One legend below all panels."""
     found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=3, handlelength=3)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, handlelength=3)
 
 
 def _compared(study: Study) -> list[str]:

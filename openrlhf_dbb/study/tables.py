@@ -13,7 +13,7 @@ import numpy as np
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
-from openrlhf_dbb.study import analysis, explanations
+from openrlhf_dbb.study import analysis, explanations, fewer
 from openrlhf_dbb.study.analysis import BASELINE
 from openrlhf_dbb.study.cells import (
     ARROW,
@@ -25,6 +25,7 @@ from openrlhf_dbb.study.cells import (
     number,
     percent,
     plain_difference,
+    rollouts_needed,
     tested,
     with_error,
 )
@@ -65,6 +66,7 @@ def _makers() -> dict[str, Callable[[Study], Table]]:
     made |= {f"repeated-{name}": partial(_contrasts, experiment=name, seeds=seeds) for name, seeds in REPEATED.items()}
     made["efficiency"] = _efficiency
     made |= {f"mechanism-{name}": partial(_mechanism, experiment=name) for name in ("n2", "n8")}
+    made |= fewer.makers()
     made |= {"control": explanations.control, "masked": explanations.masked}
     return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
 
@@ -166,12 +168,7 @@ def _efficiency(study: Study) -> Table:
             found = analysis.efficiency(study, experiment, arm)
             if found is None:
                 continue
-            median, interval = f"not reached ({found.reached} of {found.n})", "-"
-            if math.isfinite(found.median):
-                median = f"{found.median:,.0f}"
-                low, high = (_up_to(value, found.most) for value in (found.low, found.high))
-                interval = f"{low} to {high}"
-            row = [EXPERIMENTS[experiment], ARMS[arm], str(found.n), f"{found.reached} of {found.n}", median, interval]
+            row = [EXPERIMENTS[experiment], ARMS[arm], str(found.n), *rollouts_needed(found)]
             final = [
                 difference(analysis.paired(study.outcome(experiment, arm, name), target))
                 for name, target in targets.items()
@@ -189,10 +186,6 @@ def _efficiency(study: Study) -> Table:
         f"{PLUS_MINUS} standard error; exact: of the saved policies."
     )
     return Table("Rollouts needed for the final accuracy of GRPO at N = 8", header, rows, note)
-
-
-def _up_to(value: float, most: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else f"> {most:,.0f}"
 
 
 def _mechanism(study: Study, experiment: str) -> Table:

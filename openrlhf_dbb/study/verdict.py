@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.study import analysis
+from openrlhf_dbb.study import analysis, fewer
 from openrlhf_dbb.study.analysis import Paired
 from openrlhf_dbb.study.cells import detectable, difference, interval, plain_difference
 from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study
@@ -18,7 +18,7 @@ REPEATED = {"long-n2": range(4, 9)}
 
 def verdict(study: Study) -> list[str]:
     """What the study found, one line per main comparison, with its n."""
-    return [*_accuracy(study), *_gradients(study), *_errors(study)]
+    return [*_accuracy(study), *fewer.verdict(study), *_gradients(study), *_errors(study)]
 
 
 def repeated_title(experiment: str) -> str:
