@@ -81,16 +81,25 @@ def test_the_task_with_steps_brings_its_start_its_verifier_and_its_length(small,
     assert settings.args.reward.remote_url == [str(PACKAGE / "rewards" / "last_result.py")]
     assert settings.args.rollout.max_new_tokens == 16
     assert settings.args.actor.model_name_or_path == str(tmp_path / "tasks" / "steps-s1")
-    with pytest.raises(UsageError, match=r"start = 'hard'; allowed: steps$"):
-        protocol.load(
-            small(SMALL.replace('task = "tiny"', 'task = "steps"').replace("n = 2\n", 'n = 2\nstart = "hard"\n', 1))
-        )
+    mixed = protocol.load(small(SMALL.replace("n = 2\n", 'n = 2\nstart = "steps"\n', 1)))
+    assert {run.experiment: run.start for run in mixed.runs} == {"n2": "steps", "pilot-n2": "medium"}
 
 
 def test_policies_for_the_gradients_are_refused_for_the_task_with_steps(small):
     text = SMALL.replace('task = "tiny"', 'task = "steps"').replace("[experiments.pilot-n2]", "[experiments.frozen-n2]")
-    with pytest.raises(UsageError, match=r"frozen-n2 is for measuring gradients, .* of steps are not; leave it out"):
+    with pytest.raises(UsageError, match=r"frozen-n2 is for measuring gradients, .* 'steps' are not; leave it out"):
         protocol.load(small(text))
+
+
+def test_an_experiment_takes_what_it_does_not_say_from_the_one_it_is_like(small):
+    more = '[experiments.n4]\nlike = "n2"\nn = 4\nseeds = [5]\n[experiments.n4.flags]\n"train.num_episodes" = 9\n'
+    runs = {run.name: run for run in protocol.load(small(SMALL + more)).runs if run.experiment == "n4"}
+    assert list(runs) == ["n4-grpo-s5", "n4-dbb-s5", "n4-grpo-s3"]
+    flags = runs["n4-dbb-s5"].flags
+    assert (flags["rollout.n_samples_per_prompt"], flags["train.num_episodes"]) == (4, 9)
+    assert flags["data.drop_duplicates"] is True
+    with pytest.raises(UsageError, match="n4 is like 'n9', which is none of its experiments: n2, pilot-n2, n4"):
+        protocol.load(small(SMALL + more.replace('"n2"', '"n9"')))
 
 
 def test_only_the_first_arm_is_evaluated_before_training_and_a_started_run_is_resumed(small):
@@ -110,7 +119,7 @@ def test_choosing_takes_whole_seeds(small):
     ("change", "message"),
     [
         (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the unknown arm 'ppo'; available: grpo, dbb"),
-        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard, small$"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard, small, steps$"),
         (('task = "tiny"', 'task = "big"'), "has task = 'big'; allowed: tiny, steps, or none"),
         (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate; allowed: "),
     ],

@@ -33,7 +33,11 @@ from openrlhf_dbb.study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
     "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8", "gpu-0.6b", "gpu-1.7b", "gpu-8b",
-    *(f"{kind}-{size}" for kind in ("pilot-few", "few") for size in ("n8", "n8-steps", "n2", "n1")),
+    *(
+        f"{kind}-{size}"
+        for kind in ("pilot-few", "few", "pilot-chain", "chain")
+        for size in ("n8", "n8-steps", "n2", "n1")
+    ),
 )  # fmt: skip
 """All experiments, in the order of the files."""
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.tasks import TASKS
+from openrlhf_dbb.study.tasks import STARTS, TASKS, kind
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
-_KEYS = {"n", "arms", "seeds", "more_seeds", "start", "preset", "learning_rates", "flags"}
+_KEYS = {"like", "n", "arms", "seeds", "more_seeds", "start", "preset", "learning_rates", "flags"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Protocol:
     """A protocol.
 
     Attributes:
-        task: "tiny", "steps", or "" if the preset names the model and the data.
+        task: "tiny", "steps", or "" if the preset names the model and the data; experiments may have starts of others.
         evaluation: flags of ``openrlhf-dbb evaluate`` for each trained model; none if the training's own serve.
         runs: in training order, seed by seed, so that the finished ones can be paired at any time.
     """
@@ -91,10 +91,23 @@ def load(name: str) -> Protocol:
         raise UsageError(f"protocol {path.stem} has task = {task!r}; allowed: {', '.join(TASKS)}, or none")
     runs = [
         run
-        for experiment, entry in table["experiments"].items()
+        for experiment, entry in _complete(path.stem, table["experiments"])
         for run in _runs(path.stem, experiment, entry, table["arms"], table.get("flags", {}), task)
     ]
     return Protocol(path.stem, table["description"], table["preset"], task, table.get("evaluate", {}), runs)
+
+
+def _complete(protocol: str, entries: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each experiment with what it takes from the one it is ``like``; flags are merged."""
+    for experiment, entry in entries.items():
+        other = entry.get("like", experiment)
+        if other not in entries:
+            raise UsageError(
+                f"protocol {protocol}: {experiment} is like {other!r}, which is none of its experiments: "
+                f"{', '.join(entries)}"
+            )
+        flags = entries[other].get("flags", {}) | entry.get("flags", {})
+        yield experiment, entries[other] | entry | {"flags": flags}
 
 
 def _runs(
@@ -106,14 +119,13 @@ def _runs(
             f"protocol {protocol}: {experiment} sets {unknown[0]}; allowed: {', '.join(sorted(_KEYS))}; training flags "
             "belong in its table flags"
         )
-    starts = TASKS[task].starts if task else ("",)
-    start = entry.get("start", starts[0]) if task else ""
-    if start not in starts:
-        raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(starts)}")
-    if task and TASKS[task].mark and experiment.startswith("frozen-"):
+    start = entry.get("start", TASKS[task].starts[0]) if task else ""
+    if task and start not in STARTS:
+        raise UsageError(f"protocol {protocol}: {experiment} has start = {start!r}; allowed: {', '.join(STARTS)}")
+    if task and kind(start).mark and experiment.startswith("frozen-"):
         raise UsageError(
             f"protocol {protocol}: {experiment} is for measuring gradients, which needs a task whose answers are whole "
-            f"responses, and those of {task} are not; leave it out"
+            f"responses, and those with start = {start!r} are not; leave it out"
         )
     more = entry.get("more_seeds", {})
     for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,21 @@ class Kind:
     Attributes:
         starts: of STARTS, the first by default.
         longest: tokens of a response with its end.
-        mark: the answer is what follows the last one in a response; "" if it is the whole response.
         flags: of the training command; a protocol's own flags override them.
+        mark: the answer is what follows the last one in a response; "" if it is the whole response.
     """
 
     starts: tuple[str, ...]
-    longest: int = 10
+    longest: int
+    flags: dict[str, str]
     mark: str = ""
-    flags: dict[str, str] = field(default_factory=dict)
 
 
 TASKS = {
-    "tiny": Kind(("medium", "hard", "small")),
-    "steps": Kind(
-        ("steps",), longest=16, mark="=", flags={"reward.remote_url": "last_result", "rollout.max_new_tokens": "16"}
-    ),
+    "tiny": Kind(("medium", "hard", "small"), 10, {"reward.remote_url": "exact_match"}),
+    "steps": Kind(("steps",), 16, {"reward.remote_url": "last_result", "rollout.max_new_tokens": "16"}, mark="="),
 }
-"""By the name that a protocol gives as its task."""
+"""By the name that a protocol gives as the task of experiments that name no start."""
 
 
 def kind(start: str) -> Kind:
