@@ -1,7 +1,6 @@
 """Measured accuracy where many responses are right: which count, the share of a known policy, and what is stored."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,8 @@ cpu.prepare_driver()
 
 import storage  # noqa: E402
 from openrlhf_dbb.rewards import last_result  # noqa: E402
-from openrlhf_dbb.study import exact, measure, protocol, run, tasks  # noqa: E402
+from openrlhf_dbb.study import exact, files, measure, protocol, run, tasks  # noqa: E402
+from openrlhf_dbb.study.data import PointRow  # noqa: E402
 from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
 from openrlhf_dbb.study.tokens import NOTHING, Tokens  # noqa: E402
 
@@ -72,14 +72,13 @@ def test_each_prompt_has_its_own_answer():
 SHARE = 4**-2 + 4**-3 + 3 * 4**-4
 
 
-def test_the_share_of_right_responses_and_its_standard_error_are_those_of_the_policy():
-    share, error = task([[1]] * 40).sampled(Uniform(), prompts=40, group=400)
+def test_the_share_of_right_responses_is_that_of_the_policy():
+    share = task([[1]] * 40).sampled(Uniform(), prompts=40, group=400)
     of_one = math.sqrt(SHARE * (1 - SHARE) / (40 * 400))
-    assert error == pytest.approx(of_one, rel=0.05)
     assert share == pytest.approx(SHARE, abs=4 * of_one)
 
 
-def test_prompts_that_are_never_or_always_right_have_no_error_of_sampling():
+def test_the_share_of_a_policy_that_always_answers_the_same():
     class Certain(torch.nn.Module):
         """Always 1, then the end."""
 
@@ -89,7 +88,7 @@ def test_prompts_that_are_never_or_always_right_have_no_error_of_sampling():
             logits[..., END] = torch.where(input_ids == 0, -torch.inf, 0.0)
             return SimpleNamespace(logits=logits)
 
-    assert task([[1], [0], [1], [1]]).sampled(Certain()) == (0.75, 0.0)
+    assert task([[1], [0], [1], [1]]).sampled(Certain()) == 0.75
 
 
 def test_the_sampling_is_the_same_for_a_seed_and_takes_the_first_prompts():
@@ -97,7 +96,7 @@ def test_the_sampling_is_the_same_for_a_seed_and_takes_the_first_prompts():
     again = [asked.sampled(Uniform(), prompts=40, group=8, seed=seed) for seed in (0, 0, 1)]
     assert again[0] == again[1] != again[2]
     assert again[0] == task([[1]] * 40).sampled(Uniform(), group=8)
-    assert asked.accuracy(Uniform()) == asked.sampled(Uniform())[0]
+    assert asked.accuracy(Uniform()) == asked.sampled(Uniform())
 
 
 @pytest.fixture(scope="module")
@@ -112,20 +111,23 @@ def made(tmp_path_factory):
     return folder
 
 
-def test_the_policy_of_a_finished_run_is_sampled_once_and_stored_with_the_standard_error(made, fill):
-    each = protocol.PlannedRun("n2-grpo-s1", "n2", "grpo", 2, 1, "steps", {})
-    later = dataclasses.replace(each, name="n2-dbb-s1")
+def test_the_policies_of_a_finished_run_are_sampled_and_not_taken_for_exact(made, fill):
+    each = protocol.PlannedRun("chain-n2-auto-s1", "chain-n2", "auto", 2, 1, "steps", {})
+    model = made / "tasks/steps-s1/model"
+    (made / "saved").mkdir()
+    (made / "saved/global_step1_hf").symlink_to(model)
     with storage.open_store(run.store_url(made)) as store:
-        stored = fill.run(store, each.name, config={"ckpt.output_dir": str(made / "tasks/steps-s1/model")})
+        config = {"ckpt.output_dir": str(model), "ckpt.path": str(made / "saved"), "actor.adam.lr": 1e-4}
+        stored = fill.run(store, each.name, config=config)
         fill.step(stored, 1, fill.prompts(store, 2), (1, 0), 2)
         stored.finish(0, 0)
-    measure.measure_models([each, later], made)
-    measure.measure_models([each, later], made)
-    lines = [json.loads(line) for line in (made / "sampled.jsonl").read_text().splitlines()]
-    asked = exact.read(made / "tasks/steps-s1", tasks.kind("steps"))
-    share, error = asked.sampled(asked.policy())
-    assert lines == [{"run": "n2-grpo-s1", "sampled": share, "standard_error": error}]
+    measure.measure_models([each], made)
     assert not (made / "exact.jsonl").exists()
+    measure.measure_points([each], made, 1)
+    asked = exact.read(made / "tasks/steps-s1", tasks.kind("steps"))
+    shown = pytest.approx(asked.sampled(asked.policy()), rel=1e-5)
+    points = files.read(made / "points.csv", PointRow)
+    assert [(point.step, point.accuracy) for point in points] == [(0, shown), (1, shown)]
 
 
 def test_what_is_right_in_tokens_is_right_for_the_verifier(made):

@@ -29,13 +29,14 @@ def study(tmp_path, fill, monkeypatch):
         return SimpleNamespace(mark=None, policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
 
     monkeypatch.setattr(exact, "read", read)
+    monkeypatch.setattr(measure, "_side_by_side", lambda jobs, *_: (each(*given) for each, given, _ in jobs))
     planned = PlannedRun("few-n1-single-s21", "few-n1", "single", 1, 21, "medium", {})
     return SimpleNamespace(folder=tmp_path, planned=planned, seen=seen)
 
 
 def test_each_saved_policy_is_measured_once(study):
     for _ in range(2):
-        measure.measure_points([study.planned], study.folder)
+        measure.measure_points([study.planned], study.folder, 1)
     assert [model and model.name for model in study.seen] == [None, "global_step2_hf", "global_step4_hf"]
     row = ("few-n1-single-s21", "few-n1", "single", 1, 21, 2e-4)
     assert files.read(study.folder / "points.csv", PointRow) == (
@@ -45,5 +46,5 @@ def test_each_saved_policy_is_measured_once(study):
 
 def test_a_run_that_is_not_finished_is_left_for_later(study):
     other = PlannedRun("few-n1-single-s22", "few-n1", "single", 1, 22, "medium", {})
-    measure.measure_points([other], study.folder)
+    measure.measure_points([other], study.folder, 1)
     assert not (study.folder / "points.csv").exists() and study.seen == []

@@ -83,7 +83,7 @@ def _study(arguments: argparse.Namespace) -> int:
         print(f"failed: {name}: {error}", file=sys.stderr)
     if plan.task:
         measure.measure_models(chosen, arguments.output)
-        measure.measure_points(chosen, arguments.output)
+        measure.measure_points(chosen, arguments.output, lanes)
         measure.measure_gradients(chosen, arguments.output, lanes)
     _collect(arguments)
     return 1 if failed else 0

@@ -44,7 +44,7 @@ NAMES = (
 HELD_OUT, OOD = "heldout", "ood"
 """Data sources of the evaluation data; a single one is the held-out one, whatever its name."""
 
-TIMES, EXACT, SAMPLED = "times.jsonl", "exact.jsonl", "sampled.jsonl"
+TIMES, EXACT = "times.jsonl", "exact.jsonl"
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
 """Tried with each estimator that has a discount, on the runs with probes; for laplace this is the smoothing."""
 

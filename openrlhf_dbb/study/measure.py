@@ -1,6 +1,6 @@
 """Measurements at the policies of finished runs, and the control without the pipeline; nothing is measured twice.
 
-Written to the study's folder: ``exact.jsonl`` or ``sampled.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
+Written to the study's folder: ``exact.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import storage
 from openrlhf_dbb.study import files
-from openrlhf_dbb.study.collect import EXACT, SAMPLED, read_lines
+from openrlhf_dbb.study.collect import EXACT, read_lines
 from openrlhf_dbb.study.data import ControlRow, GradientRow, PointRow
 from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
@@ -28,68 +28,68 @@ KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shorte
 
 
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Measure the held-out accuracy of each finished run's policy, unless that is done already.
+    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is there.
 
-    The exact one is added to ``exact.jsonl`` with the probability of an empty response; that of a task with steps,
-    which is sampled, to ``sampled.jsonl`` with its standard error.
+    With the probability of an empty response. Not of runs on the task with steps, see :func:`measure_points`.
     """
     from tqdm import tqdm
 
     from openrlhf_dbb.study import exact, tasks
     from openrlhf_dbb.study.policy_gradient import one_thread
 
-    names = {EXACT: ("exact", "ends_at_once"), SAMPLED: ("sampled", "standard_error")}
-    done = {run for file, each in names.items() for run in read_lines(folder / file, each)}
-    finished = finished_runs(folder)
-    left = [run for run in runs if run.name in finished and run.name not in done]
+    names = ("exact", "ends_at_once")
+    done, finished = read_lines(folder / EXACT, names), finished_runs(folder)
+    exactly = [run for run in runs if not tasks.kind(run.start).mark]
+    left = [run for run in exactly if run.name in finished and run.name not in done]
     keys = {(run.start, run.seed) for run in left}
     of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
     for run in tqdm(left, desc="accuracy", unit="model", disable=None):
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-        file = EXACT if task.mark is None else SAMPLED
         with one_thread():
-            found = task.sampled(policy) if file == SAMPLED else (task.accuracy(policy), task.ends_at_once(policy))
-        with (folder / file).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"run": run.name, **dict(zip(names[file], found, strict=True))}) + "\n")
+            found = task.accuracy(policy), task.ends_at_once(policy)
+        with (folder / EXACT).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"run": run.name, **dict(zip(names, found, strict=True))}) + "\n")
 
 
-def measure_points(runs: Sequence[PlannedRun], folder: Path) -> None:
+def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
     """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
 
     That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from. The
-    accuracy is exact, or sampled for a task with steps, as in :func:`measure_models`.
+    accuracy is exact, or sampled for the task with steps.
     """
-    from tqdm import tqdm
-
-    from openrlhf_dbb.study import exact, tasks
-
-    path = folder / POINTS
-    finished = finished_runs(folder)
+    path, finished = folder / POINTS, finished_runs(folder)
     done = {(row.run, row.step) for row in files.read(path, PointRow)}
-    saved: list[tuple[PlannedRun, int, Path | None]] = []
+    jobs: list[Job] = []
     for run in runs:
-        if run.name in finished:
-            models = sorted((folder / finished[run.name].config["ckpt.path"]).glob("global_step*_hf"))
-            steps = [int(model.name.removeprefix("global_step").removesuffix("_hf")) for model in models]
-            saved += [(run, step, model) for step, model in zip([0, *steps], [None, *models], strict=True) if models]
-    left = [point for point in saved if (point[0].name, point[1]) not in done]
-    keys = {(run.start, run.seed) for run, _, _ in left}
-    of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
-    for run, step, model in tqdm(left, desc="accuracy on the way", unit="model", disable=None):
-        record, task = finished[run.name], of_key[run.start, run.seed]
-        rollouts = 0.0
-        if step:
-            with storage.open_store(store_url(folder), create=False) as store:
-                ((rollouts,),) = store.query(
-                    "SELECT generated_total FROM steps WHERE run_id = :run AND step = :step",
-                    run=record.run_id,
-                    step=step,
-                )
-        policy, rate = task.policy(model), float(record.config[LEARNING_RATE])
-        accuracy = task.accuracy(policy) if task.mark is None else task.sampled(policy)[0]
-        row = PointRow(run.name, run.experiment, run.arm, run.n, run.seed, rate, step, rollouts, accuracy)
-        files.append(path, [row])
+        if run.name not in finished:
+            continue
+        record = finished[run.name]
+        models = {
+            int(model.name.removeprefix("global_step").removesuffix("_hf")): model
+            for model in (folder / record.config["ckpt.path"]).glob("global_step*_hf")
+        }
+        with storage.open_store(store_url(folder), create=False) as store:
+            steps = store.query("SELECT step, generated_total FROM steps WHERE run_id = :run", run=record.run_id)
+        points = [(step, float(total), models[step]) for step, total in sorted(map(tuple, steps)) if step in models]
+        left = [point for point in [(0, 0.0, None), *points] if points and (run.name, point[0]) not in done]
+        if left:
+            jobs.append((_points, (folder, run, float(record.config[LEARNING_RATE]), left), {}))
+    for rows in _side_by_side(jobs, lanes, "accuracy on the way"):
+        files.append(path, rows)
+
+
+def _points(
+    folder: Path, run: PlannedRun, rate: float, left: Sequence[tuple[int, float, Path | None]]
+) -> list[PointRow]:
+    """Rows of one run, from steps, rollouts and models (None: the one that it started from)."""
+    from openrlhf_dbb.study import exact, tasks
+    from openrlhf_dbb.study.policy_gradient import one_thread
+
+    task = exact.read(task_folder(folder, run.start, run.seed), tasks.kind(run.start))
+    key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
+    with one_thread():
+        return [PointRow(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
@@ -183,6 +183,8 @@ def _side_by_side(jobs: Sequence[Job], lanes: int, title: str) -> Iterator[Any]:
     """The results of jobs that run in processes of their own, in order of completion."""
     from tqdm import tqdm
 
+    if not jobs:
+        return
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
         waiting = [pool.submit(function, *arguments, **named) for function, arguments, named in jobs]
         for job in tqdm(as_completed(waiting), total=len(waiting), desc=title, unit="run", disable=None):
