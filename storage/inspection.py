@@ -133,19 +133,6 @@ def current_means(store: PosteriorStore, run: RunRecord) -> Means:
     return Means(prompt_id.astype(np.int64), mean, visits.astype(np.int64), step.astype(np.int64))
 
 
-def shared_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, list[tuple[int, float]]]:
-    """The run-wide state's vectors of one element, as (step, value) for every step that stored them."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared IS NOT NULL ORDER BY step"
-    with store.database.transaction() as connection:
-        for rows in chunks(connection, query, {"run": run.run_id}):
-            for step, stored in rows:
-                for name, values in json.loads(stored).items():
-                    if len(values) == 1:
-                        found.setdefault(name, []).append((step, values[0]))
-    return found
-
-
 def events(store: PosteriorStore, run: RunRecord) -> Rows:
     """Events of a run: claims, take-overs, roll backs, warm starts, prunes, its end.
 
