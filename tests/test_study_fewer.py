@@ -1,5 +1,7 @@
 """The test of fewer rollouts: outcomes of curves by hand, paired differences, the target, tables and the figure."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.study import cells, fewer, figures, page, protocol, tables, verdict
-from openrlhf_dbb.study.data import PointRow, Study
+from openrlhf_dbb.study.data import PointRow, RunRow, Study
 
 ROLLOUTS, CURVE = np.array([0.0, 100.0, 200.0, 300.0, 400.0]), np.array([0.40, 0.44, 0.46, 0.47, 0.48])
 
@@ -27,7 +29,9 @@ def made_up(test="few"):
     above = {21: [0.40, *(CURVE[1:] + 0.01)], 22: [0.40, *(CURVE[1:] + 0.03)]}
     rows = points(test, "n8", "grpo", {21: CURVE, 22: CURVE, 23: CURVE})
     rows += points(test, "n1", "single", above) + points(test, "n2", "auto", {21: [0.4] * 5, 22: [0.4] * 5})
-    return Study(points=tuple(rows))
+    ends = dict.fromkeys(RunRow._fields, math.nan) | {"experiment": f"{test}-n1", "arm": "single"}
+    runs = [RunRow(**(ends | {"seed": seed, "ends_at_once": share})) for seed, share in ((21, 0.001), (22, 0.002))]
+    return Study(points=tuple(rows), runs=tuple(runs))
 
 
 def row_of(table, label):
@@ -74,7 +78,9 @@ def test_the_tables():
     # the area: 1 and 3 points times 7/8, as the first quarter starts at 0; t_0.975 with one degree of freedom is 12.706
     assert (row[6][:5], row[7]) == ("+1.75", "-10.71 to +14.71")
     row = row_of(made["few-target"], "N = 1")
-    assert row == ["N = 1", "2", "10.00 ± 1.00", "+0.00 ± 1.00", "-12.71 to +12.71", "2 of 2", "150", "150 to 300"]
+    assert row[:3] == ["N = 1", "2", "10.00 ± 1.00"]
+    assert row[3:] == ["+0.00 ± 1.00", "-12.71 to +12.71", "2 of 2", "150", "150 to 300", "0.2"]
+    assert row_of(made["few-target"], "GRPO, N = 8")[-1] == "-"
     assert row_of(made["few-target"], "auto, N = 2")[5:7] == ["0 of 2", "not reached (0 of 2)"]
     assert row_of(made["few-target"], "GRPO, N = 8")[1] == "3"
     assert not {"chain-differences", "control-few-target"} & made.keys()

@@ -172,13 +172,19 @@ def _target(study: Study, test: str) -> Table:
         row = [LABELS[arm], str(len(each)), percent(*analysis.mean_and_error(gain))]
         half, needed = against_final(found, arm), reached(found, arm)
         row += [difference(half), interval(half)]
-        rows.append([*row, *(rollouts_needed(needed) if needed else ["-"] * 3)])
-    header = ("arm", "n", "gain", "1/2 vs. target", "95 % interval", "reached", "rollouts (median)", "95 % interval")
+        ends = study.outcome(f"{test}-{arm.size}", arm.name, "ends_at_once").values()
+        most = f"{100 * max(ends):.2g}" if ends else "-"
+        rows.append([*row, *(rollouts_needed(needed) if needed else ["-"] * 3), most])
+    header = (
+        "arm", "n", "gain", "1/2 vs. target", "95 % interval", "reached", "rollouts (median)", "95 % interval",
+        "ends at once, most %",
+    )  # fmt: skip
     note = (
         "Gain: accuracy after all rollouts less that before training, in percentage points. Target: the same seed's "
         "GRPO at N = 8 after all rollouts; compared with the arm after half as many. Rollouts: first crossing of the "
         "target, on straight lines between the points; the lower median, with curves that never reach it counted as "
-        f"more than were run; interval by bootstrap over seeds, {analysis.DRAWS:,} draws."
+        f"more than were run; interval by bootstrap over seeds, {analysis.DRAWS:,} draws. Ends at once: probability "
+        "that the trained policy's first token is the end token, on the seed where it is largest."
     )
     return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(found) > 1 else [], note)
 
