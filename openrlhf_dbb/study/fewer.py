@@ -63,7 +63,7 @@ def at(rollouts_E: Floats, accuracy_E: Floats, share: float) -> float:
 
 def area(rollouts_E: Floats, accuracy_E: Floats) -> float:
     """Mean accuracy over the rollouts: the area below the curve, over its width."""
-    return float(np.trapezoid(accuracy_E, rollouts_E) / rollouts_E[-1])
+    return float(np.diff(rollouts_E) @ (accuracy_E[1:] + accuracy_E[:-1]) / 2 / rollouts_E[-1])
 
 
 HALF = partial(at, share=0.5)
