@@ -14,6 +14,7 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
+from openrlhf_dbb.study import __main__ as study  # noqa: E402
 from openrlhf_dbb.study import control, exact, files, measure, protocol  # noqa: E402
 from openrlhf_dbb.study.data import ControlRow, PointRow  # noqa: E402
 from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
@@ -205,3 +206,9 @@ def test_the_seeds_of_a_control_are_those_of_its_experiments_and_none_is_trained
     assert [point.run for point in found[:3]] == [
         "control-few-n8-grpo-s21", "control-few-n1-single-s21", "control-few-n1-drawn-exact-s21"
     ]  # fmt: skip
+
+
+def test_listing_a_control_is_refused_before_anything_is_made(capsys, tmp_path):
+    assert study.main(["--protocol", "fewer", "--output", str(tmp_path / "made"), "--list", "control"]) == 2
+    assert "leave one of the two out" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()

@@ -92,6 +92,8 @@ def _study(arguments: argparse.Namespace) -> int:
 def _control(arguments: argparse.Namespace) -> int:
     from openrlhf_dbb.study import measure, protocol, run
 
+    if arguments.list:
+        raise UsageError("--list prints the runs of the pipeline, which the control repeats; leave one of the two out")
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
     lanes, seeds = arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS
