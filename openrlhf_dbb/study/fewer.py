@@ -7,6 +7,7 @@ Axes: E points of a curve, the first before training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -194,6 +195,6 @@ def _rates(study: Study, test: str) -> Table:
     for arm, label in LABELS.items():
         runs = study.at_end(f"pilot-{test}-{arm.size}", arm.name)
         for rate, values in runs.items():
-            rows.append([label, f"{rate:g}", str(len(values)), percent(*analysis.mean_and_error(values))])
-    note = "Accuracy after all rollouts; n: seeds, which nothing else uses."
+            rows.append([label, f"{rate:g}", str(len(values)), percent(float(np.mean(values)), math.nan)])
+    note = "Mean accuracy after all rollouts over n seeds, which nothing else uses and which differ widely."
     return Table(f"{TESTS[test]}: learning rates tried", ("arm", "learning rate", "n", "accuracy %"), rows, note)
