@@ -17,7 +17,7 @@ Measure, at the policies of finished runs and without the pipeline:
     policy_gradient  sampling, log-probabilities and gradients of a tiny policy
     exact            accuracy, without sampling where that is possible
     gradients        cosine of each estimator's update with a low-noise gradient
-    control          the same training in plain PyTorch
+    control          the same training in plain PyTorch, also with prompts drawn by their exact probabilities
 
 The paper's claims:
     claims.toml      what the paper says, how it is tested, and how it is judged; data only
@@ -34,6 +34,7 @@ Collect and show:
     cells            table cells as text
     tables           the tables
     explanations     the tables of the control and of the masked token
+    fewer            the test of fewer rollouts: arms, outcomes, tables, verdict
     verdict          the results in one line per comparison
     figures          the figures
     page             everything drawn at once: figures, tables, the HTML page, the tables in docs/study.md
