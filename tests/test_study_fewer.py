@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from openrlhf_dbb.study import cells, fewer, figures, page, protocol, tables, verdict
+from openrlhf_dbb.study import fewer, figures, page, protocol, tables, verdict
 from openrlhf_dbb.study.data import PointRow, RunRow, Study
 
 ROLLOUTS, CURVE = np.array([0.0, 100.0, 200.0, 300.0, 400.0]), np.array([0.40, 0.44, 0.46, 0.47, 0.48])
@@ -120,11 +120,11 @@ def test_the_figure_is_drawn_where_there_is_something_to_compare(tmp_path):
     assert "few-target" not in tables.build(alone)
 
 
-def test_the_arms_are_those_of_the_protocol():
+@pytest.mark.parametrize("test", ["few", "chain"])
+def test_the_arms_are_those_of_the_protocol(test):
     of_protocol = {
-        fewer.Arm(run.experiment.removeprefix("few-"), run.arm)
+        fewer.Arm(run.experiment.removeprefix(f"{test}-"), run.arm)
         for run in protocol.load("fewer").runs
-        if run.experiment.startswith("few-")
+        if run.experiment.startswith(f"{test}-")
     }
     assert of_protocol == fewer.LABELS.keys() - {fewer.Arm("n1", "drawn-exact")}
-    assert "few-differences" in tables._makers() and cells.PLUS_MINUS == "±"

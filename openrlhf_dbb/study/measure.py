@@ -55,7 +55,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
     """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
 
-    That are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from. The
+    These are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from. The
     accuracy is exact, or sampled for the task with steps.
     """
     path, finished = folder / POINTS, finished_runs(folder)
