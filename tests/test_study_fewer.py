@@ -127,4 +127,5 @@ def test_the_arms_are_those_of_the_protocol(test):
         for run in protocol.load("fewer").runs
         if run.experiment.startswith(f"{test}-")
     }
-    assert of_protocol == fewer.LABELS.keys() - {fewer.Arm("n1", "drawn-exact")}
+    of_control = {fewer.Arm("n1", name) for name in ("drawn-exact", "no-history", "group-norm")}
+    assert of_protocol == fewer.LABELS.keys() - of_control

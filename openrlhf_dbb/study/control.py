@@ -42,8 +42,8 @@ class Arm:
         clip: lower and upper bound on how far the ratio may be from 1.
         parameters: of the estimator.
         form: of the advantage; "dr_grpo" sums over tokens, the others take their mean.
-        like: the arm of the protocol that it repeats but for how it draws, in proportion to p (1 - p), p each prompt's
-            exact success probability under the present policy. "": it repeats the arm of its own name.
+        like: the arm of the protocol whose N, batches and learning rate it has. "": the arm of its own name.
+        exact: draws prompts in proportion to p (1 - p), p their exact success probability under the present policy.
     """
 
     estimator: str
@@ -51,6 +51,7 @@ class Arm:
     parameters: dict[str, Any] = field(default_factory=dict)
     form: str = "group_norm"
     like: str = ""
+    exact: bool = False
 
 
 NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
@@ -63,7 +64,9 @@ ARMS = {
     "dr_grpo": Arm("point", NARROW, form="dr_grpo"),
     "dr_grpo-dbb": Arm("dbb", WIDE, {"discount": 0.5}, form="dr_grpo"),
     "single": Arm("auto", WIDE, form="rloo"),
-    "drawn-exact": Arm("auto", WIDE, form="rloo", like="single"),
+    "drawn-exact": Arm("auto", WIDE, form="rloo", like="single", exact=True),
+    "no-history": Arm("empirical_bayes", WIDE, form="rloo", like="single"),
+    "group-norm": Arm("auto", WIDE, like="single"),
 }
 
 
@@ -104,7 +107,7 @@ def train(
     generator, order = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     found = [task.accuracy(policy)]
     steps = epochs * len(tokens.prompts) // prompts
-    drawn = _drawn(task, policy, prompts, order) if arm.like else _in_turn(task, prompts, order)
+    drawn = _drawn(task, policy, prompts, order) if arm.exact else _in_turn(task, prompts, order)
     for step, members in zip(range(1, steps + 1), drawn, strict=False):
         batch = tokens.batch(members)
         responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)

@@ -36,6 +36,8 @@ LABELS = {
     Arm("n2", "auto"): "auto, N = 2",
     **{Arm("n1", name): label for name, label in FEWER_ARMS.items()},
     Arm("n1", "drawn-exact"): "N = 1, drawn by the exact p",
+    Arm("n1", "no-history"): "N = 1, no history",
+    Arm("n1", "group-norm"): "N = 1, the form of GRPO",
 }
 """Printed names of all arms, in the order of tables and figures. Updates are optimizer steps."""
 QUESTIONS = (
@@ -43,6 +45,8 @@ QUESTIONS = (
     ("the draw", Arm("n1", "drawn"), Arm("n1", "single-hidden")),
     ("the draw", Arm("n1", "drawn-weighted"), Arm("n1", "single-hidden")),
     ("the draw", Arm("n1", "drawn-exact"), Arm("n1", "single")),
+    ("the history", Arm("n1", "no-history"), Arm("n1", "single")),
+    ("the form", Arm("n1", "group-norm"), Arm("n1", "single")),
 )
 """What a difference is about, and its first and second arm."""
 TESTS = {

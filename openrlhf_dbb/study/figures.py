@@ -49,6 +49,8 @@ FEWER_STYLE: dict[fewer.Arm, dict[str, Any]] = dict(
             {"color": "#009E73", "marker": "v", "linestyle": "-"},
             {"color": "#E69F00", "marker": "^", "linestyle": "-"},
             {"color": "#882255", "marker": "s", "linestyle": "-"},
+            {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
+            {"color": "#0072B2", "marker": "o", "linestyle": "-"},
         ],
         strict=True,
     )
