@@ -9,7 +9,7 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.study import fewer, figures, page, protocol, tables, verdict
-from openrlhf_dbb.study.data import PointRow, RunRow, Study
+from openrlhf_dbb.study.data import ControlRow, PointRow, RunRow, Study
 
 ROLLOUTS, CURVE = np.array([0.0, 100.0, 200.0, 300.0, 400.0]), np.array([0.40, 0.44, 0.46, 0.47, 0.48])
 
@@ -84,6 +84,16 @@ def test_the_tables():
     assert row_of(made["few-target"], "auto, N = 2")[5:7] == ["0 of 2", "not reached (0 of 2)"]
     assert row_of(made["few-target"], "GRPO, N = 8")[1] == "3"
     assert not {"chain-differences", "control-few-target"} & made.keys()
+
+
+def test_the_control_ends_at_once_as_its_own_trainings_do():
+    rows = points("control-few", "n8", "grpo", {21: CURVE, 22: CURVE})
+    rows += points("control-few", "n1", "single", {21: CURVE, 22: CURVE})
+    trained = [("few-n1", "single", 21, 0, 0.001), ("few-n1", "single", 22, 0, 0.003), ("few-n1", "single", 22, 1, 0.5)]
+    control = [ControlRow(of, arm, 1, seed, 2e-4, least, 0.4, 0.4, 0.4, end) for of, arm, seed, least, end in trained]
+    made = tables.sections(Study(points=tuple(rows), control=tuple(control)))["control-few-target"]
+    assert row_of(made, "N = 1")[-1] == "0.3"
+    assert row_of(made, "GRPO, N = 8")[-1] == "-"
 
 
 def test_what_a_question_compares():

@@ -177,7 +177,7 @@ def _target(study: Study, test: str) -> Table:
         row = [LABELS[arm], str(len(each)), percent(*analysis.mean_and_error(gain))]
         half, needed = against_final(found, arm), reached(found, arm)
         row += [difference(half), interval(half)]
-        ends = study.outcome(f"{test}-{arm.size}", arm.name, "ends_at_once").values()
+        ends = _ends_at_once(study, test, arm)
         most = f"{100 * max(ends):.2g}" if ends else "-"
         rows.append([*row, *(rollouts_needed(needed) if needed else ["-"] * 3), most])
     header = (
@@ -192,6 +192,16 @@ def _target(study: Study, test: str) -> Table:
         "that the trained policy's first token is the end token, on the seed where it is largest."
     )
     return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(found) > 1 else [], note)
+
+
+def _ends_at_once(study: Study, test: str, arm: Arm) -> list[float]:
+    """Of the trained policies, one for each seed."""
+    experiment = f"{test}-{arm.size}"
+    if not test.startswith(CONTROL_OF):
+        return list(study.outcome(experiment, arm.name, "ends_at_once").values())
+    of = experiment.removeprefix(CONTROL_OF)
+    rows = [row for row in study.control if (row.experiment, row.arm) == (of, arm.name)]
+    return [row.ends_at_once for row in rows if row.shortest == 0]
 
 
 def _rates(study: Study, test: str) -> Table:
