@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.formats import p_value, points
+from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.study.analysis import Paired, Reached
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
@@ -71,6 +72,17 @@ def detectable(test: Paired) -> str:
 def tested(test: Paired, corrected: str) -> list[str]:
     """Five cells: difference, interval, p, corrected p (as given), detectable difference."""
     return [difference(test), interval(test), p_value(test.p), corrected, detectable(test)]
+
+
+def concluded(test: Paired, corrected: float) -> str:
+    """A test in words: n, interval, p with Holm's correction, and what it shows."""
+    if math.isnan(corrected):
+        return f"n = {test.n}: no test"
+    found = f"n = {test.n}, 95 % interval {interval(test)}, p (Holm) {p_value(corrected)}"
+    if corrected < ALPHA:
+        return f"{found}: {'better' if test.mean > 0 else 'worse'}"
+    smallest = "" if math.isnan(test.detectable) else f" (detectable: {detectable(test)})"
+    return f"{found}: no difference shown{smallest}"
 
 
 def rollouts_needed(found: Reached) -> list[str]:

@@ -18,7 +18,16 @@ from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER, holm
 from openrlhf_dbb.study import analysis
 from openrlhf_dbb.study.analysis import Paired
-from openrlhf_dbb.study.cells import PLUS_MINUS, Table, detectable, difference, interval, percent, rollouts_needed
+from openrlhf_dbb.study.cells import (
+    PLUS_MINUS,
+    Table,
+    concluded,
+    detectable,
+    difference,
+    interval,
+    percent,
+    rollouts_needed,
+)
 from openrlhf_dbb.study.data import CONTROL_OF, FEWER_ARMS, Floats, Study
 
 
@@ -129,13 +138,9 @@ def verdict(study: Study) -> Iterator[str]:
         for arm, (tested, corrected) in against_target(found, HALF).items():
             if tested.n < 2:
                 continue
-            shown = "no difference shown"
-            if corrected < ALPHA:
-                shown = "better" if tested.mean > 0 else "worse"
             yield (
                 f"{title}: {LABELS[arm]} - {LABELS[TARGET]}, after half of the rollouts {difference(tested)} points "
-                f"(n = {tested.n}, 95 % interval {interval(tested)}, p (Holm) {p_value(corrected)}: {shown}); to the "
-                f"latter's end {difference(against_final(found, arm))}."
+                f"({concluded(tested, corrected)}); to the latter's end {difference(against_final(found, arm))}."
             )
 
 

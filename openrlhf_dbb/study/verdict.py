@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-from openrlhf_dbb.evaluation.formats import p_value
-from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.study import analysis, fewer
-from openrlhf_dbb.study.analysis import Paired
-from openrlhf_dbb.study.cells import detectable, difference, interval, plain_difference
+from openrlhf_dbb.study.cells import concluded, difference, plain_difference
 from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study
 
 REPEATED = {"long-n2": range(4, 9)}
@@ -36,7 +32,7 @@ def _accuracy(study: Study) -> Iterator[str]:
         note = "; p does not allow for the look before seeds were added" if looked else ""
         for (arm, baseline), (test, corrected) in analysis.contrasts(part, experiment, "accuracy").items():
             if (arm, baseline) in analysis.PRIMARY:
-                found = f"{difference(test)} points ({_tested(test, corrected)}{note})"
+                found = f"{difference(test)} points ({concluded(test, corrected)}{note})"
                 yield f"{title}: {ARMS[arm]} - {ARMS[baseline]} {found}."
 
 
@@ -61,13 +57,3 @@ def _errors(study: Study) -> Iterator[str]:
                 f"MSE of the estimates, N = {n}: DBB at its best discount {least.discount:g} has {least.ratio:.2f} "
                 f"times that of point (n = {runs} with probes)."
             )
-
-
-def _tested(test: Paired, corrected: float) -> str:
-    if math.isnan(corrected):
-        return f"n = {test.n}: no test"
-    found = f"n = {test.n}, 95 % interval {interval(test)}, p (Holm) {p_value(corrected)}"
-    if corrected < ALPHA:
-        return f"{found}: {'better' if test.mean > 0 else 'worse'}"
-    smallest = "" if math.isnan(test.detectable) else f" (detectable: {detectable(test)})"
-    return f"{found}: no difference shown{smallest}"
