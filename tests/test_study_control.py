@@ -120,9 +120,12 @@ def test_the_arms_are_those_of_the_protocol():
     assert np.allclose(control.WIDE, (0.98, 0.98))
 
 
-def test_an_arm_that_draws_by_exact_probabilities_is_otherwise_the_one_it_is_like():
-    drawn, like = control.ARMS["drawn-exact"], control.ARMS["single"]
-    assert dataclasses.replace(drawn, like="", exact=False) == like
+@pytest.mark.parametrize(
+    "arm, other", [("drawn-exact", {"exact": True}), ("no-history", {"estimator": "empirical_bayes"}),
+                   ("group-norm", {"form": "group_norm"})]
+)  # fmt: skip
+def test_an_arm_that_is_like_another_differs_from_it_in_one_thing(arm, other):
+    assert control.ARMS[arm] == dataclasses.replace(control.ARMS["single"], like="single", **other)
 
 
 def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
