@@ -50,14 +50,14 @@ LABELS = {
 }
 """Printed names of all arms, in the order of tables and figures. Updates are optimizer steps."""
 QUESTIONS = (
-    ("the prior", Arm("n1", "single-hidden"), Arm("n1", "single")),
-    ("the draw", Arm("n1", "drawn"), Arm("n1", "single-hidden")),
-    ("the draw", Arm("n1", "drawn-weighted"), Arm("n1", "single-hidden")),
-    ("the draw", Arm("n1", "drawn-exact"), Arm("n1", "single")),
-    ("the history", Arm("n1", "no-history"), Arm("n1", "single")),
-    ("the form", Arm("n1", "group-norm"), Arm("n1", "single")),
+    (Arm("n1", "single-hidden"), Arm("n1", "single")),  # the prior
+    (Arm("n1", "drawn"), Arm("n1", "single-hidden")),  # the draw
+    (Arm("n1", "drawn-weighted"), Arm("n1", "single-hidden")),  # the draw
+    (Arm("n1", "drawn-exact"), Arm("n1", "single")),  # the draw
+    (Arm("n1", "no-history"), Arm("n1", "single")),  # the history
+    (Arm("n1", "group-norm"), Arm("n1", "single")),  # the form
 )
-"""What a difference is about, and its first and second arm."""
+"""Further differences: first and second arm."""
 TESTS = {
     "few": "Fewer rollouts",
     "chain": "Fewer rollouts, the task with steps",
@@ -152,7 +152,7 @@ def _differences(study: Study, test: str) -> Table:
         for arm in found
         if arm != TARGET
     ]
-    asked = [(first, second) for _, first, second in QUESTIONS if {first, second} <= found.keys()]
+    asked = [pair for pair in QUESTIONS if found.keys() >= set(pair)]
     pairs = {name: [compare(found[a], found[b], outcome) for a, b in asked] for name, outcome in OUTCOMES.items()}
     corrected = {name: holm([pair.p for pair in each]) for name, each in pairs.items()}
     for place, (first, second) in enumerate(asked):
