@@ -22,7 +22,7 @@ PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
 # changes is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
-_CHUNK = 128  # prompts at a time, so that arrays stay in the CPU cache
+_CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
 _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # passes: as how many groups one may count in the fit of the prior
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
@@ -288,13 +288,17 @@ def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V
     Args:
         alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
     """
-    rollouts = rollouts_V[:, None, None]
-    share = successes_V[:, None, None] / rollouts
-    several = rollouts > 1
-    noise = several * share * (1 - share) / np.maximum(rollouts - 1, 1)
-    total = total + several * rollouts
-    error = ((alpha + several * rollouts * share) / total - share) ** 2 - (1 - 2 * rollouts / total) * noise
-    return np.asarray(-error.sum(axis=0))
+    share_V = successes_V / rollouts_V
+    seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it
+    noise_V = np.where(rollouts_V > 1, share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1), 0)
+    inverse = total + seen_V[:, None, None]
+    np.reciprocal(inverse, out=inverse)
+    error = alpha + (seen_V * share_V)[:, None, None]
+    error *= inverse
+    error -= share_V[:, None, None]
+    # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
+    shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
+    return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))
 
 
 def _log_likelihood(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
