@@ -290,12 +290,9 @@ def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V
     """
     share_V = successes_V / rollouts_V
     seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it
-    noise_V = np.where(rollouts_V > 1, share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1), 0)
-    inverse = total + seen_V[:, None, None]
-    np.reciprocal(inverse, out=inverse)
-    error = alpha + (seen_V * share_V)[:, None, None]
-    error *= inverse
-    error -= share_V[:, None, None]
+    noise_V = share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1)  # 0 for a single one
+    inverse = 1 / (total + seen_V[:, None, None])
+    error = (alpha - share_V[:, None, None] * total) * inverse  # (alpha + successes) / (total + rollouts) - share
     # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
     shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
     return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))
