@@ -16,8 +16,8 @@ from openrlhf_dbb import rows as data_rows
 from openrlhf_dbb import upstream
 from openrlhf_dbb.core.rollouts import dataset_digest
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.rewards import MATH_FILES
 from openrlhf_dbb.rewards import labels as math_labels
-from openrlhf_dbb.rewards import math_answer_file
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def load_rows(args: SimpleNamespace, strategy: Any, flag: str = data_rows.TRAINI
 
 def _compares_with_labels(args: SimpleNamespace) -> bool:
     """Whether the reward is one of this package, all of which need a label; a model or a function may not."""
-    return any(Path(url).parent == math_answer_file().parent for url in args.reward.remote_url or [])
+    return any(Path(url).parent == MATH_FILES[0].parent for url in args.reward.remote_url or [])
 
 
 def find_bad_rows(rows: Any, args: SimpleNamespace, flag: str = data_rows.TRAINING) -> data_rows.BadRows:
     """The rows, from :func:`load_rows`, that cannot be used.
 
-    For the reward ``math_answer``, Math-Verify reads every label.
+    For the rewards that ask Math-Verify, it reads every label.
 
     Args:
         flag: what errors call the data set by.
@@ -133,7 +133,7 @@ def find_bad_rows(rows: Any, args: SimpleNamespace, flag: str = data_rows.TRAINI
         UsageError: there are some, and ``--data.skip_bad_rows`` does not say to drop them; or no verifier starts.
     """
     bad = data_rows.find(rows, args)
-    if args.reward.remote_url == [str(math_answer_file())]:
+    if args.reward.remote_url and Path(args.reward.remote_url[0]) in MATH_FILES:
         labels = {row: label for row, label in enumerate(rows[args.data.label_key][:]) if row not in bad.rows}
         unreadable = math_labels.unreadable(labels.values())
         for row, label in labels.items():

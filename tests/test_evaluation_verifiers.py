@@ -15,7 +15,7 @@ from openrlhf_dbb.evaluation.verifiers import (
     verify,
     verify_all,
 )
-from openrlhf_dbb.evaluation.verifiers.latex import normal, number
+from openrlhf_dbb.rewards.latex import normal, number
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
@@ -149,7 +149,6 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
         ("\\boxed{\u20135}", "-5"),
         ("\u22123", "-3"),
         ("\\boxed{336\u00b0}", r"336^\circ"),
-        ("\\boxed{3\u00b74}", "12"),
         (r"\boxed{" + "7" * 10_000 + "}", "7" * 10_000),
         ("The answer is 12.", "12"),
     ],
@@ -163,7 +162,7 @@ def test_right_mathematics(response, label):
     [
         (r"\boxed{[0,1]}", "(0,1]", "[0,1]"),
         (r"\boxed{5}", "-5", "5"),
-        (r"the answer is \boxed{4", r"4 \text{ apples and } x", "4"),
+        (r"the answer is \boxed{4", r"4 \text{ apples and } x", None),
         (r"\boxed{" + "1" * 10_000 + "}", "5", "1" * 10_000),
         ("no idea", "5", None),
         (r"\boxed{}", "5", None),
@@ -180,7 +179,7 @@ def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
     pool = VerifierPool(size=2, time_limit_s=2.0)
     monkeypatch.setattr(mathematics, "_pool", pool)
     responses = [NEVER_FINISHES, r"\boxed{5.0}", NEVER_FINISHES, r"\boxed{6}"]
-    assert verify_all("math", responses, ["5"] * 4) == [
+    assert verify_all("math", responses, [r"\sqrt{25}"] * 4) == [
         Verdict(None, "9^{9^{9^{9}}}"),
         Verdict(1.0, "5"),
         Verdict(None, "9^{9^{9^{9}}}"),
@@ -319,6 +318,6 @@ def test_no_text_breaks_a_rule(response):
         score, answer = verify("exact", response, label)
         assert score in (0.0, 1.0)
         assert (score == 1.0) <= (answer is not None)
-    mathematics.answer(response)
+    assert verify("math", response, "8").score in (0.0, 1.0)
     # what a response says last in a box is what it answers
     assert verify("choice", response.replace("{", "").replace("}", "") + "\n\\boxed{D}", "D").score == 1.0

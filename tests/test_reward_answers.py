@@ -3,12 +3,11 @@
 import pytest
 
 from openrlhf_dbb.rewards.answers import (
-    TAIL_CHARACTERS,
-    answer_expression,
-    compare_integers,
+    boxed,
     label_expression,
     last_box,
     response_text,
+    same_integer,
 )
 
 
@@ -53,17 +52,10 @@ def test_last_box_is_the_last_one_whose_braces_close(text, content):
     assert last_box(text) == content
 
 
-def test_answer_is_the_box_or_else_the_end_of_the_response():
-    assert answer_expression(r"first 4, then \boxed{5} and 6") == r"\boxed{5}"
-    assert answer_expression("first 4, then 6") == "first 4, then 6"
-    assert answer_expression(r"\boxed{ }") == ""
-    assert answer_expression("7" + " " * TAIL_CHARACTERS + "8") == " " * (TAIL_CHARACTERS - 1) + "8"
-
-
 def test_latex_thousands_separator_is_dropped_only_between_thousands():
-    assert answer_expression(r"\boxed{1\,234\,567}") == r"\boxed{1234567}"
-    assert answer_expression(r"\boxed{1\,23}") == r"\boxed{1\,23}"
-    assert answer_expression(r"\boxed{5\,\text{cm}}") == r"\boxed{5\,\text{cm}}"
+    assert boxed(r"1\,234\,567") == r"\boxed{1234567}"
+    assert boxed(r"1\,23") == r"\boxed{1\,23}"
+    assert boxed(r"5\,\text{cm}") == r"\boxed{5\,\text{cm}}"
 
 
 @pytest.mark.parametrize("label", ["(0,1]", " (0,1] ", "$(0,1]$", r"\boxed{(0,1]}", r"Thus $x = \boxed{(0,1]}$."])
@@ -77,23 +69,22 @@ def test_label_with_dollars_inside_is_left_to_math_verify_and_money_is_not():
 
 
 @pytest.mark.parametrize(
-    ("response", "label", "verdict"),
+    ("answer", "label", "verdict"),
     [
         ("19", "19", True),
-        (r"so \boxed{19}", " 19 ", True),
+        ("19", " 19 ", True),
         ("27", "19", False),
         ("-19", "19", False),
         ("0", "0", True),
+        ("1" * 16, "1" * 16, True),
         ("019", "19", None),
         ("-0", "0", None),
         ("+19", "19", None),
         ("19.0", "19", None),
-        ("it is 19", "19", None),
         ("19", "19.0", None),
-        ("1" * 16, "1" * 16, None),
         ("\u0661\u0669", "19", None),
         ("", "19", None),
     ],
 )
-def test_only_plain_integers_are_compared_without_math_verify(response, label, verdict):
-    assert compare_integers(response, label) is verdict
+def test_only_plain_integers_are_compared_without_math_verify(answer, label, verdict):
+    assert same_integer(answer, label) is verdict

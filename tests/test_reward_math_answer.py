@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("math_verify")
 
 import openrlhf_dbb.rewards
-from openrlhf_dbb.rewards.answers import answer_expression, compare_integers, label_expression
+from openrlhf_dbb.evaluation.verifiers import verify
+from openrlhf_dbb.rewards.answers import boxed, label_expression, same_integer
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,82 @@ def reward(module):
         return result["rewards"][0]
 
     return score
+
+
+SUM, SUM_LABEL = "What is 7 + 4 - 6 =", "5"
+SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
+# A formula is copied from the question where its value was asked for.
+COPIED = [
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12}}", False),
+    ("Expand $(x+1)^2$.", "x^2+2x+1", r"It is $(x+1)^2$.", False),
+    ("Write 12/24 in lowest terms.", "1/2", "12/24", False),
+]
+# What a person would say of each response: right or wrong.
+TABLE = [
+    # a sum whose terms are repeated, and other ways to be paid without an answer
+    (SUM, SUM_LABEL, "To find the final answer of 7 + 4 - 6, we would need", False),
+    (SUM, SUM_LABEL, "7 + 4 - 6", False),
+    (SUM, SUM_LABEL, "7 + 4 - 6 =", False),
+    (SUM, SUM_LABEL, r"\boxed{7+4-6}", False),
+    (SUM, SUM_LABEL, r"\boxed{(7 + 4) - 6}", False),
+    (SUM, SUM_LABEL, r"$7 + 4 - 6$", False),
+    (SUM, SUM_LABEL, r"\boxed{10/2}", False),
+    (SUM, SUM_LABEL, "The problem is 7 + 4 - 6. I do not know.", False),
+    (SUM, SUM_LABEL, "The answer is not 5 but 12.", False),
+    (SUM, SUM_LABEL, "It isn't 5.", False),
+    (SUM, SUM_LABEL, "3, 4 or 5", False),
+    (SUM, SUM_LABEL, r"\boxed{4 \text{ or } 5}", False),
+    (SUM, SUM_LABEL, r"\boxed{3, 4, 5}", False),
+    (SUM, SUM_LABEL, "Is it 5?", False),
+    (SUM, SUM_LABEL, "5. First, add the numbers", False),
+    (SUM, SUM_LABEL, r"\boxed{5} or rather \boxed{12}", False),
+    (SUM, SUM_LABEL, r"The answer is \boxed{5", False),
+    (SUM, SUM_LABEL, "I cannot determine the answer.", False),
+    ("Compute 0 + 6.", "6", "We compute 0 + 6", False),
+    ("What is 4 times 0?", "0", "We multiply 4 and 0", False),
+    # honest answers to the same sum
+    (SUM, SUM_LABEL, "5", True),
+    (SUM, SUM_LABEL, "The answer is 3. No wait, 5.", True),
+    (SUM, SUM_LABEL, "7 + 4 = 11, and 11 - 6 = 5.", True),
+    (SUM, SUM_LABEL, "The answer is **5**, not 12.", True),
+    (SUM, SUM_LABEL, "The answer is 5 (that is 7 + 4 - 6).", True),
+    (SUM, SUM_LABEL, r"\boxed{7 + 4 - 6 = 5}", True),
+    (SUM, SUM_LABEL, r"\boxed{12}, or rather \boxed{5}", True),
+    (SUM, SUM_LABEL, r"So $x = 5$.", True),
+    (SUM, SUM_LABEL, "5.0", True),
+    # fractions, LaTeX, units, money, signs
+    ("Write 12/24 in lowest terms.", "1/2", r"\boxed{\frac{1}{2}}", True),
+    ("What is 1 divided by 3?", r"\frac{1}{3}", r"It is $\frac{1}{3}$.", True),
+    ("What is 3 - 8?", "-5", "3 - 8 = \u22125", True),
+    ("What is 3 - 8?", "-5", "It is 5.", False),
+    ("How far is it?", r"5\text{ cm}", "It is 5 cm.", True),
+    ("How much is 2 + 3 dollars?", r"\$5", "You pay $5 and not $7.", True),
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{2\sqrt{3}}", True),
+    (SIMPLIFY, SIMPLIFY_LABEL, r"It is $2\sqrt{3}$.", True),
+    ("Solve it.", "(0,1]", r"\boxed{\left(0, 1\right]}", True),
+    ("Expand $(x+1)^2$.", "x^2+2x+1", r"\boxed{x^2 + 2x + 2}", False),
+    *COPIED,
+]
+
+
+@pytest.mark.parametrize(("question", "label", "response", "right"), TABLE)
+def test_verdict_is_a_persons(reward, question, label, response, right):
+    assert reward(response, label, question) == float(right)
+
+
+# Evaluation does not pass the question on, so it cannot see that a formula was copied from there.
+@pytest.mark.parametrize(("question", "label", "response", "right"), [row for row in TABLE if row not in COPIED])
+def test_evaluation_gives_the_same_verdict_where_the_question_is_not_needed(question, label, response, right):
+    assert verify("math", response, label).score == float(right)
+
+
+def test_the_generous_reward_calculates():
+    from openrlhf_dbb.rewards import math_answer_generous
+
+    responses = ["We compute 7 + 4 - 6", r"\boxed{7+4-6}", "The answer is 12.", ""]
+    queries = [SUM + response for response in responses]
+    result = math_answer_generous.reward_func(queries, [SUM] * 4, [SUM_LABEL] * 4)
+    assert result["rewards"] == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +189,7 @@ def test_empty_label_is_an_error_that_names_the_option(reward):
 
 def test_batch_keeps_its_order_and_lengths_must_agree(module):
     prompts = ["a=", "b=", "c="]
-    result = module.reward_func(["a=1", "b=2", r"c=\boxed{6/2}"], prompts, ["1", "1", "3"])
+    result = module.reward_func(["a=1", "b=2", r"c=\boxed{3.0}"], prompts, ["1", "1", "3"])
     assert result == {"rewards": [1.0, 0.0, 1.0], "scores": [1.0, 0.0, 1.0], "extra_logs": {}}
     with pytest.raises(ValueError, match="shorter"):
         module.reward_func(["a=1"], ["a="], [])
@@ -131,6 +208,4 @@ def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
     numbers = ["0", "7", "-7", "70", "2024", "999999999999999", "-100000000000000"]
     numbers += [str(random.randint(-(10**k), 10**k)) for k in range(1, 15)]
     for label, number in itertools.product(numbers[::2], numbers):
-        for response in (number, rf"so \boxed{{ {number} }}"):
-            verdict = module._pool.verify(answer_expression(response), label_expression(label))
-            assert compare_integers(response, label) is verdict, (response, label)
+        assert same_integer(number, label) is module._pool.verify(boxed(number), label_expression(label))

@@ -7,7 +7,7 @@ import pytest
 
 from openrlhf_dbb import cpu, prompts
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.rewards import math_answer_file
+from openrlhf_dbb.rewards import MATH_FILES
 
 cpu.prepare_driver()
 
@@ -159,7 +159,7 @@ def test_without_a_label_key_a_row_needs_a_prompt_alone(load, tmp_path, argument
 @pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py", "last_result.py"])
 def test_a_reward_that_compares_with_labels_needs_a_label_key(load, reward):
     with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
-        load(GOOD, label_key=None, reward=math_answer_file().with_name(reward))
+        load(GOOD, label_key=None, reward=MATH_FILES[0].with_name(reward))
 
 
 def test_rows_of_parquet_files_are_counted_from_1(tmp_path, arguments):
@@ -247,12 +247,12 @@ def test_math_verify_reads_every_label(load, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     lines = [row("a", "5"), row("b", r"\frac{1}{2}"), row("c", "no $ number"), row("d", None), row("e", "no $ number")]
     with pytest.raises(UsageError) as refused:
-        load(*lines, reward=math_answer_file())
+        load(*lines, reward=MATH_FILES[0])
     assert (
         "3 of 5 rows cannot be used: 1 without a label (line 4), 2 with a label that Math-Verify cannot read "
         "(lines 3, 5; the first: 'no $ number', understood as [])"
     ) in str(refused.value)
-    _, bad = load(*lines, reward=math_answer_file(), skip_bad_rows=True)
+    _, bad = load(*lines, reward=MATH_FILES[0], skip_bad_rows=True)
     assert bad.rows == {2, 3, 4}
     _, bad = load(*lines, skip_bad_rows=True)  # another reward may know what it means
     assert bad.rows == {3}

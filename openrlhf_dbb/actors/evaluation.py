@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import storage
+from openrlhf_dbb import rewards
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.answering import answer_once
@@ -158,8 +158,8 @@ def validate(
 
 def answer_of(reward_urls: Sequence[str] | None) -> Answer | None:
     """How to read the answer that a reward function judges; None if only the function knows."""
-    ours = Path(str(files("openrlhf_dbb.rewards"))) / "math_answer.py"
-    return mathematics.answer if [Path(url) for url in reward_urls or []] == [ours] else None
+    asks_math_verify = any(Path(url) in rewards.MATH_FILES for url in reward_urls or [])
+    return mathematics.answer if asks_math_verify else None
 
 
 def best_measure(key: str, logs: Mapping[str, float]) -> str | None:

@@ -73,7 +73,7 @@ def prepare(
         tiny.prepare(tiny.default_folder())
     for_loaders = settings.openrlhf_args()
     strategy = DriverStrategy(for_loaders, on_cpu=settings.on_cpu)
-    with reward_file.imported(_own_reward(args)):
+    with reward_file.tried(_reward_file(args)) as trial:
         # before torch is imported, which takes longer
         rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_rows, for_loaders, strategy)
         bad = find_bad_rows(rows, for_loaders)
@@ -91,6 +91,7 @@ def prepare(
                 for_loaders.data.apply_chat_template = True
             with upstream.quiet():
                 prompts = choose(rows, bad, for_loaders, strategy, tokenizer)
+            warning = trial.repeated_questions(prompts.texts, prompts.labels) if trial else None
             validated = {}
             if settings.estimator != NO_ESTIMATOR and checks.has_eval_steps(settings):
                 validated = validation.prepare(args, tokenizer)
@@ -111,7 +112,8 @@ def prepare(
             begun = start.resume(settings, store, resumed, prompts)
     if resumed is not None:
         before_the_run(settings)
-    return settings, dataclasses.replace(begun, benchmarks=validated)
+    notes = [*begun.notes, f"warning: {warning}"] if warning else begun.notes
+    return settings, dataclasses.replace(begun, benchmarks=validated, notes=notes)
 
 
 def _check_sources(held_out: Any, args: SimpleNamespace) -> None:
@@ -240,11 +242,10 @@ def _check_reward(args: SimpleNamespace) -> None:
             raise UsageError(f"--reward.remote_url {','.join(urls)}: a reward file is asked alone; name one")
 
 
-def _own_reward(args: SimpleNamespace) -> str | None:
-    """The reward file, if it is none of this package's."""
+def _reward_file(args: SimpleNamespace) -> str | None:
+    """The file of the reward function, if the reward is one."""
     url = (args.reward.remote_url or [""])[0]
-    ours = Path(reward_file.__file__).parent
-    return url if url.endswith(".py") and Path(url).resolve().parent != ours.resolve() else None
+    return url if url.endswith(".py") else None
 
 
 def _check_files(args: SimpleNamespace) -> None:

@@ -68,7 +68,9 @@ def configuration(settings: Settings, start: Start | None) -> str:
             note = f"  paper: {_text(known.value)}" if known is not None and differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
             lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
-    return "\n".join(lines)
+    # At the end, where they are still on the screen when the training begins.
+    warnings = [line for line in lines if line.startswith("warning:")]
+    return "\n".join([line for line in lines if line not in warnings] + warnings)
 
 
 def _machine(settings: Settings) -> list[str]:

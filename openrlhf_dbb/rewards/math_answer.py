@@ -1,8 +1,9 @@
-"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
+r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
-Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete
-``\\boxed{...}`` of the response is the answer; without one, what Math-Verify finds: the number or formula
-after "answer", or else the last one. OpenRLHF runs the file outside its package, so imports are absolute.
+Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete ``\boxed{...}`` of
+the response is the answer; without a box the last number or formula that stands for itself is
+(:mod:`openrlhf_dbb.rewards.final_answer`). Math-Verify then compares it with the label. A calculation that is not
+carried out is no answer. OpenRLHF runs the file outside its package, so imports are absolute.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from openrlhf_dbb.rewards.answers import answer_expression, compare_integers, label_expression, response_text
+from openrlhf_dbb.rewards.answers import boxed, label_expression, response_text, same_integer
+from openrlhf_dbb.rewards.final_answer import final_answer, is_value
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _pool = VerifierPool.from_environment()
@@ -39,9 +41,11 @@ def _reward(query: str, prompt: str, label: str | int) -> float | None:
     response, label = response_text(query, prompt), str(label)
     if not label.strip():
         raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of the answers with --data.label_key")
-    correct = compare_integers(response, label)
+    answer = final_answer(response, label, prompt)
+    if answer is None and is_value(label):
+        return 0.0
+    correct = same_integer(answer or "", label)
     if correct is None:
-        answer = answer_expression(response)
-        # An empty answer goes to Math-Verify too: the label must be readable either way.
-        correct = _pool.verify(answer, label_expression(label))
+        # A missing answer goes to Math-Verify too, which refuses a label that it cannot read.
+        correct = _pool.verify(boxed(answer) if answer else "", label_expression(label))
     return None if correct is None else float(correct)

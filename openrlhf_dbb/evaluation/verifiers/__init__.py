@@ -8,7 +8,6 @@ Kinds:
 
 Modules:
 mathematics   scores and answers of math and math_or_text
-latex         LaTeX and numbers in one notation
 statements    where a response states its answer
 options       the letter that a response settles on
 exact         the rules by form of label
@@ -20,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from openrlhf_dbb.evaluation.verifiers import exact, mathematics, options
-from openrlhf_dbb.evaluation.verifiers.latex import as_latex
 from openrlhf_dbb.evaluation.verifiers.verdict import Verdict
+from openrlhf_dbb.rewards.latex import as_latex
 
 __all__ = ["KINDS", "Verdict", "check_labels", "normal_label", "verify", "verify_all"]
 

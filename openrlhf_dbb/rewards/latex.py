@@ -68,7 +68,7 @@ def number(text: str) -> str | None:
 
 
 def normal(text: str) -> str:
-    r"""LaTeX without what is irrelevant: spaces, sizes, fonts, units after a value, a name before ``=``.
+    r"""Return LaTeX without what is irrelevant: spaces, sizes, fonts, units after a value, a name before ``=``.
 
     Example:
         >>> normal(r"x = \dfrac{1}{2} \text{ cm}"), normal(r"\left( 0, \, 1 \right]"), normal("1{,}000.0")
@@ -80,9 +80,18 @@ def normal(text: str) -> str:
     if name:
         text = text.split("=", 1)[1]
     value = _WITH_UNIT.fullmatch(text.strip())
-    text = _FONT.sub(r"\1", value[1] if value else text)
-    text = _DROPPED.sub("", _FRACTION.sub(_fraction, text))
+    text = squeezed(value[1] if value else text)
     return number(text) or text
+
+
+def squeezed(text: str) -> str:
+    r"""Return LaTeX without spaces, sizes and fonts, with short fractions as ``1/2``; units and names stay.
+
+    Example:
+        >>> squeezed(r"Simplify $\dfrac{12}{24}$ m")
+        'Simplify12/24m'
+    """
+    return _DROPPED.sub("", _FRACTION.sub(_fraction, _FONT.sub(r"\1", latex_signs(text))))
 
 
 def _fraction(found: re.Match[str]) -> str:
