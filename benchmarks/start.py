@@ -1,9 +1,9 @@
 """What a start and a step cost: ours, ours before the start was shortened, OpenRLHF's own trainer, and TRL.
 
-The tiny preset without CUDA, the same flags for all but the trainer. Candidates run one after another, in rounds whose
-order is reversed each time; every figure is a median over the rounds. All is measured from outside: when the command
-was given, when the reward function was first called, when each step ended (OpenRLHF's event files, TRL's callback),
-when the command ended. A step is 64 prompts with 8 rollouts each: generation, rewards, two optimizer steps.
+All candidates train the tiny preset without CUDA. They run one after another, in rounds whose order is reversed each
+time; every figure is a median over the rounds. The clock stands outside: when the command was given, when the reward
+function was first called, when each step ended, when the command ended. A step is 64 prompts with 8 rollouts each:
+generation, rewards, two optimizer steps.
 
 ours        ``python -m openrlhf_dbb.cli.train_grpo --preset tiny --estimator dbb`` of this working tree
 reference   the same at commit REFERENCE, from an archive of it
@@ -11,10 +11,9 @@ openrlhf    ``--estimator none``: OpenRLHF's ``train()`` with its own trainer, a
             platform; plain ``openrlhf.cli.train_ppo_ray`` cannot run without CUDA
 trl-*       TRL's GRPOTrainer (``trl_grpo.py``), in bf16 and in fp32, with torch's default threads and with one; the
             faster of the two is what we are compared with
-launcher    what ``deepspeed --module`` adds before and after a process
 
-It needs a quiet machine (the load is printed) and TRL 1.16.0, which ``scripts/setup_env.sh --test`` installs, or
-``--only`` without TRL.
+It needs a quiet machine and prints the load. TRL 1.16.0 comes with ``scripts/setup_env.sh --test``; ``--only`` can
+leave TRL out.
 
     python benchmarks/start.py            7 minutes a round and 5 GiB on two quiet cores
     python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
@@ -48,12 +47,11 @@ TREE = Path(__file__).resolve().parents[1]
 REFERENCE = "afc8345"  # the last commit before the start was shortened
 TRL = "1.16.0"
 TRL_CANDIDATES = ("trl-bf16", "trl-bf16-1-thread", "trl-fp32", "trl-fp32-1-thread")
-CANDIDATES = ("ours", "reference", "openrlhf", *TRL_CANDIDATES, "launcher")
+CANDIDATES = ("ours", "reference", "openrlhf", *TRL_CANDIDATES)
 STEPS = 8  # of an episode: 512 prompts
 WARM_UP_STEPS = 3
 POLL_S = 0.05
 SETTLE_S = 3.0  # for what is left of the candidate before, and to measure the load of others
-PARTS = ("generation", "make_experience", "ppo_train", "broadcast")
 BOUNDS = {
     "start / reference": 0.5,
     "step / TRL bf16": 1.0,
@@ -77,14 +75,6 @@ def reward_func(queries, prompts, labels):
         STARTED.write_text(str(time.time()))
     return math_answer.reward_func(queries, prompts, labels)
 '''
-LAUNCHED = '''"""Notes when it was started."""
-
-import time
-from pathlib import Path
-
-if not Path("launched").exists():  # the launcher starts a process for each device
-    Path("launched").write_text(str(time.time()))
-'''
 
 
 @dataclass(frozen=True)
@@ -96,14 +86,12 @@ class Measured:
         rewarded: first call of the reward function.
         steps: end of each step.
         ended: end of the command.
-        parts: seconds of each part of each step, as OpenRLHF logs them; for TRL, what posteriors add to it.
     """
 
     configured: float | None
     rewarded: float
     steps: list[float]
     ended: float
-    parts: dict[str, list[float]]
 
     @property
     def step_times(self) -> list[float]:
@@ -131,19 +119,15 @@ def figures(runs: list[Measured]) -> dict[str, Any]:
         "step_s": over_runs(lambda run: statistics.median(run.step_times)),
         "step_quartiles_s": [low, high],
         "phases_s": {name: over_runs(lambda run, name=name: run.phases[name]) for name in runs[0].phases},
-        "parts_s": {
-            name: over_runs(lambda run, name=name: statistics.median(run.parts[name][WARM_UP_STEPS:]))
-            for name in runs[0].parts
-        },
     }
 
 
-def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Of what is bounded, by name; None where a side was not measured. TRL is as fast as with the better threads."""
+def ratios(measured: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return our figure divided by the fastest other's, by name; None where a side was not measured."""
 
     def ratio(figure: str, *others: str) -> float | None:
-        values = [found[name][figure] for name in others if name in found]
-        return found["ours"][figure] / min(values) if "ours" in found and values else None
+        values = [measured[name][figure] for name in others if name in measured]
+        return measured["ours"][figure] / min(values) if "ours" in measured and values else None
 
     return {
         "start / reference": ratio("first_step_s", "reference"),
@@ -153,10 +137,12 @@ def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def missed(found: dict[str, float | None]) -> list[str]:
-    """Names of the bounds that do not hold, or that nothing was measured for."""
+def missed(compared: dict[str, float | None]) -> list[str]:
+    """Return the names of the bounds that do not hold, or that nothing was measured for."""
     return [
-        name for name, bound in BOUNDS.items() if bound is not None and (found[name] is None or found[name] > bound)
+        name
+        for name, bound in BOUNDS.items()
+        if bound is not None and (compared[name] is None or compared[name] > bound)
     ]
 
 
@@ -180,7 +166,6 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
             # -P: here, "estimators" is a benchmark
             sys.executable, "-P", str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
             "--precision", name.split("-")[1], "--reward", str(reward), "--output", str(folder),
-            *(["--posteriors"] if name.endswith("posteriors") else []),
         ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": "1"} if "1-thread" in name else {}
     configured = None
@@ -202,34 +187,26 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
         raise failure(name, "a line that begins with 'method' or 'configuration'", folder)
     if not (folder / "rewarded").exists():
         raise failure(name, "a call of the reward function", folder)
-    ends, parts = openrlhf_steps(name, folder) if ours else trl_steps(folder)
+    ends = openrlhf_steps(name, folder) if ours else trl_steps(folder)
     if len(ends) != STEPS * episodes:
         raise failure(name, f"{STEPS * episodes} steps, but {len(ends)}", folder)
     rewarded = float((folder / "rewarded").read_text()) - began
-    return Measured(configured, rewarded, [end - began for end in ends], ended, parts)
+    return Measured(configured, rewarded, [end - began for end in ends], ended)
 
 
-def openrlhf_steps(name: str, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
-    """When each step ended, and the seconds of its parts."""
-    events = folder / "runs" / "run" / "tensorboard" / "run"
-    found = read_scalars(events) if events.exists() else {}
-    tags = {part: f"train/timing/{part}" for part in PARTS}
-    for tag in ("train/policy_loss", *tags.values()):
-        if tag not in found:
-            raise failure(name, f"{tag!r} in its event files", folder)
-    parts = {part: found[tag].value.tolist() for part, tag in tags.items()}
-    return found["train/policy_loss"].wall_time.tolist(), parts
+def openrlhf_steps(name: str, folder: Path) -> list[float]:
+    """Return when each step ended, seconds since 1970."""
+    events, tag = folder / "runs" / "run" / "tensorboard" / "run", "train/policy_loss"
+    scalars = read_scalars(events) if events.exists() else {}
+    if tag not in scalars:
+        raise failure(name, f"{tag!r} in its event files", folder)
+    return scalars[tag].wall_time.tolist()
 
 
-def trl_steps(folder: Path) -> tuple[list[float], dict[str, list[float]]]:
-    """When each step ended, and the seconds of what ``--posteriors`` adds to a step."""
-    path, added = folder / "steps.txt", folder / "posteriors.txt"
-    ends = [float(line) for line in path.read_text().split()] if path.exists() else []
-    parts: dict[str, list[float]] = {}
-    for line in added.read_text().splitlines() if added.exists() else []:
-        name, seconds = line.split()
-        parts.setdefault(name, []).append(float(seconds))
-    return ends, parts
+def trl_steps(folder: Path) -> list[float]:
+    """Return when each step ended, seconds since 1970."""
+    path = folder / "steps.txt"
+    return [float(line) for line in path.read_text().split()] if path.exists() else []
 
 
 def said(folder: Path) -> str:
@@ -245,26 +222,6 @@ def environment(tree: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
     # Without a reward, as after a time-out, OpenRLHF's own trainer ends.
     return kept | {"PYTHONPATH": str(tree), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
-
-
-def launcher(folder: Path) -> dict[str, float]:
-    """Seconds that the deepspeed launcher takes, beyond Python's own, before and after a process that does nothing."""
-    (folder / "do_nothing.py").write_text(LAUNCHED)
-    found = []
-    deepspeed = str(Path(sys.executable).with_name("deepspeed"))
-    for command in ([deepspeed, "--module", "do_nothing"], [sys.executable, "-m", "do_nothing"]):
-        began = time.time()
-        done = subprocess.run(
-            command, cwd=folder, env=environment(TREE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        ended = time.time()
-        if done.returncode or not (folder / "launched").exists():
-            raise SystemExit(f"launcher: exit code {done.returncode}; the end of its output:\n{done.stdout[-4000:]}")
-        launched = float((folder / "launched").read_text())
-        (folder / "launched").unlink()
-        found.append((launched - began, ended - launched))
-    with_launcher, alone = found
-    return {"before": with_launcher[0] - alone[0], "after": with_launcher[1] - alone[1]}
 
 
 def extract(commit: str, folder: Path) -> bool:
@@ -289,21 +246,18 @@ def check_trl() -> None:
         raise SystemExit(2)
 
 
-def report(found: dict[str, dict[str, Any]]) -> None:
-    """Three tables: figures, phases of the command, parts of a step."""
+def report(measured: dict[str, dict[str, Any]]) -> None:
+    """Print two tables: the figures, and the phases of the command."""
     print(f"\n{'':<20}{'first reward s':>15}{'first step s':>14}{'command s':>11}{'step ms':>9}{'quartiles ms':>16}")
-    for name, row in found.items():
+    for name, row in measured.items():
         low, high = row["step_quartiles_s"]
         print(
             f"{name:<20}{row['first_reward_s']:>15.1f}{row['first_step_s']:>14.1f}{row['command_s']:>11.1f}"
             f"{1e3 * row['step_s']:>9.0f}{1e3 * low:>9.0f}-{1e3 * high:<6.0f}"
         )
-    for title, key, unit in (("phases s", "phases_s", 1.0), ("parts of a step ms", "parts_s", 1e3)):
-        print(f"\n{title}")
-        for name, row in found.items():
-            if row[key]:
-                shown = (f"{part} {unit * seconds:.{1 if unit == 1.0 else 0}f}" for part, seconds in row[key].items())
-                print(f"{name:<20}" + ", ".join(shown))
+    print("\nphases s")
+    for name, row in measured.items():
+        print(f"{name:<20}" + ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in row["phases_s"].items()))
 
 
 def at_least_one(text: str) -> int:
@@ -332,7 +286,6 @@ def main() -> int:
         flush=True,
     )
     runs: dict[str, list[Measured]] = {}
-    launches: list[dict[str, float]] = []
     others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dbb_start_") as folder:
         reference = Path(folder) / "reference"
@@ -347,23 +300,17 @@ def main() -> int:
             progress.set_description(f"round {turn + 1}, {name}")
             others.append(psutil.cpu_percent(SETTLE_S))
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                if name == "launcher":
-                    launches.append(launcher(Path(own)))
-                else:
-                    tree = reference if name == "reference" else TREE
-                    runs.setdefault(name, []).append(run(name, options.episodes, tree, Path(own)))
+                tree = reference if name == "reference" else TREE
+                runs.setdefault(name, []).append(run(name, options.episodes, tree, Path(own)))
 
-    found = {name: figures(runs[name]) for name in names if name in runs}
+    measured = {name: figures(runs[name]) for name in names if name in runs}
     print(f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %")
-    report(found)
-    added = {key: statistics.median(each[key] for each in launches) for key in ("before", "after") if launches}
-    if added:
-        print(f"\nlauncher adds {added['before']:.1f} s before our process and {added['after']:.1f} s after it")
-    compared = ratios(found)
+    report(measured)
+    compared = ratios(measured)
     print(
         json.dumps(
             {
-                "figures": found, "launcher_s": added, "rounds": options.rounds, "load_average": load,
+                "figures": measured, "rounds": options.rounds, "load_average": load,
                 "others_percent": others, "ratio": compared, "bound": BOUNDS, "missed": missed(compared),
             }
         )

@@ -1,11 +1,8 @@
-"""The tiny preset's training in TRL, as nearly as it allows; ``start.py`` and ``trainers.py`` run this and read the
-moments it writes.
+"""The tiny preset's training in TRL, as nearly as it allows; ``start.py`` runs this and reads the moments it writes.
 
 One process: Hugging Face's ``generate``, then the update, on the same model, prompts, reward function, batch sizes,
 learning rate and loss (``grpo`` is OpenRLHF's seq-mean-token-mean). TRL's defaults are kept where they are faster: a
 batch of an optimizer step is one micro-batch, and little is logged. bf16 is TRL's own: weights in fp32, autocast.
-With ``--posteriors`` the trainer is ours of openrlhf_dbb.integrations.trl, and all else the same; it observes every
-other step, the first one too, and leaves TRL's advantages in the others.
 
     pip install trl==1.16.0
     python benchmarks/trl_grpo.py --steps 16 --precision bf16 --reward FILE --output FOLDER
@@ -14,10 +11,8 @@ other step, the first one too, and leaves TRL's advantages in the others.
 from __future__ import annotations
 
 import argparse
-import functools
 import runpy
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,44 +39,11 @@ class Moments(TrainerCallback):
                 file.write(f"{time.time()}\n")
 
 
-def posterior_trainer(times: Path) -> type[GRPOTrainer]:
-    """Observes every other step; writes the seconds of each observation, and of each step's storing beside it."""
-    import storage
-    from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
-
-    def timed(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def with_time(*args: Any) -> Any:
-            began = time.perf_counter()
-            result = call(*args)
-            with times.open("a") as file:
-                file.write(f"{name} {time.perf_counter() - began}\n")
-            return result
-
-        return with_time
-
-    class EveryOtherStep(PosteriorGRPOTrainer):
-        observes = False
-        _observe = timed(PosteriorGRPOTrainer._observe, "observe")
-
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            self.observes = not self.observes
-            cls = PosteriorGRPOTrainer if self.observes else GRPOTrainer
-            return cls._generate_and_score_completions(self, inputs)
-
-    storage.Run.record_step = timed(storage.Run.record_step, "store")  # type: ignore[method-assign]
-    return EveryOtherStep
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, required=True, help=f"of {PROMPTS} prompts with {ROLLOUTS} rollouts each")
     parser.add_argument("--precision", choices=("bf16", "fp32"), required=True)
     parser.add_argument("--reward", required=True, help="a file with OpenRLHF's reward_func")
-    parser.add_argument(
-        "--posteriors",
-        action="store_true",
-        help="in every other step, with estimator dbb, stored in FOLDER/posteriors.db",
-    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the model and steps.txt")
     options = parser.parse_args()
     reward_func = runpy.run_path(options.reward)["reward_func"]
@@ -92,11 +54,7 @@ def main() -> None:
 
     assets = prepare(default_folder())
     prompts = load_dataset("json", data_files=str(assets.train), split="train")
-    ours = {"estimator": "dbb", "store": f"sqlite:///{options.output}/posteriors.db", "label_column": "label"}
-    make: Callable[..., GRPOTrainer] = GRPOTrainer
-    if options.posteriors:
-        make = functools.partial(posterior_trainer(options.output / "posteriors.txt"), **ours)
-    trainer = make(
+    trainer = GRPOTrainer(
         model=str(assets.model),
         reward_funcs=reward,
         train_dataset=prompts.rename_column("input", "prompt"),

@@ -402,19 +402,6 @@ def benchmark(folder, name, *flags):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
 
 
-def test_evaluate_against_vllm_alone(gpus, tmp_path, record_property):
-    cuda_only(gpus, "takes 3 minutes and 5 GiB")
-    done = benchmark(tmp_path, "evaluate.py")
-    assert done.returncode == 0, tail(done.stdout, done.stderr)
-    lines = done.stdout.splitlines()
-    for side in ("evaluate", "plain"):
-        (line,) = [line for line in lines if line.startswith(f"{side} ")]
-        record_property(side, " ".join(line.split()[1:]))
-    (found,) = [json.loads(line) for line in lines if line.startswith('{"ratio"')]
-    record_property("ratio", f"{found['ratio']:.3f}")
-    assert found["ratio"] >= found["bound"]
-
-
 def test_speed(gpus, tmp_path, record_property):
     """Every figure of both trainers, and ours to OpenRLHF's; what has failed does not hide the other's figures."""
     cuda_only(gpus, "measures a GPU")

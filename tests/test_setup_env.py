@@ -22,16 +22,16 @@ def setup_env(venv: Path, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
-def test_setup_refuses_an_unknown_platform(tmp_path: Path) -> None:
-    result = setup_env(tmp_path / "venv", OPENRLHF_DBB_PLATFORM="tpu")
-    assert result.returncode == 1
-    assert result.stderr == "setup: error: OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda\n"
-
-
-def test_setup_refuses_an_unknown_argument(tmp_path: Path) -> None:
-    result = setup_env(tmp_path / "venv", "--tests")
-    assert result.returncode == 1
-    assert result.stderr == "setup: error: unknown argument '--tests'; allowed: --test\n"
+@pytest.mark.parametrize(
+    ("arguments", "platform", "message"),
+    [
+        ([], "tpu", "OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda"),
+        (["--tests"], "cpu", "unknown argument '--tests'; allowed: --test"),
+    ],
+)
+def test_setup_refuses_in_one_line(tmp_path: Path, arguments: list[str], platform: str, message: str) -> None:
+    result = setup_env(tmp_path / "venv", *arguments, OPENRLHF_DBB_PLATFORM=platform)
+    assert (result.returncode, result.stderr) == (1, f"setup: error: {message}\n")
 
 
 def test_setup_leaves_a_folder_it_did_not_make_alone(tmp_path: Path) -> None:
@@ -53,9 +53,7 @@ def command(folder: Path, name: str, script: str) -> None:
     ("nvidia_smi", "platform"),
     [
         ("for gpu in {0..7}; do echo GPU $gpu: NVIDIA H200; done", "cuda"),
-        ("exit 127", None),
         ("echo NVIDIA-SMI has failed because it could not reach the driver; exit 9", None),
-        ("echo No devices found.", None),
     ],
 )
 def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str, platform: str | None) -> None:
@@ -68,26 +66,11 @@ def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str,
     result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
 
     assert result.returncode == 1
-    if platform is None:  # a broken driver does not end in a stack without CUDA
-        first = re.sub("^exit.*|^echo |; exit.*", "", nvidia_smi)
-        assert result.stderr == (
-            f"setup: error: nvidia-smi lists no GPU: {first}; repair the driver, or set OPENRLHF_DBB_PLATFORM to cpu, "
-            "or to cuda for an image\n"
-        )
-        return
-    assert result.stdout.startswith(f"setup: {platform} stack for")
-    assert result.returncode == 1
-    assert "no room" in result.stderr
-    assert f"the whole log is {tmp_path}/venv/setup.log" in result.stderr
-
-
-def test_without_nvidia_smi_setup_takes_the_stack_for_processors(tmp_path: Path) -> None:
-    if shutil.which("nvidia-smi"):
-        pytest.skip("there is one")
-    command(tmp_path, "python3.11", """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) exit 1;; esac""")
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
-    assert result.stdout.startswith("setup: cpu stack for")
+    if platform is None:  # a broken driver must not end in a stack without CUDA
+        assert re.fullmatch(r"setup: error: nvidia-smi lists no GPU: .*\n", result.stderr)
+    else:
+        assert result.stdout.startswith(f"setup: {platform} stack for")
+        assert "no room" in result.stderr
 
 
 @pytest.mark.slow
