@@ -1,4 +1,4 @@
-# The pinned stack for CUDA; docs/status.md says what has been run of it.
+# The pinned stack for CUDA; docs/machines.md says what has been run of it.
 #
 #   docker build --tag openrlhf-dbb .
 #   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb runs

@@ -182,7 +182,7 @@ def test_a_preset_works_on_the_machine_it_says(name):
     form = r"(\d+) GPUs? or more of (\d+) GiB, (\d+) GiB of memory, (\d+) GiB of disk"
     gpus, each, memory, disk = map(int, re.findall(form, presets.load(name).expects)[0])
     row = f"| `{name}` | {gpus} or more of {each} GiB | {memory} GiB | {disk} GiB |"
-    assert row in (Path(__file__).parents[1] / "docs/gpus.md").read_text()
+    assert row in (Path(__file__).parents[1] / "docs/machines.md").read_text()
     shape, made = Shape.of(config(name)), settings(name, f"{gpus}x{each}")
     apart = settings(name, f"{2 * gpus}x{each}", "--estimator", "none", "--train.async_enable")
     assert capacity.check(shape, apart.args, apart.machine.gpus, host=memory * GIB) == []

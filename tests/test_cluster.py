@@ -230,7 +230,7 @@ def test_the_part_that_has_died_is_named_with_its_process_and_host():
 def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
     import psycopg
 
-    page = (Path(__file__).parents[1] / "docs/several_hosts.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/machines.md").read_text()
     statements = re.findall(r'-c "([^"]+)"', page)
     assert [statement.split()[0] for statement in statements] == ["CREATE", "GRANT"]
     url = new_url("postgresql")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import estimators
 from openrlhf_dbb.driver import arguments, cluster
 
 ROOT = Path(__file__).parents[1]
@@ -53,13 +52,3 @@ def test_the_methods_and_their_pieces_are_documented():
         named += [f"--{name}.{field.name}" for field in dataclasses.fields(cls)]
     for flag in ["--rollout.strategy", *named]:
         assert re.search(re.escape(flag) + r"(?![\w.])", text), flag
-
-
-def test_every_estimator_is_in_the_readme_and_every_flag_of_ours_in_the_training_page():
-    from openrlhf_dbb.driver import flags
-
-    readme, training = ((ROOT / name).read_text() for name in ("README.md", "docs/training.md"))
-    for name in estimators.available():
-        assert f"`{name}`" in readme
-    for flag, _, _ in flags._OURS:
-        assert re.search(re.escape(flag) + r"(?![\w.])", training), flag

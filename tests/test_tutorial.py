@@ -46,14 +46,6 @@ def test_the_verifier_stops_at_a_label_that_is_no_number(reward):
         reward.reward_func(["74+8=28<eos>"], ["74+8="], ["eighty"])
 
 
-def test_the_page_shows_the_verifier_and_the_data_as_they_are():
-    [shown] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    source = (FILES / "reward.py").read_text()
-    assert all(line.replace('"<eos>"', "END") in source for line in shown.splitlines())
-    [rows] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    assert set(rows.splitlines()) <= set((FILES / "train.jsonl").read_text().splitlines())
-
-
 def test_the_data_are_those_that_the_script_makes(tmp_path):
     shutil.copy(FILES / "make_data.py", tmp_path)
     subprocess.run([sys.executable, tmp_path / "make_data.py"], check=True)

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         if hosts > 1:
             raise UsageError(
                 f"the deepspeed launcher was given {hosts} hosts, but Ray places the processes of a run; start Ray on "
-                "each host (docs/several_hosts.md), then on one of them: python -m openrlhf_dbb.cli.train_grpo "
+                "each host (docs/machines.md), then on one of them: python -m openrlhf_dbb.cli.train_grpo "
                 f"--actor.num_nodes {hosts}, with the other flags"
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)

@@ -5,7 +5,7 @@ This file: machines and combinations of flags that cannot work, the environment 
 attention  which attention the policy is trained with, and the proof that it computes what it should
 defaults   flag values that make training fast, chosen for the machine
 
-What of it has been run on a GPU: docs/status.md.
+What of it has been run on a GPU: docs/machines.md.
 """
 
 from __future__ import annotations
