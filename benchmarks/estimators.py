@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path[0] = str(Path(__file__).parents[1])  # not this folder, where this file hides the package of its name
+sys.path[0] = str(Path(__file__).parents[1])  # in this folder, this file would hide the package of the same name
 
 from estimators import FEATURES, available, build  # noqa: E402
 from estimators.base import Floats, State  # noqa: E402
@@ -32,7 +32,7 @@ BOUNDS = {"dbb / numpy": 3.0, "auto / dbb": 10.0}
 
 
 def bare_dbb(state: State, rewards_P_G: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """DBB's update and read in plain numpy, without checks; no rollout may be missing."""
+    """Return DBB's new state and estimate in plain numpy, without checks; no rollout may be missing."""
     successes = rewards_P_G.sum(axis=1)
     alpha = DISCOUNT * state["alpha"] + successes
     beta = DISCOUNT * state["beta"] + (rewards_P_G.shape[1] - successes)
@@ -42,7 +42,7 @@ def bare_dbb(state: State, rewards_P_G: Floats) -> tuple[Floats, Floats, Floats,
 
 
 def medians(steps: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each step; the steps run alternately."""
+    """Return the median seconds of each step; the steps run alternately."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for repetition in range(-2, repetitions):  # two to warm up
         for name, step in steps.items():
@@ -54,7 +54,7 @@ def medians(steps: dict[str, Callable[[], object]], repetitions: int) -> dict[st
 
 
 def against_numpy(repetitions: int) -> dict[str, float]:
-    """Seconds for ``dbb`` and for its arithmetic."""
+    """Return the seconds of ``dbb`` and of its bare arithmetic."""
     rng = np.random.default_rng(0)
     rewards_P_G = (rng.random((MANY, ROLLOUTS)) < rng.random((MANY, 1))).astype(float)
     dbb = build("dbb", discount=DISCOUNT)
@@ -64,7 +64,7 @@ def against_numpy(repetitions: int) -> dict[str, float]:
 
 
 def against_dbb(repetitions: int) -> dict[str, float]:
-    """Seconds for every estimator, on prompts that have been visited before."""
+    """Return the seconds of every estimator, on prompts that were visited before."""
     rng = np.random.default_rng(0)
     p = rng.random((STEP, 1))
     visits = [(rng.random((STEP, ROLLOUTS)) < p).astype(float) for _ in range(PASSES + 1)]

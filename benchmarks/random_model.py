@@ -24,7 +24,7 @@ EOS, PAD = "<eos>", "<pad>"
 
 @dataclass(frozen=True)
 class Shape:
-    """What differs between the sizes; the defaults are those of all published ones."""
+    """Numbers of one size; the defaults hold for every published size."""
 
     hidden: int
     intermediate: int
@@ -46,7 +46,7 @@ SHAPES = {
 
 
 def build_config(size: str) -> Qwen3Config:
-    """The configuration of a size; the last two tokens of the vocabulary are <eos> and <pad>."""
+    """Return the configuration of a size; the last two tokens of the vocabulary are <eos> and <pad>."""
     from transformers import Qwen3Config
 
     shape = SHAPES[size]
@@ -68,7 +68,7 @@ def build_config(size: str) -> Qwen3Config:
 
 
 def build_tokenizer(size: str) -> PreTrainedTokenizerFast:
-    """One token a word; words are separated by spaces."""
+    """Return a tokenizer with one token a word; words are separated by spaces."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -84,7 +84,7 @@ def build_tokenizer(size: str) -> PreTrainedTokenizerFast:
 
 
 def write_model(folder: Path, size: str) -> None:
-    """Random weights in bfloat16, and the tokenizer; the folder appears complete or not at all."""
+    """Write random weights in bfloat16 and the tokenizer; the folder appears complete or not at all."""
     import torch
     from transformers import Qwen3ForCausalLM
 
@@ -102,7 +102,7 @@ def write_model(folder: Path, size: str) -> None:
 
 
 def write_prompts(path: Path, size: str, count: int, tokens: int) -> None:
-    """JSON lines with "input", that many random words, and "label", which nothing depends on."""
+    """Write JSON lines with "input", ``tokens`` random words, and "label", which no reward reads."""
     draw = random.Random(0)
     words = range(SHAPES[size].vocabulary - 2)
     rows = [{"input": " ".join(f"w{i}" for i in draw.choices(words, k=tokens)), "label": "1"} for _ in range(count)]

@@ -1,6 +1,7 @@
-"""What the store does, in plain SQL through the databases' drivers: the floor that benchmarks/store.py compares with.
+"""The store's work in plain SQL through the databases' drivers: the floor for benchmarks/store.py.
 
-The same tables, indexes, columns, transactions and durability; nothing is checked, and a step's rows come prepared.
+Tables, indexes, columns, transactions and durability are the store's. Nothing is checked, and a step's rows come
+prepared.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Row = tuple[Any, ...]
 
 
 class RawSQLite:
-    """One connection of ``sqlite3``, set up as the store's."""
+    """One connection of ``sqlite3`` with the store's settings."""
 
     def __init__(self, url: str) -> None:
         self.path = url.removeprefix("sqlite:///")
@@ -110,13 +111,13 @@ class RawSQLite:
 
 
 class RawPostgreSQL:
-    """One connection of ``psycopg``; bulk rows travel by COPY in its binary form."""
+    """One connection of ``psycopg``; rows travel by binary COPY."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url)
 
     def prepared(self, rows: list[Row]) -> bytes:
-        """The rows as the text of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
+        """Return the rows as the bytes of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
         return b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"".join(map(_binary, rows)) + b"\xff\xff"
 
     def step(self, totals: Row, history: bytes, usage: bytes, rollouts: bytes) -> None:

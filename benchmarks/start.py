@@ -79,19 +79,12 @@ def reward_func(queries, prompts, labels):
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of a candidate. Moments are seconds since its command was given.
+    """One run of a candidate; moments are seconds since its command was given."""
 
-    Attributes:
-        configured: when the effective configuration was printed, after all checks; None for TRL, which prints none.
-        rewarded: first call of the reward function.
-        steps: end of each step.
-        ended: end of the command.
-    """
-
-    configured: float | None
-    rewarded: float
-    steps: list[float]
-    ended: float
+    configured: float | None  # the configuration was printed, after all checks; TRL prints none
+    rewarded: float  # first call of the reward function
+    steps: list[float]  # end of each step
+    ended: float  # end of the command
 
     @property
     def step_times(self) -> list[float]:
@@ -99,14 +92,14 @@ class Measured:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds of the consecutive phases of the command."""
+        """Return the seconds of the command's consecutive phases, by name."""
         moments = {"checks": self.configured, "engines": self.rewarded} if self.configured else {"start": self.rewarded}
         moments |= {"first step": self.steps[0], "steps": self.steps[-1], "shutdown": self.ended}
         return {name: b - a for name, (a, b) in zip(moments, itertools.pairwise([0.0, *moments.values()]), strict=True)}
 
 
 def figures(runs: list[Measured]) -> dict[str, Any]:
-    """Medians over the runs of one candidate; quartiles are over the steps of all runs."""
+    """Return medians over the runs of one candidate; quartiles are over the steps of all runs."""
 
     def over_runs(value: Callable[[Measured], float]) -> float:
         return statistics.median(map(value, runs))
@@ -150,7 +143,7 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
     """Run a candidate once, in an empty folder.
 
     Raises:
-        SystemExit: it failed, or something that is measured is missing.
+        SystemExit: the command failed, or a moment is missing.
     """
     reward = folder / "reward.py"
     reward.write_text(REWARD)
@@ -218,9 +211,9 @@ def failure(name: str, what: str, folder: Path) -> SystemExit:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Ours, with the product from ``tree`` (Ray's workers inherit it), and without what would change a candidate."""
+    """Return our environment with the product from ``tree``, without the variables that would change a candidate."""
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
-    # Without a reward, as after a time-out, OpenRLHF's own trainer ends.
+    # OpenRLHF's own trainer ends if a reward is missing, as after a time-out of the verifier.
     return kept | {"PYTHONPATH": str(tree), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
 
 
@@ -236,7 +229,7 @@ def extract(commit: str, folder: Path) -> bool:
 
 
 def check_trl() -> None:
-    """Leave with exit code 2 unless the release is there that the figures in the documentation are of."""
+    """Leave with exit code 2 unless the compared release of TRL is installed."""
     try:
         has = importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:

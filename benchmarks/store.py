@@ -1,8 +1,8 @@
 """The cost of the store relative to plain SQL through the databases' drivers, on SQLite and on PostgreSQL.
 
-Both sides of a ratio (the floor is in ``raw_sql.py``, what is stored in ``store_content.py``) run in turn on
-databases with the same content; their medians are compared. PostgreSQL is a separate server with default settings: a
-commit returns once it is on disk.
+The floor is ``raw_sql.py``; ``store_content.py`` makes the rows. Both sides of a ratio run in turn on databases with the
+same content, and their medians are compared. PostgreSQL is a separate server with default settings, so a commit returns
+once it is on disk.
 
     python benchmarks/store.py            about 8 minutes, 2 GiB of memory and 6 GiB of a local disk
     python benchmarks/store.py --quick    a tenth of the rows, about 1 minute; no bounds on bulk work
@@ -55,7 +55,7 @@ AUTO_SHARED = {"evidence": 226}
 
 @dataclass
 class Result:
-    """One line of the table."""
+    """One line of the table: seconds of plain SQL and of the store."""
 
     kind: str
     what: str
@@ -80,7 +80,7 @@ class Result:
 
 
 class Bench:
-    """Measurements on one kind of database."""
+    """Measures one kind of database."""
 
     def __init__(self, kind: str, server: str, folder: Path, wide: int, repetitions: int) -> None:
         self.kind, self.server, self.folder = kind, server, folder
@@ -92,7 +92,7 @@ class Bench:
         self.results: list[Result] = []
 
     def new(self, name: str) -> str:
-        """URL of a new database."""
+        """Return the URL of a new database."""
         if self.kind == "sqlite":
             return f"sqlite:///{self.folder}/{name}.db"
         with psycopg.connect(self.server, autocommit=True) as connection:
@@ -123,7 +123,7 @@ class Bench:
         return self.results
 
     def steps(self, long: PosteriorStore, empty: PosteriorStore) -> None:
-        """Steps on an empty database, as plain SQL on another one, and next to the history of a long run."""
+        """Measure steps on an empty database, by plain SQL on another one, and beside the history of a long run."""
         floor_url = self.new("floor")
         with open_store(floor_url) as floor:
             for name, fields, shared in (("dbb", DBB, {}), ("auto", AUTO, AUTO_SHARED)):
@@ -131,10 +131,10 @@ class Bench:
                     Trainer(create(store, name, fields), PROMPTS, fields, shared) for store in (empty, long, floor)
                 ]
                 raw = self.raw(floor_url)
-                # First all prompts get a posterior, so that later steps change them.
+                # Every prompt gets a posterior first, so that the measured steps change posteriors and add none.
                 for size in [SIZES[-1]] * (PROMPTS // SIZES[-1] + 1):
                     self.in_turn(sides, raw, size, 1)
-                # Size by size: mixed, SQLite's checkpoint of its log would always fall on the same one.
+                # One size after the other: mixed sizes would give SQLite's checkpoint of its log to always the same one.
                 sizes = (TINY, *SIZES)
                 times = {size: self.in_turn(sides, raw, size, self.repetitions) for size in sizes}
                 for size in sizes:
@@ -146,7 +146,7 @@ class Bench:
             self.kept(empty)
 
     def kept(self, store: PosteriorStore) -> None:
-        """What the sample of rollouts and the metrics of a step add to it, and the bytes of a kept response."""
+        """Measure what kept rollouts and metrics add to a step, and the bytes of a kept response."""
         without, with_sample = (Trainer(create(store, f"keep {keep}"), PROMPTS, keep=keep) for keep in (0, KEEP))
         none, sample = self.in_turn([without, with_sample], None, SIZES[0], self.repetitions)
         size = kept_bytes(store)
@@ -161,7 +161,7 @@ class Bench:
     def in_turn(
         self, trainers: list[Trainer], raw: RawSQLite | RawPostgreSQL | None, size: int, steps: int
     ) -> list[list[float]]:
-        """Seconds of the trainers' next steps, prepared beforehand; with ``raw`` the last trainer's by plain SQL."""
+        """Return the seconds of each trainer's next steps; with ``raw`` the last trainer stores by plain SQL."""
         turns: list[list[Callable[[], object]]] = []
         for _ in range(steps):
             turns.append([])
@@ -199,9 +199,9 @@ class Bench:
 
     def warm_start_elsewhere(self, long: PosteriorStore, wide: Run) -> None:
         with open_store(self.new("other")) as other:
-            other.register_prompts(["one more"], [""])  # so that the same prompts have other ids
+            other.register_prompts(["one more"], [""])  # gives the same prompts other ids
             prompts, labels = texts(self.wide)
-            # In parts, so that the ids are in another order too.
+            # Registration in parts gives the ids another order too.
             parts = [slice(start, start + PART) for start in range(0, self.wide, PART)]
             ids = np.concatenate([other.register_prompts(prompts[part], labels[part]) for part in parts])
             raw, source, copies = self.raw(other.url), self.raw(long.url), itertools.count()
@@ -212,7 +212,7 @@ class Bench:
                 lambda: create(other, f"copy {next(copies)}"),
                 lambda run: forget(other, run),
             )
-            # Besides the long run's posteriors, the same ones without history.
+            # The same posteriors without history, to compare steps of the long run with.
             young = create(other, "young")
             young.warm_start(long, wide.record, ids)
             self.wide_steps(Trainer(wide, self.wide), Trainer(young, self.wide))
@@ -243,7 +243,7 @@ class Bench:
         before: Callable[[], Any] | None = None,
         after: Callable[[Any], None] | None = None,
     ) -> None:
-        """Time both sides in turn; ``before`` makes the argument of each call, ``after`` disposes of it."""
+        """Time both sides in turn; ``before`` makes a call's argument and ``after`` disposes of it."""
         times: tuple[list[float], list[float]] = ([], [])
         growth = 0.0
         for repetition in range(4):
@@ -260,7 +260,7 @@ class Bench:
 
 
 def forget(store: PosteriorStore, run: Run) -> None:
-    """Undo a warm start without leaving dead rows behind."""
+    """Undo a warm start; VACUUM removes the dead rows, which would slow the next copy."""
     run.discard()
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
@@ -278,10 +278,10 @@ def timed(action: Callable[[], object]) -> float:
 
 @contextmanager
 def peak_growth() -> Iterator[list[float]]:
-    """By how much the peak memory of this process grew, in MiB."""
+    """Give a list that holds, after the block, how much the peak memory of this process grew, in MiB."""
     grown: list[float] = []
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # free memory of earlier measurements would hide growth
+    ctypes.CDLL(None).malloc_trim(0)  # memory that earlier measurements freed would hide growth
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM. Source: proc_pid_clear_refs(5)
     before = _status_mib("VmRSS")
     yield grown
@@ -303,7 +303,7 @@ def main() -> int:
     wide, repetitions = (WIDE // 10 // WIDE_STEP * WIDE_STEP, 10) if options.quick else (WIDE, options.repetitions)
 
     results: list[Result] = []
-    # Not below the working directory: the path of the server's socket may have 107 bytes at most.
+    # Not below the working directory: the path of the server's socket may have at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="dbb_store_") as name:
         if file_system(name, Path("/proc/mounts").read_text()) == "tmpfs":
             raise SystemExit(f"{name} is in memory, not on a disk; set TMPDIR to a folder on a local disk")

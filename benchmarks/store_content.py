@@ -1,4 +1,4 @@
-"""What benchmarks/store.py stores: steps of scattered prompts, and a long history next to which they are stored.
+"""The rows that benchmarks/store.py stores: steps of scattered prompts, and the long history beside them.
 
 Axes: P prompts, F state fields.
 """
@@ -26,7 +26,7 @@ TEXT = 1_000  # characters of a kept response
 
 @dataclass
 class Trainer:
-    """The owner of a run, with the state it keeps in memory; makes steps of scattered prompts."""
+    """Owns a run, keeps its state in memory, and makes steps of scattered prompts."""
 
     run: Run
     prompts: int
@@ -41,7 +41,7 @@ class Trainer:
         self.state_P_F, self.last_P = table.state, table.step
 
     def rows(self, size: int) -> StepRows:
-        """The rows of the next step."""
+        """Return the rows of the next step."""
         self.step += 1
         at = (np.arange(self.seen, self.seen + size) % self.prompts) * STRIDE % self.prompts
         self.seen += size
@@ -64,7 +64,7 @@ class Trainer:
         return rows
 
     def usage(self, ids: np.ndarray[Any, Any]) -> UsageRows:
-        """8 rollouts of each prompt of up to 1,000 tokens, all trained on, half of them in zero-variance groups."""
+        """Return counts of 8 trained rollouts a prompt, half of them in zero-variance groups."""
         rollouts, tokens = np.full(len(ids), 8), self.rng.integers(800, 8_000, len(ids))
         zero_variance, none = self.rng.integers(0, 2, len(ids)) * 8, np.zeros(len(ids), dtype=np.int64)
         return UsageRows(
@@ -74,7 +74,7 @@ class Trainer:
         )  # fmt: skip
 
     def kept(self, ids: np.ndarray[Any, Any]) -> RolloutRows:
-        """Groups of 8 responses of 1,000 characters."""
+        """Return groups of 8 responses of 1,000 characters."""
         size = min(self.keep, 8 * len(ids))
         place = np.arange(size)
         reward = self.rng.integers(0, 2, size).astype(float)
@@ -86,7 +86,7 @@ class Trainer:
         )  # fmt: skip
 
     def raw(self, rows: StepRows) -> tuple[Any, ...]:
-        """The step's row of dbb_step, and its rows of history, usage and rollouts, in the order of the columns."""
+        """Return the step's row of dbb_step, and its rows of history, usage and rollouts, in the order of the columns."""
         assert rows.usage is not None
         run, size = self.run.record.run_id, len(rows.prompt_ids)
         shared = {name: values.tolist() for name, values in rows.shared.items()}

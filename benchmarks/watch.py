@@ -1,10 +1,10 @@
 """The page of ``openrlhf-dbb serve`` in a real Chromium beside a long run, and what watching costs the run.
 
-- First paint, and all that the first view draws, of a run with 5 million rows of history, beside the time of the plain
-  SQL that the view needs; how long the whole history takes to read behind it.
-- An update: a step is recorded while the page is open; from its commit to its drawing, and the drawing alone.
-- Ten clients that ask as the page does, while a run records 20 steps a second: the writer's time for a step with them
-  over the same without, in turns.
+- First paint and the first view of a run with 5 million rows of history, beside the time of the plain SQL for that view;
+  then the time to read the whole history.
+- An update while the page is open: from a step's commit to its drawing, and the drawing alone.
+- Ten clients that ask like the page while a run records 20 steps a second: the writer's time for a step with clients,
+  divided by the time without. The two alternate.
 
     python benchmarks/watch.py            about 5 minutes, 2 GiB of memory and of a local disk
     python benchmarks/watch.py --quick    a tenth of the rows
@@ -48,7 +48,7 @@ RUNNING = "Object.fromEntries(performance.getEntriesByType('{}').map((e) => [e.n
 
 
 class Measured:
-    """What was measured, printed as it comes, and which bounds it misses."""
+    """Prints each measurement at once and collects the missed bounds."""
 
     def __init__(self) -> None:
         self.missed: list[str] = []
@@ -61,7 +61,7 @@ class Measured:
 
 
 def make(url: str, passes: int) -> None:
-    """A store with one long run, whose steps are 10 s apart and have metrics."""
+    """Make a store with one long run, whose steps are 10 s apart and have metrics."""
     with open_store(url) as store:
         store.register_prompts(*texts(PROMPTS))
         run = create(store, "long")
@@ -78,7 +78,7 @@ def make(url: str, passes: int) -> None:
 
 
 def plain_sql(path: Path) -> float:
-    """Seconds of the SQL that the first view needs, by the driver alone: every step's totals and metrics."""
+    """Return the seconds that the driver alone takes to read every step's totals and metrics, the first view's data."""
     began = time.perf_counter()
     with sqlite3.connect(path) as connection:
         for _ in connection.execute("SELECT * FROM dbb_step WHERE run_id = 1 ORDER BY step"):
@@ -92,7 +92,7 @@ def ask(address: str, path: str) -> Any:
 
 
 class Server:
-    """``openrlhf-dbb serve`` as a user starts it."""
+    """Runs ``openrlhf-dbb serve`` as a user starts it."""
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--port", "0", "--store.url", url]
@@ -108,7 +108,7 @@ class Server:
 
 
 def look(measured: Measured, url: str, folder: Path) -> None:
-    """Paint, history and updates of the long run."""
+    """Measure first paint, history and updates of the long run."""
     sql = statistics.median(plain_sql(Path(url.removeprefix("sqlite:///"))) for _ in range(3))
     server, browser = Server(url), Browser(folder / "chromium")
     try:
@@ -132,7 +132,7 @@ def look(measured: Measured, url: str, folder: Path) -> None:
 
 
 def updates(measured: Measured, url: str, browser: Browser) -> None:
-    """Record steps while the page is open."""
+    """Record steps while the page is open, and measure how late it draws them."""
     with open_store(url) as store:
         trainer = Trainer(store.claim_run(1), PROMPTS)
         lags = []
@@ -152,7 +152,7 @@ def updates(measured: Measured, url: str, browser: Browser) -> None:
 
 
 def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
-    """``CLIENTS`` pages with the curves of run "fast" in view, until ``stop``; they ask while ``watching``."""
+    """Play ``CLIENTS`` pages that show the curves of run "fast": they ask while ``watching`` is set, until ``stop``."""
 
     def page() -> None:
         version, after, width = "", 0, ""
@@ -171,7 +171,7 @@ def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
 
 
 def crowd(measured: Measured, url: str) -> None:
-    """The writer's time for a step, with clients and without, in turns."""
+    """Measure the writer's time for a step, with clients and without, in turns."""
     server = Server(url)
     apart = multiprocessing.get_context(
         "spawn"
