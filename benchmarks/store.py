@@ -1,8 +1,8 @@
 """The cost of the store relative to plain SQL through the databases' drivers, on SQLite and on PostgreSQL.
 
-The floor is ``raw_sql.py``; ``store_content.py`` makes the rows. Both sides of a ratio run in turn on databases with the
-same content, and their medians are compared. PostgreSQL is a separate server with default settings, so a commit returns
-once it is on disk.
+The floor is ``raw_sql.py``; ``store_content.py`` makes the rows. Both sides of a ratio run in turn on databases with
+the same content, and their medians are compared. PostgreSQL is a separate server with default settings, so a commit
+returns once it is on disk.
 
     python benchmarks/store.py            about 8 minutes, 2 GiB of memory and 6 GiB of a local disk
     python benchmarks/store.py --quick    a tenth of the rows, about 1 minute; no bounds on bulk work
@@ -134,7 +134,7 @@ class Bench:
                 # Every prompt gets a posterior first, so that the measured steps change posteriors and add none.
                 for size in [SIZES[-1]] * (PROMPTS // SIZES[-1] + 1):
                     self.in_turn(sides, raw, size, 1)
-                # One size after the other: mixed sizes would give SQLite's checkpoint of its log to always the same one.
+                # One size after the other: of mixed sizes, the same one would always pay for SQLite's checkpoint.
                 sizes = (TINY, *SIZES)
                 times = {size: self.in_turn(sides, raw, size, self.repetitions) for size in sizes}
                 for size in sizes:

@@ -86,7 +86,7 @@ class Trainer:
         )  # fmt: skip
 
     def raw(self, rows: StepRows) -> tuple[Any, ...]:
-        """Return the step's row of dbb_step, and its rows of history, usage and rollouts, in the order of the columns."""
+        """Return the step's rows of dbb_step, history, usage and rollouts, in the order of the columns."""
         assert rows.usage is not None
         run, size = self.run.record.run_id, len(rows.prompt_ids)
         shared = {name: values.tolist() for name, values in rows.shared.items()}

@@ -1,7 +1,7 @@
 """The page of ``openrlhf-dbb serve`` in a real Chromium beside a long run, and what watching costs the run.
 
-- First paint and the first view of a run with 5 million rows of history, beside the time of the plain SQL for that view;
-  then the time to read the whole history.
+- First paint and the first view of a run with 5 million rows of history, beside the time of the plain SQL for that
+  view; then the time to read the whole history.
 - An update while the page is open: from a step's commit to its drawing, and the drawing alone.
 - Ten clients that ask like the page while a run records 20 steps a second: the writer's time for a step with clients,
   divided by the time without. The two alternate.
