@@ -258,7 +258,7 @@ def test_a_verification_that_failed_is_missing(monkeypatch):
     monkeypatch.setattr(mathematics._pool, "verify", lambda answer, label: None)  # a time-out of each
 
     def sample(requests, _):
-        yield [Finished(each.number, ["7", r"\boxed{\frac{7}{1}}"], [1, 8], [False, False]) for each in requests]
+        yield [Finished(each.number, ["7", r"\boxed{\frac{15}{2}}"], [1, 8], [False, False]) for each in requests]
 
     # a plain number needs no mathematics and is right; the fraction is missing, and not wrong
     evaluated = validate({"math": benchmark("math", "math", ["7"])}, SamplingSettings(2, 1.0, 1.0), sample)
