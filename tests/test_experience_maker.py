@@ -23,6 +23,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, whiten  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
+from openrlhf_dbb.actors.progress import Progress
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.core.probes import Probes  # noqa: E402
@@ -104,7 +105,9 @@ def ours(tmp_path):
         labels = [str(i + 1) for i in range(len(PROMPTS))]
         posteriors = Posteriors(built, store, run, PROMPTS, labels)
         replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
-        return maker(PosteriorExperienceMaker, args, kl, posteriors=posteriors, replays=replays), store
+        return maker(
+            PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress(), replays=replays
+        ), store
 
     yield build
     for store in opened:

@@ -17,6 +17,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from estimators import FORMS
 from openrlhf_dbb.actors.agreement import Agreement
 from openrlhf_dbb.actors.generation import RolloutBatch
+from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.actors.responses import INCLUSION, VERSION, WEIGHT
 from openrlhf_dbb.core import ALL
@@ -52,11 +53,13 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     Args:
         args: as upstream's.
         posteriors: what the advantages are computed with.
+        progress: of the training; its phase becomes that of the log-probs.
         replays: adds earlier rollouts of the same prompts to a step; None without replay.
     """
 
-    def __init__(self, *args: Any, posteriors: Posteriors, replays: Replays | None = None) -> None:
+    def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None = None) -> None:
         super().__init__(*args)
+        self._progress = progress
         self.posteriors = posteriors
         self.replays = replays
         self.agreement = Agreement()
@@ -69,6 +72,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             RunError: vLLM sampled from another model than the one that is trained.
         """
         samples = self.split_rollout_samples(rollout_samples.rollouts.trained)
+        ranks = len(self.actor_model_group._actor_handlers) // self.actor_model_group.duplicate_actors
+        self._progress.enter(LOG_PROBS, -(-len(samples) // ranks))
         experiences = self.make_experience(samples)
         rollout_samples.metrics.update(self.agreement.check(experiences))
         if self.args.algo.advantage.is_correction_level == "off":

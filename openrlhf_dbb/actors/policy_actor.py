@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import cpu, upstream
 from openrlhf_dbb.actors.hidden_features import last_hidden, projected
+from openrlhf_dbb.actors.progress import LOG_PROBS, TRAINING, MicroBatchCounter
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
@@ -102,6 +103,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._replays: list[Experience] = []
+        self._counter = MicroBatchCounter()
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Upstream's, and the loss of ``--actor.loss_agg_mode`` that upstream does not have."""
@@ -109,6 +111,24 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
             length = strategy.args.actor.loss_agg_length
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
+        train = self.trainer.training_step
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            status = train(*args, **kwargs)
+            self._count(TRAINING)
+            return status
+
+        self.trainer.training_step = counted
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute upstream's log-probs of one micro-batch, and count it for the progress line."""
+        log_probs = super().forward(*args, **kwargs)
+        self._count(LOG_PROBS)
+        return log_probs
+
+    def _count(self, phase: str) -> None:
+        if self.strategy.is_rank_0():
+            self._counter.add(phase)
 
     def broadcast_to_vllm(self) -> None:
         """Upstream's, but with many parameters in one call of each engine and one broadcast, see weight_buckets.

@@ -16,11 +16,12 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
-from openrlhf_dbb.actors import hidden_features
+from openrlhf_dbb.actors import health, hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead, GroupLedger
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
+from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
 from openrlhf_dbb.actors.replay import Replays
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
 from openrlhf_dbb.core import checkpoints, probes, strategies
@@ -55,19 +56,6 @@ class RunPlan:
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)
 
 
-@dataclass
-class Progress:
-    """What the driver's progress bar shows, and its summary. Steps are global steps."""
-
-    step: int = 0
-    total: int = 0
-    reward: float | None = None
-    accuracy: dict[int, float] = field(default_factory=dict)
-    phase: str = "starting"
-    best: Best | None = None
-    best_folder: Path | None = None
-
-
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
 
@@ -96,6 +84,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.prompts_dataloader = _Loader(loader)
         self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, plan.run_uuid)
+        self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        self._budget = self.args.train.max_rollouts
+        planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
+        self._progress = Progress(total=planned // self._a_step)
         runs_ahead = self.args.train.async_enable
         ledger = GroupLedger(self._posteriors, self.args.rollout.n_samples_per_prompt) if runs_ahead else None
         generator = RolloutGenerator(
@@ -121,22 +113,31 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             strategy,
             self.tokenizer,
             posteriors=self._posteriors,
+            progress=self._progress,
             replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
         )
         self._answer = evaluations.answer_of(self.args.reward.remote_url)
         self._probed = probes.of(self.args, data.prompts, labels)
-        self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
-        self._budget = self.args.train.max_rollouts
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
-        planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
-        self._progress = Progress(total=planned // self._a_step)
         self._features: Floats | None = None
         self._pass = max(1, round(len(data) / self.args.rollout.batch_size))
 
     def progress(self) -> Progress:
         """The current progress; may be called while :meth:`fit` runs."""
         return self._progress
+
+    def warnings(self) -> dict[str, str]:
+        """Return what is wrong with the training so far, as :func:`health.warnings`; may be called while it runs."""
+        estimator, progress = self._posteriors.estimator, self._progress
+        prompts_asked = len(self._held_out.dataset) if self._held_out else 0
+        return health.warnings(
+            list(progress.outcomes),
+            dict(progress.accuracy),
+            held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
+            max_new_tokens=self.args.rollout.max_new_tokens,
+            learns_from_failures=bool(estimator.state_fields) and estimator.name != "auto",
+        )
 
     def fit(self, global_step: int = 0) -> None:
         """Train to the end and evaluate the result.
@@ -168,7 +169,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._posteriors.finish(*self.samples_generator.unused())
         self._best.settle(self._progress.step)
         self._progress.best, self._progress.best_folder = self._best.newest(), self._best.link
-        self._progress.phase = "finished"
+        self._progress.warnings = list(self.warnings().values())
+        self._progress.enter("finished")
         return self._progress
 
     def close(self) -> None:
@@ -205,9 +207,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.samples_generator.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
-        self._progress.phase = "training"
         if self._evaluates:
             self._evaluate_at_start(step)
+        self._progress.enter(GENERATING, self._a_step)
+        self._progress.ends.append(time.monotonic())
         return states
 
     def _evaluate_at_start(self, step: int) -> None:
@@ -241,7 +244,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             RuntimeError: the batch did not lead to an optimizer step.
             storage.StoreError: the posteriors cannot be written.
         """
-        self._progress.phase = "training"
         began = time.monotonic()
         # Once a pass: between two of a prompt's visits its features change as the policy does.
         refreshes = self._reads_policy and global_step > 0 and global_step % self._pass == 0
@@ -264,9 +266,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if refreshes:
             status["timing/features"] = features_time
         began = time.monotonic()
-        self._progress.phase = "waiting for the store"  # visible only if it takes long
+        self._progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
-        self._progress.phase = "training"
         status["timing/store_wait"] = time.monotonic() - began
         trained = rollout_samples.trained
         verified = [r.rewards.item() for r in trained if r.rewards is not None and not _is_missing(r)]
@@ -275,10 +276,23 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
         if self._budget is not None:  # steps that discard rollouts are fewer
             self._progress.total = max(step, self._budget * step // self.samples_generator.generated)
+        self._progress.outcomes.append(_outcome(rollout_samples.all))
+        self._progress.ends.append(time.monotonic())
+        self._progress.enter(GENERATING, self._a_step)
         return status, step
 
+    def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """Run upstream's optimizer steps, whose micro-batches the progress line counts."""
+        train = self.args.train
+        rows = self._a_step // upstream.data_parallel_ranks(self.args)
+        # Dynamic micro-batches are as many as their tokens need, which only the policy knows.
+        size = 0 if train.dynamic_batch_enable else rows // train.micro_batch_size * train.max_epochs
+        self._progress.enter(TRAINING, size)
+        return dict(super().ppo_train(global_steps))
+
     def broadcast_to_vllm(self) -> None:
-        """Upstream's; in async training generation knows of it."""
+        """Send the policy's weights to the engines; in async training generation knows of it."""
+        self._progress.enter("sending weights")
         with self.samples_generator.updating():
             super().broadcast_to_vllm()
 
@@ -288,10 +302,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
         scores: list[list[float]] = []
         if asked:
-            self._progress.phase = "probing"
+            self._progress.enter("probing")
             samples = self.args.probe.samples
             scores = self.samples_generator.score_more(list(asked.values()), samples, **self.generate_kwargs)
-            self._progress.phase = "training"
         return probes.Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
 
     @property
@@ -300,12 +313,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _read_prompts(self) -> None:
         """Give the estimator the present policy's hidden states at all prompts."""
-        phase, self._progress.phase = self._progress.phase, "reading the prompts"
+        phase = self._progress.enter("reading the prompts")
         tokens = self.tokenizer(list(self.prompts_dataloader.dataset.prompts), add_special_tokens=False)["input_ids"]
         longest = self.generate_kwargs["max_len"]
         self._features = hidden_features.of_prompts(self.actor_model_group, [ids[:longest] for ids in tokens])
         self._posteriors.set_features(self._features)
-        self._progress.phase = phase
+        self._progress.enter(phase)
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
@@ -326,7 +339,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         plan = {"plan/steps": self._progress.total}
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), **plan})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
+        phase = self._progress.phase
         if saves:
+            self._progress.enter("saving")
             checkpoints.begin(self._folder, tag)
             self._save_replays(global_step)
             if self._features is not None:
@@ -336,6 +351,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if saves:
             self._complete(tag, global_step)
+            self._progress.enter(phase, self._a_step)
 
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
@@ -368,7 +384,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             RunError: it cannot be written, or this host does not see all of it.
             storage.StoreError: the results cannot be written.
         """
-        self._progress.phase, began = "evaluating", time.monotonic()
+        phase, began = self._progress.phase, time.monotonic()
+        prompts_asked = len(self._held_out.dataset) if self._held_out else 0
+        self._progress.enter(EVALUATING, prompts_asked * generate_kwargs["n_samples_per_prompt"])
         generate_kwargs["top_p"] = self.args.eval.top_p
         logs: dict[str, float] = {}
         evaluated = evaluations.Evaluated({}, {}, frozenset())
@@ -402,7 +420,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             tracker.log_eval(global_step, logs | cost)
         self._progress.accuracy[global_step] = evaluated.accuracy
-        self._progress.phase = "training"
+        self._progress.enter(phase, self._a_step)
         return logs
 
     def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
@@ -412,13 +430,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             return
         best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
         if self._best.wants(best):
-            self._progress.phase = "saving the best model"
+            self._progress.enter("saving the best model")
             folder = str(self._best.begin())
             seen = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, seen)
 
     def _watch_groups(self, kept: int) -> None:
-        self._progress.phase = f"generating, {kept} of {self.args.rollout.batch_size} groups"
+        self._progress.enter(GENERATING, self._a_step)
 
     @property
     def _evaluates(self) -> bool:
@@ -445,6 +463,18 @@ class _Loader:
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the generator's ``position`` goes into a checkpoint."""
         return {}
+
+
+def _outcome(rollouts: list[Any]) -> health.StepOutcome:
+    """How the generated rollouts came out; missing ones do not count."""
+    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
+    scores = [value.item() for value in values if value is not None and not value.isnan().any()]
+    graded = all(0 <= score <= 1 for score in scores)
+    return health.StepOutcome(
+        rollouts=len(scores),
+        right=sum(scores) if graded else float("nan"),
+        cut=sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None),
+    )
 
 
 def _is_missing(rollout: Any) -> bool:

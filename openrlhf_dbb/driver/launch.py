@@ -5,8 +5,8 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import deaths
 from openrlhf_dbb.driver.cluster import RayStart
+from openrlhf_dbb.driver.progress_line import ProgressLine
+from openrlhf_dbb.driver.progress_line import text as progress_text
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
@@ -94,6 +96,7 @@ class Watch:
         self._done = threading.Event()
         self._trainer: Any = None
         self.parts: list[deaths.Part] = []
+        self._warned: set[str] = set()
 
     def remote(self, *args: Any, **kwargs: Any) -> _Here:
         """Make the trainer; called by OpenRLHF in place of ``PPOTrainer.remote``."""
@@ -142,34 +145,50 @@ class Watch:
 
     def _show(self) -> None:
         import ray
-        from tqdm import tqdm
 
-        interactive = sys.stderr.isatty()
-        bar = tqdm(
-            desc="starting engines",
-            unit="step",
-            mininterval=0.1 if interactive else 5,
-            dynamic_ncols=interactive,
-        )
-        asked: dict[Any, Any] = {}
+        from openrlhf_dbb.actors.progress import Progress
+
+        line, starting = ProgressLine(), Progress()
+        pending: dict[Any, Any] = {}
+        unfinished: dict[Any, int] = {}
         while not self._done.wait(POLL_S):
             try:
                 for engine in self._engines.made:
-                    call = asked.get(engine) or engine.get_num_unfinished_requests.remote()
+                    call = pending.get(engine) or engine.get_num_unfinished_requests.remote()
                     answered, _ = ray.wait([call], timeout=0)
-                    ray.get(answered)  # raises if the engine has died
-                    asked[engine] = None if answered else call
+                    if answered:
+                        unfinished[engine] = ray.get(call)  # raises if the engine has died
+                    pending[engine] = None if answered else call
             except ray.exceptions.RayError as error:
                 # The main thread mostly sees the same error, with more to say.
                 if not self._done.wait(GRACE_S):
                     self._error = error
                     _thread.interrupt_main()
                 break
-            if self._trainer is not None:
-                _draw(bar, self._trainer.progress())
-        if self._trainer is not None:
-            _draw(bar, self._trainer.progress())
-        bar.close()
+            self._draw(line, starting, sum(unfinished.values()))
+        self._draw(line, starting, 0, last=True)
+
+    def _draw(self, line: ProgressLine, starting: Any, unfinished: int, *, last: bool = False) -> None:
+        from openrlhf_dbb.actors import progress as phases
+
+        progress = starting if self._trainer is None else self._trainer.progress()
+        if progress.phase == "starting":
+            progress = starting  # its clock began with the engines
+        done = None
+        if progress.phase in phases.COUNTED_BY_ENGINES:
+            # An engine does not count requests that it has not taken yet.
+            done = max(progress.size - unfinished, 0) if unfinished else None
+        elif progress.phase in phases.COUNTED_BY_POLICY:
+            done = phases.micro_batches(progress.phase)
+        for kind, warning in self.warnings().items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                line.warn(warning)
+        line.show(progress_text(progress, done, time.monotonic()), progress.step, last=last)
+
+    def warnings(self) -> dict[str, str]:
+        """Return what is wrong with the training so far, see :func:`openrlhf_dbb.core.health.warnings`."""
+        return self._trainer.warnings() if self._trainer is not None else {}
 
 
 class _Here:
@@ -208,22 +227,3 @@ class Engines:
         engine = self._class.options(**options).remote(**self._arguments, **kwargs)
         self.made.append(engine)
         return engine
-
-
-def _draw(bar: Any, progress: Any) -> None:
-    if progress.phase == "starting":
-        return
-    if bar.total is None:
-        # The clock starts with the training, and after a resume with the steps that are left.
-        bar.reset(total=progress.total)
-        bar.initial = bar.n = bar.last_print_n = progress.step
-    bar.set_description(progress.phase, refresh=False)
-    shown = {}
-    if progress.reward is not None:
-        shown["reward"] = f"{progress.reward:.3f}"
-    if progress.accuracy:
-        shown["accuracy"] = f"{list(progress.accuracy.values())[-1]:.3f}"
-    bar.set_postfix(shown, refresh=False)
-    bar.update(progress.step - bar.n)
-    if bar.dynamic_ncols:  # a terminal; a log file gets a line now and then
-        bar.refresh()

@@ -112,6 +112,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         f"  database     {start.location}",
         f"  look         openrlhf-dbb serve{f' --store.url {start.location}' * elsewhere}",
     ]
+    lines += [f"warning: {warning}" for warning in progress.warnings]
     return "\n".join(lines)
 
 

@@ -1,0 +1,112 @@
+"""One line on the terminal that says what a training is doing: in place, or as lines of a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+_LOG_EVERY_S = 10.0
+_LOG_STEPS_EVERY_S = 5.0
+_PACE_STEPS = 10  # the mean over more steps would follow a changing length of responses too slowly
+
+
+def text(progress: Any, done: int | None, now: float) -> str:
+    """Return the line, such as ``step 2 of 24 · generating 41/64 · reward 0.156 · 74 s a step · 27 min left``.
+
+    Args:
+        progress: :class:`openrlhf_dbb.actors.progress.Progress`.
+        done: rollouts or micro-batches of the phase that are done; None if they are not counted.
+        now: of ``time.monotonic()``.
+    """
+    if progress.phase == "finished":
+        parts = [f"finished {progress.step} of {progress.total} steps"]
+    elif progress.phase == "starting":
+        parts = [f"starting engines {duration(now - progress.since)}"]
+    else:
+        parts = [f"step {min(progress.step + 1, progress.total)} of {progress.total}", _phase(progress, done, now)]
+    if progress.reward is not None:
+        parts.append(f"reward {progress.reward:.3f}")
+    if progress.accuracy:
+        parts.append(f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %")
+    seconds = step_seconds(progress.ends)
+    if seconds is not None:
+        parts.append(f"{duration(seconds)} a step")
+        left = (progress.total - progress.step) * seconds - (now - progress.ends[-1])
+        if progress.phase != "finished" and progress.total > progress.step:
+            parts.append(f"{duration(max(left, 0))} left")
+    return " · ".join(parts)
+
+
+def step_seconds(ends: Sequence[float]) -> float | None:
+    """Return the mean seconds of the last whole steps, with evaluations and checkpoints; None before the first."""
+    last = ends[-_PACE_STEPS - 1 :]
+    return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that a person would use.
+
+    Example:
+        >>> duration(2.43), duration(74), duration(600), duration(4000)
+        ('2.4 s', '74 s', '10 min', '1 h 07 min')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _phase(progress: Any, done: int | None, now: float) -> str:
+    seconds = now - progress.since
+    count = f" {min(done, progress.size)}/{progress.size}" if done is not None and progress.size else ""
+    # The time shows that an uncounted phase is not frozen.
+    return f"{progress.phase}{count}" + (f" {duration(seconds)}" if not count and seconds >= 2 else "")
+
+
+class ProgressLine:
+    """Writes the line, and warnings above it.
+
+    Args:
+        stream: a terminal gets one line that is rewritten. Any other stream gets a line after each step, at most one
+            in 5 seconds, and one after 10 seconds without a step.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._in_place = self._stream.isatty()
+        self._shown, self._step, self._written = "", -1, 0.0
+
+    def show(self, line: str, step: int, *, last: bool = False) -> None:
+        """Show a line. A stream that is no terminal gets it only when it is due.
+
+        Args:
+            step: steps done, which tells whether a log line is due.
+            last: whether it is the final line, which is always written and ended.
+        """
+        if line == self._shown and not last:
+            return
+        if self._in_place:
+            width = shutil.get_terminal_size().columns
+            self._write("\r" + line[: width - 1] + "\x1b[K" + ("\n" if last else ""))
+        else:
+            since = time.monotonic() - self._written
+            due = since >= (_LOG_STEPS_EVERY_S if step != self._step else _LOG_EVERY_S)
+            if not (due or (last and line != self._shown)):
+                return
+            self._write(line + "\n")
+            self._step, self._written = step, time.monotonic()
+        self._shown = line
+
+    def warn(self, warning: str) -> None:
+        """Write a warning above the line."""
+        self._write(("\r\x1b[K" if self._in_place else "") + f"warning: {warning}\n")
+        self._shown = ""
+
+    def _write(self, characters: str) -> None:
+        self._stream.write(characters)
+        self._stream.flush()

@@ -1,0 +1,59 @@
+"""Warnings about a run that learns nothing or gets worse."""
+
+import pytest
+
+pytest.importorskip("ray")
+
+from openrlhf_dbb.actors.health import StepOutcome, warnings
+
+
+def warned(outcomes=(), accuracy=None, samples=512, learns_from_failures=True):
+    return warnings(
+        outcomes,
+        accuracy or {},
+        held_out_samples=samples,
+        max_new_tokens=24,
+        learns_from_failures=learns_from_failures,
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "kinds"),
+    [([4, 9, 3, 0], {"rare"}), ([4, 17, 15, 12], set()), ([float("nan")], set())],
+)
+def test_rare_successes_among_the_last_rollouts_are_named(right, kinds):
+    # Of the last 512 rollouts 0 are right, or 12 (2.3 %), above the 2 % of the rule. Other rewards say nothing.
+    assert warned([StepOutcome(512, count, 0) for count in right]).keys() == kinds
+
+
+def test_too_few_rollouts_say_nothing_and_several_steps_count_together():
+    assert warned([StepOutcome(64, 0, 0)] * 3) == {}
+    assert warned([StepOutcome(64, 60, 0)] * 9 + [StepOutcome(64, 1, 0)] * 4).keys() == {"rare"}  # 4 of 256
+    assert warned([StepOutcome(64, 1, 0)] * 9 + [StepOutcome(64, 2, 0)] * 4) == {}  # 8 of 256 are 3.1 %
+
+
+def test_only_estimators_that_learn_from_failures_are_told_of_others():
+    outcomes = [StepOutcome(512, 0, 0)]
+    assert "--estimator point or auto" in warned(outcomes)["rare"]
+    assert "--estimator" not in warned(outcomes, learns_from_failures=False)["rare"]
+
+
+def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
+    # 3.2 -> 0.2 % of 256: 3.0 points, standard error of the difference 1.1 points
+    assert warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256).keys() == {"falling"}
+    assert "(best: 5.0 % at step 4)" in warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256)["falling"]
+    # 40 -> 38 % of 512: 2 points, standard error 3 points
+    assert warned(accuracy={0: 0.40, 8: 0.38}) == {}
+    assert warned(accuracy={0: 0.40}) == {}
+
+
+def test_responses_that_are_mostly_cut_are_named_with_the_limit():
+    said = warned([StepOutcome(64, 32, 40)])
+    assert said.keys() == {"cut"} and "62% of the last 64 responses" in said["cut"] and "24 tokens" in said["cut"]
+    assert warned([StepOutcome(64, 32, 20)]) == {}
+
+
+def test_every_warning_is_one_line():
+    said = warned([StepOutcome(512, 0, 512)], {0: 0.5, 1: 0.0})
+    assert said.keys() == {"rare", "falling", "cut"}
+    assert all("\n" not in line for line in said.values())

@@ -1,0 +1,78 @@
+"""The line that says what a training is doing, on a terminal and in a log."""
+
+import io
+
+import pytest
+
+pytest.importorskip("ray")
+
+from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
+from openrlhf_dbb.driver import progress_line
+from openrlhf_dbb.driver.progress_line import ProgressLine, text
+
+
+def training(step=1, ends=(0.0, 74.0), **more):
+    progress = Progress(step=step, total=24, since=80.0, **more)
+    progress.ends = list(ends)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("progress", "done", "line"),
+    [
+        (Progress(since=80.0), None, "starting engines 5.0 s"),
+        # before the first step is whole, nothing is said about the pace
+        (training(0, [0.0], phase=GENERATING, size=64), 41, "step 1 of 24 · generating 41/64"),
+        (training(0, [0.0], phase=GENERATING, size=64), None, "step 1 of 24 · generating 5.0 s"),
+        # 23 steps of 74 s are left, less the 11 s of the present one: 1691 s
+        (training(phase=TRAINING, size=16), 3, "step 2 of 24 · training 3/16 · 74 s a step · 28 min left"),
+        (training(phase="saving"), None, "step 2 of 24 · saving 5.0 s · 74 s a step · 28 min left"),
+        # a batch of which more rollouts were asked for than it needs
+        (training(phase=GENERATING, size=64), 80, "step 2 of 24 · generating 64/64 · 74 s a step · 28 min left"),
+        (
+            training(phase=EVALUATING, size=512, reward=0.25, accuracy={0: 0.02, 8: 0.125}),
+            12,
+            "step 2 of 24 · evaluating 12/512 · reward 0.250 · held-out 12.5 % · 74 s a step · 28 min left",
+        ),
+        (training(24, phase="finished"), None, "finished 24 of 24 steps · 74 s a step"),
+    ],
+)
+def test_the_line_names_step_phase_count_pace_and_time_left(progress, done, line):
+    assert text(progress, done, now=85.0) == line
+
+
+def test_the_pace_is_the_mean_of_the_last_ten_whole_steps():
+    assert progress_line.step_seconds([]) is None
+    assert progress_line.step_seconds([5.0]) is None
+    assert progress_line.step_seconds([0.0, 100.0, 110.0]) == 55.0
+    assert progress_line.step_seconds([0.0, 1000.0, *(1000.0 + 2 * step for step in range(1, 11))]) == 2.0
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten_and_warnings_above_it():
+    stream = Terminal()
+    line = ProgressLine(stream)
+    line.show("step 1", 0)
+    line.show("step 1", 0)
+    line.warn("careful")
+    line.show("step 2", 1)
+    line.show("finished", 2, last=True)
+    written = "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
+    assert stream.getvalue() == written
+
+
+def test_a_log_gets_a_line_every_ten_seconds_or_for_a_step_after_five(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    line = ProgressLine(stream)
+    for second in range(31):
+        now = 100.0 + second
+        line.show(f"second {second}", step=0 if second < 17 else 1)
+    line.show("finished", 2, last=True)
+    # the first at once; every 10 s; the step that ended at 17 when 5 s had passed since the line before
+    assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 17", "second 27", "finished", ""]
