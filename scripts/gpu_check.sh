@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs what has to be seen on a machine with CUDA (tests/test_cuda.py), and writes a page about it to send to us: what
-# passed, figures, versions, what is wrong. Only the set-up downloads. Arguments go to pytest.
+# Runs the checks that need CUDA (tests/test_cuda.py) and writes a page to paste into an issue: versions, figures, failures.
+# Only the set-up downloads anything. Arguments go to pytest.
 #
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network

@@ -1,7 +1,6 @@
 """The page of a GPU check: from a report in view, and from scripts/gpu_check.sh itself."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,121 +8,48 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CASE = '<testcase classname="tests.test_cuda" name="{name}" time="{time}">{inside}</testcase>'
-
-
-def report(*cases: tuple[str, str, str]) -> str:
-    """pytest's, of (name, seconds, what is inside)."""
-    inside = "".join(CASE.format(name=name, time=time, inside=inside) for name, time, inside in cases)
-    begun = 'timestamp="2026-11-22T15:04:05.678901+00:00"'
-    return f'<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite {begun}>{inside}</testsuite></testsuites>'
-
-
-def properties(**figures: str) -> str:
-    each = "".join(f'<property name="{name}" value="{value}" />' for name, value in figures.items())
-    return f"<properties>{each}</properties>"
-
-
-def page(file: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts/gpu_page.py"), str(file)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HOME": "/home/me"}, timeout=60)
-
-
-def page_of(folder: Path, text: str) -> str:
-    (folder / "report.xml").write_text(text)
-    done = page(folder / "report.xml")
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-MACHINE = ("test_machine", "5.25", properties(GPU="8 x NVIDIA H100 80GB HBM3", torch="2.13.0"))
-EAGER = ("test_tiny_preset_eager", "61.04", properties(vllm_kl="0.0011 (median)", accuracy="40.0 % | 41.0 %"))
 TRACE = "\n".join(f"line {number} of /home/me/src &lt;x&gt;" for number in range(1, 51))
-FAILED = ("test_attention[sdpa-tiny]", "2.0", f'<failure message="AssertionError">{TRACE}</failure>')
-BROKEN = ("test_speed", "0.5", '<error message="failed on setup">tests/test_cuda.py:1: in eager\nE   no</error>')
-SKIPPED = ("test_an_engine_over_two_gpus", "0.0", '<skipped message="needs 2 GPUs, here is 1">at line 1</skipped>')
+REPORT = f"""<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite>
+<testcase name="test_tiny_preset_eager" time="61.04">
+<properties><property name="vllm_kl" value="0.0011" /><property name="accuracy" value="40 % | 41 %" /></properties>
+</testcase>
+<testcase name="test_attention[sdpa]" time="2.0"><failure message="AssertionError">{TRACE}</failure></testcase>
+<testcase name="test_speed" time="0.5"><error message="failed on setup">E   no</error></testcase>
+<testcase name="test_two_gpus" time="0.0"><skipped message="needs 2 GPUs, here is 1" /></testcase>
+</testsuite></testsuites>"""
+HEAD = """\
+# GPU check: 1 passed, 2 failed, 1 skipped
 
-EXPECTED = """\
-# GPU check: 2 of 4 passed on 8 x NVIDIA H100 80GB HBM3
-
-2 passed, 2 failed, 1 skipped; 69 s; begun 2026-11-22 15:04
-
-## Machine
-
-| what | version |
-| --- | --- |
-| GPU | 8 x NVIDIA H100 80GB HBM3 |
-| torch | 2.13.0 |
-
-## Entries
-
-| entry | result | seconds | figures |
+| check | result | seconds | figures |
 | --- | --- | --- | --- |
-| machine | passed | 5.2 |  |
-| tiny preset eager | passed | 61.0 | vllm_kl 0.0011 (median); accuracy 40.0 % \\| 41.0 % |
-| attention (sdpa-tiny) | failed | 2.0 |  |
-| speed | failed | 0.5 |  |
-| an engine over two gpus | skipped | 0.0 |  |
+| tiny_preset_eager | passed | 61 | vllm_kl 0.0011; accuracy 40 % / 41 % |
+| attention[sdpa] | failed | 2 |  |
+| speed | failed | 0 |  |
+| two_gpus | skipped | 0 |  |
 
-## What failed
+attention[sdpa]:
 
-### attention (sdpa-tiny)
+    line 11 of ~/src <x>
+"""
+END = """\
+    line 50 of ~/src <x>
 
-{trace}
+speed:
 
-### speed
-
-    tests/test_cuda.py:1: in eager
     E   no
 
-## What was skipped
+two_gpus:
 
-- an engine over two gpus: needs 2 GPUs, here is 1
+    needs 2 GPUs, here is 1
 """
 
 
-def test_a_page_has_machine_entries_failures_and_skips(tmp_path: Path) -> None:
-    trace = "\n".join(f"    line {number} of ~/src <x>" for number in range(11, 51))  # the last 40
-    found = page_of(tmp_path, report(MACHINE, EAGER, FAILED, BROKEN, SKIPPED))
-    assert found == EXPECTED.format(trace=trace)
-
-
-def test_a_rehearsal_is_not_taken_for_a_gpu(tmp_path: Path) -> None:
-    machine = ("test_machine", "5.0", properties(GPU="none", rehearsal="without CUDA"))
-    lines = page_of(tmp_path, report(machine, EAGER)).splitlines()
-    assert lines[0] == "# GPU check: rehearsal without CUDA: nothing here was run on a GPU (2 of 2 passed)"
-    assert "| GPU | none |" in lines and not any(line.startswith("| rehearsal") for line in lines)
-
-
-def test_a_machine_without_a_gpu_has_passed_nothing(tmp_path: Path) -> None:
-    reason = '<skipped message="needs CUDA" />'
-    machine = ("test_machine", "2.0", properties(GPU="none") + reason)
-    lines = page_of(tmp_path, report(machine, ("test_tiny_preset_eager", "0.0", reason))).splitlines()
-    assert lines[0] == "# GPU check: 0 of 0 passed on a machine where torch finds no GPU"
-    assert lines[-2:] == ["- machine: needs CUDA", "- tiny preset eager: needs CUDA"]
-
-
-def test_without_the_first_entry_the_machine_is_unknown(tmp_path: Path) -> None:
-    lines = page_of(tmp_path, report(EAGER)).splitlines()
-    assert lines[0] == "# GPU check: 1 of 1 passed on a machine that was not looked at"
-    assert "## Machine" not in lines
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (None, "error: there is no {file}; pytest has not come to its end"),
-        ("", "error: {file} is no JUnit report: no element found: line 1, column 0"),
-        (report(), "error: {file} has no entries; was any test chosen?"),
-    ],
-    ids=["missing", "empty", "without entries"],
-)
-def test_no_report_is_one_line(text: str | None, line: str, tmp_path: Path) -> None:
-    file = tmp_path / "report.xml"
-    if text is not None:
-        file.write_text(text)
-    done = page(file)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", line.format(file=file) + "\n")
+def test_a_page_has_figures_failures_and_skips(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    command = [sys.executable, str(ROOT / "scripts/gpu_page.py"), str(tmp_path / "report.xml")]
+    environment = os.environ | {"HOME": "/home/me"}
+    page = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    assert page.startswith(HEAD) and page.endswith(END)
 
 
 @pytest.mark.slow
@@ -135,9 +61,8 @@ def test_one_command_writes_the_page_to_the_current_folder(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (written,) = tmp_path.glob("gpu-check-*.md")
-    last = re.fullmatch(r"gpu_check: \d+ s, exit status 0; the page is (.*)", done.stdout.splitlines()[-1])
-    assert last is not None and last[1] == str(written)
+    assert done.stdout.splitlines()[-1].endswith(str(written))
     lines = written.read_text().splitlines()
-    assert lines[0] == "# GPU check: rehearsal without CUDA: nothing here was run on a GPU (1 of 1 passed)"
-    assert f"| python | {'.'.join(map(str, sys.version_info[:3]))} |" in lines
-    assert "- tiny preset compiled: rehearsal: vLLM compiles nothing on CPU" in lines
+    assert lines[0] == "# GPU check: 1 passed, 0 failed, 1 skipped"
+    # A rehearsal must not be taken for a GPU.
+    assert any(line.startswith("| machine |") and "rehearsal without CUDA" in line for line in lines)

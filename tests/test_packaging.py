@@ -146,13 +146,6 @@ def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path
     assert {Path(name).suffix for name in names} == {".py", ".typed", ".toml", ".html", ".css", ".js"}
 
 
-def test_sdist_holds_the_repository(sdist: Path) -> None:
-    names = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
-    made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
-    assert set(repository()) - names <= {".ci/run", ".gitignore", ".pre-commit-config.yaml"}
-    assert names - set(repository()) == made
-
-
 def test_sdist_gives_the_same_wheel(wheel: Path, sdist: Path) -> None:
     build(sdist, "wheel")
     assert contents(sdist / "dist" / wheel.name) == contents(wheel)
