@@ -23,7 +23,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, whiten  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
-from openrlhf_dbb.actors.progress import Progress
+from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.core.probes import Probes  # noqa: E402

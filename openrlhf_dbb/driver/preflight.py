@@ -26,6 +26,7 @@ from openrlhf_dbb.rewards import reward_file
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
 _TEMPLATE = "data.apply_chat_template"
+LEAST_STEPS_A_CHECKPOINT = 10
 
 
 def check(settings: Settings) -> storage.RunRecord | None:
@@ -135,7 +136,8 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     - A resumed run continues in its own folders, unless the command line names others.
     - An estimator that forgets by policy updates is told how many of them make one pass over the prompts.
     - Where a pass has no fixed cost, the training ends by the rollouts that its episodes would cost.
-    - A preset that does not say how often checkpoints are saved, or evaluated, does so ten times.
+    - A preset that does not say how often the policy is evaluated does so ten times; one that does not say how often
+      it is saved does so ten times at most, and once in a run of fewer than 20 steps.
     """
     if resumed is not None:
         places = {
@@ -157,8 +159,12 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
         settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
     if settings.preset != presets.NONE:
         steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
-        tenth = [flag for flag in ("ckpt.save_steps", "eval.steps") if flag not in settings.origin]
-        settings = settings.with_values(dict.fromkeys(tenth, max(1, steps // 10)), "a tenth of the run")
+        if "eval.steps" not in settings.origin:
+            settings = settings.with_values({"eval.steps": max(1, steps // 10)}, "a tenth of the run")
+        if "ckpt.save_steps" not in settings.origin:
+            # A checkpoint takes 16 bytes a parameter: one after every step of a short run would take longer than it.
+            every = max(1, steps // 10, min(steps, LEAST_STEPS_A_CHECKPOINT))
+            settings = settings.with_values({"ckpt.save_steps": every}, "a tenth of the run, at least 10 steps")
     return settings
 
 
