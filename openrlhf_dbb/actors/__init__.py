@@ -12,6 +12,8 @@ agreement         whether vLLM and the policy hold the same model, after a start
 replay            RePO's replay beside a training step
 replay_rows       between OpenRLHF's experiences and the replay cache
 evaluation        evaluations during training
+progress          the phase of the training, and how much of it is done
+health            warnings about a run that learns nothing or gets worse
 rewards           the error of a verification, and the shapes in which a reward comes
 
 In Ray's actors:

@@ -11,7 +11,8 @@ start      the run to train: new, resumed or warm-started
 printed    the configuration before, the summary after
 cluster    Ray: start it or join it, wait for its GPUs, stop it
 nodes      what each node of a cluster has to have
-launch     the actors, the progress bar
+launch     the actors, and what the training shows
+progress_line  the line on the terminal that says what the training is doing
 deaths     which part of a run has died
 strategy   OpenRLHF's strategy object, without DeepSpeed
 """
