@@ -19,8 +19,7 @@ generated_per_s     response tokens / generation_s
 trained_per_s       prompt and response tokens / ppo_train_s
 peak_gib            most memory used on the fullest GPU, as nvidia-smi says twice a second
 
-Without CUDA it rehearses with a tiny model. A rehearsal shows that the commands run and says nothing about a GPU; its
-peak is the resident memory of all processes.
+Without CUDA it rehearses with a tiny model: this shows that the commands run, and says nothing about a GPU.
 
     python benchmarks/gpu.py                                        every visible GPU
     python benchmarks/gpu.py --size 8b -- --actor.adam.lr 1e-5      flags after -- go to both trainings
@@ -41,12 +40,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from random_model import SHAPES, write_prompts
 
 from openrlhf_dbb.evaluation.training_curves import Scalars, read_scalars
@@ -204,22 +202,14 @@ def environment() -> dict[str, str]:
 
 def gpu_memory() -> float | None:
     """Return the GiB used on the fullest visible GPU; None if nvidia-smi does not say."""
+    if shutil.which("nvidia-smi") is None:
+        return None
     query = ["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True)
     rows = [row.split(", ") for row in done.stdout.splitlines()] if done.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(index for index, _ in rows)).split(",")
     used = [int(mebibytes) for index, mebibytes in rows if index in visible and mebibytes.isdecimal()]
     return max(used) / 1024 if used else None
-
-
-def process_memory(pid: int) -> float | None:
-    """Return the resident GiB of a process and everything it has started; None if it has ended."""
-    used = 0
-    with suppress(psutil.NoSuchProcess):
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):  # it may have ended since
-                used += process.memory_info().rss
-    return used / 2**30 or None
 
 
 @contextmanager
@@ -253,7 +243,7 @@ def run(name: str, work: Work, folder: Path) -> dict[str, float | None]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command(name, work, folder), cwd=folder, env=environment(), stdout=log, stderr=log)
     try:
-        with sampled(gpu_memory if work.gpus else lambda: process_memory(process.pid)) as samples:
+        with sampled(gpu_memory) as samples:
             process.wait()
     finally:
         process.terminate()  # does nothing if the command has ended
