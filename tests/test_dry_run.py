@@ -85,11 +85,15 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert lines[0].endswith("preset default, method grpo, estimator dbb")
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
     assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
-    assert "   --ckpt.save_steps 1  [a tenth of the run]" in lines
+    assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in lines
     assert " * --train.batch_size 64  [half of a step's rollouts, as in the paper]  paper: 512" in lines
     assert "   --eval.steps 1  [a tenth of the run]" in lines
-    assert "   --ckpt.save_steps 10  [a tenth of the run]" in dry_run(*own, "--train.num_episodes", "25")
-    assert "   --ckpt.save_steps 3  [a tenth of the run]" in dry_run(*own, "--train.max_rollouts", str(128 * 39))
+    assert "   --ckpt.save_steps 40  [a tenth of the run, at least 10 steps]" in dry_run(
+        *own, "--train.num_episodes", "100"
+    )
+    assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in dry_run(
+        *own, "--train.max_rollouts", str(128 * 39)
+    )
     assert "   --ckpt.save_steps 7  [command line]" in dry_run(*own, "--ckpt.save_steps", "7")
 
 
