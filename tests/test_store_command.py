@@ -42,12 +42,12 @@ def test_runs(filled, capsys):
     ]
     assert main(["runs", "--wide", "--store.url", store.url]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    more = "trained  filtered  skipped  replayed  rollouts per group  tokens per group  model  data set  started"
+    more = "trained  filtered  skipped  replayed  mixed groups  model  data set  started"
     assert header.endswith(more)
-    # each visit: 4 rollouts of 10 tokens, all trained on and informative, the prompt skipped once, successes replayed
-    assert [line.split()[9:17] for line in lines] == [
-        ["8", "0", "2", "2", "4", "40", "tiny", "sums"],
-        ["8", "0", "2", "5", "4", "40", "tiny", "sums"],
+    # each visit: 4 rollouts of 10 tokens, all trained on, the prompt skipped once, successes replayed
+    assert [line.split()[9:16] for line in lines] == [
+        ["8", "0", "2", "2", "1", "tiny", "sums"],
+        ["8", "0", "2", "5", "1", "tiny", "sums"],
     ]
 
 

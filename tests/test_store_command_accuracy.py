@@ -227,21 +227,21 @@ def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
     fill.run(two, "new")
     new, b, a = json.loads(printed(capsys, two, "runs", "--json")[0])
     assert (a["number"], a["name"], a["status"], a["step"]) == (1, "a", "running", 2)
-    assert (a["rollouts"], a["tokens"], a["rollouts_per_group"]) == (48, 480, 4.0)
+    assert (a["rollouts"], a["tokens"], a["groups"], a["mixed_groups"]) == (48, 480, 12, 8)
     assert (a["method"], a["estimator"], a["parameters"]["discount"]) == ("grpo", "dbb", 0.5)
     assert a["held_out"] == {
         "start": 0.125, "start_step": 0, "best": 0.5, "best_step": 1, "last": 0.25, "last_step": 2,
         "prompts": 6, "samples": 4, "benchmarks": 1,
     }  # fmt: skip
     assert new.keys() == a.keys() == b.keys()
-    assert (new["held_out"], new["method"], new["rollouts"], new["rollouts_per_group"]) == (None,) * 4
+    assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
     shown = json.loads(printed(capsys, two, "show", "a", "--prompts", "2", "--json")[0])
     assert a.items() <= shown.items()
     assert shown["training_rate"] == pytest.approx(((1 + 2 + 3 + 4 + 0 + 1) + (2 + 3 + 4 + 0 + 1 + 2)) / 48)
     assert [len(shown[name]) for name in ("hardest", "easiest")] == [2, 2] and shown["configuration"] == {"seed": 7}
     of_new, of_a, of_b = json.loads(printed(capsys, two, "costs", "--json")[0])
     assert of_new["run"] == "new" and of_new["rollouts"] is None
-    assert (of_a["run"], of_a["rollouts"], of_a["rollouts_per_group"], of_b["run"]) == ("a", 48, 4.0, "b")
+    assert (of_a["run"], of_a["rollouts"], of_a["rollouts_per_mixed_group"], of_b["run"]) == ("a", 48, 6.0, "b")
     history = json.loads(printed(capsys, two, "history", "prompt 1", "a", "--json")[0])
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]

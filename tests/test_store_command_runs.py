@@ -34,7 +34,10 @@ def test_show_where_the_rollouts_went(store, fill, capsys):
         "rollouts:          16 generated, 8 trained on, 8 filtered out, 8 replayed, 4 prompt skips; "
         "3 more rollouts unused at the end\n"
     ) in out
-    assert "cost:              8.0 rollouts, 80 tokens per informative group (2 of 4 groups)\n" in out
+    assert (
+        "groups:            2 of 4 mixed (some rollouts right, some wrong); "
+        "2 with zero variance (all rewards the same); none of them were given an advantage\n"
+    ) in out
 
 
 # compare
@@ -88,7 +91,8 @@ def test_compare_runs_that_share_nothing(store, fill, capsys):
 
 COSTS = [
     "run", "method", "estimator", "rollouts", "tokens", "trained_on", "filtered_out", "skipped", "replayed",
-    "zero_variance_share", "rescued_share", "informative_groups", "rollouts_per_group", "tokens_per_group",
+    "groups", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group", "zero_variance_share",
+    "given_advantage_share",
 ]  # fmt: skip
 
 
@@ -106,21 +110,21 @@ def methods(store, fill):
 def test_costs(methods, capsys):
     assert main(["costs", "--store.url", methods.url]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split("  ")[0] == "run" and header.endswith("  rollouts per group  tokens per group")
+    assert header.split("  ")[0] == "run" and header.endswith("  zero variance share  given advantage share")
     assert [line.split() for line in lines] == [
         ["d", "-", "dbb", *["-"] * 6],
-        ["b", "dapo", "dbb", "8", "4", "0.5", "0", "8", "80"],
+        ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"],
         ["a", "grpo", "dbb", *["-"] * 6],
-        ["c", "grpo", "dbb", "8", "0", "0.5", "1", "4", "40"],
+        ["c", "grpo", "dbb", "8", "0", "1", "8", "0.5", "1"],
     ]
     assert main(["costs", "--wide", "--store.url", methods.url]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
-    # 4 of 8 rollouts are in zero-variance groups: filtered out by "b", rescued by "c"; by method, then name
+    # 4 of 8 rollouts are in a zero-variance group: filtered out by "b", given an advantage by "c"; by method, then name
     assert [line.split() for line in lines] == [
-        ["d", "-", "dbb", *["-"] * 11],
-        ["b", "dapo", "dbb", "8", "80", "4", "4", "2", "4", "0.5", "0", "1", "8", "80"],
-        ["a", "grpo", "dbb", *["-"] * 11],
-        ["c", "grpo", "dbb", "8", "80", "8", "0", "2", "6", "0.5", "1", "2", "4", "40"],
+        ["d", "-", "dbb", *["-"] * 12],
+        ["b", "dapo", "dbb", "8", "80", "4", "4", "2", "4", "2", "1", "8", "80", "0.5", "0"],
+        ["a", "grpo", "dbb", *["-"] * 12],
+        ["c", "grpo", "dbb", "8", "80", "8", "0", "2", "6", "2", "1", "8", "80", "0.5", "1"],
     ]
 
 
@@ -129,29 +133,29 @@ def test_costs_of_some_runs_as_csv(methods, capsys):
     header, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
     assert header == COSTS
     assert rows == [
-        ["a", "grpo", "dbb", *[""] * 11],
-        ["c", "grpo", "dbb", "8", "80", "8", "0", "2", "6", "0.5", "1.0", "2", "4.0", "40"],
+        ["a", "grpo", "dbb", *[""] * 12],
+        ["c", "grpo", "dbb", "8", "80", "8", "0", "2", "6", "2", "1", "8.0", "80", "0.5", "1.0"],
     ]
     assert main(["costs", "c", "nothing", "--store.url", methods.url]) == 2
     assert "nothing" in capsys.readouterr().err
 
 
-def test_costs_without_runs_or_without_an_informative_group(store, fill, capsys):
+def test_costs_without_runs_or_without_a_mixed_group(store, fill, capsys):
     assert main(["costs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out == f"no runs in {store.location}\n"
     ids = fill.prompts(store, 1)
     nothing = fill.usage(ids, [0], informative=[0], rescued=[0])
     fill.step(fill.run(store), 1, ids, [0], usage=nothing)
     assert main(["costs", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[5:] == ["1", "0", "-", "-"]
+    assert capsys.readouterr().out.splitlines()[1].split()[4:] == ["0", "0", "-", "1", "0"]
 
 
 def test_zero_variance_costs_nothing_to_tell_of_one_rollout_a_prompt(store, fill, capsys):
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store), 1, ids, [1, 0], rollouts=1)
     assert main(["costs", "--store.url", store.url]) == 0
-    # 2 rollouts, none filtered out, no shares of zero-variance and rescued ones, 1 rollout and 10 tokens a group
-    assert capsys.readouterr().out.splitlines()[1].split()[3:] == ["2", "0", "-", "-", "1", "10"]
+    # 2 rollouts of 2 groups, none filtered out; nothing about mixed groups and zero variance
+    assert capsys.readouterr().out.splitlines()[1].split()[3:] == ["2", "0", "-", "-", "-", "-"]
 
 
 # export

@@ -417,14 +417,14 @@ def test_show_counts_the_groups_by_fate(store, run, ids, fill, capsys):
     assert "groups:" not in capsys.readouterr().out
     train(run, ids, fill)
     assert main(["show", "--store.url", store.url]) == 0
-    line = "groups:            2 open, 4 trained, 1 filtered, 1 stale, 0 abandoned\n"
+    line = "groups by fate:    2 open, 4 trained, 1 filtered, 1 stale, 0 abandoned\n"
     assert line in capsys.readouterr().out
     run.finish()
     assert main(["show", "--store.url", store.url]) == 0
-    assert "groups:            4 trained, 1 filtered, 1 stale, 2 abandoned\n" in capsys.readouterr().out
+    assert "groups by fate:    4 trained, 1 filtered, 1 stale, 2 abandoned\n" in capsys.readouterr().out
     assert main(["show", "--json", "--store.url", store.url]) == 0
     fates = {"open": 0, "trained": 4, "filtered": 1, "stale": 1, "abandoned": 2}
-    assert json.loads(capsys.readouterr().out)["groups"] == fates
+    assert json.loads(capsys.readouterr().out)["groups_by_fate"] == fates
 
 
 def test_history_shows_the_lag_where_there_is_any(store, run, ids, fill, capsys):

@@ -84,9 +84,9 @@ def _expected(p0, p1, p2, p3):
             (1, 1, (P0_1 - 0.4) ** 2 - 0.06), (2, 2, ((P0_2 - 0.6) ** 2 - 0.06 + (P3_2 - 1) ** 2) / 2),
         ],
         "12_run_wide_state": [(1, 0.5, '{"discount": [0.5]}')],
-        # "first": 4 groups of 4; "second": 2 groups of 4 at step 1, 12 rollouts with one such group at step 2
-        "13_cost_per_informative_group": [
-            ("first", None, 16, 4, 4, 40), ("second", "dapo", 20, 3, 20 / 3, 200 / 3),
+        # "first": 1 of 4 groups is mixed; "second": none at step 1, at step 2 8 of 12 rollouts of 2 prompts
+        "13_cost_per_mixed_group": [
+            ("first", None, 16, 1, 16, 160), ("second", "dapo", 20, 4 / 3, 15, 150),
         ],
         "14_success_rate_over_rollouts": [(2, 8, 0.5), (2, 20, 0.75)],
         "15_long_wrong_responses": [(2, p3, 0, -0.5, 10, 0, "prompt 3", "3", "answer 1")],

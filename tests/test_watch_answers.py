@@ -131,8 +131,9 @@ def test_curves_of_one_two_and_four_steps_a_point(five, points, width, curves):
     assert found["totals"] == {
         "steps": 5, "rollouts_generated": 20, "tokens": 200, "generated": 20, "generated_tokens": 200, "trained": 20,
         "trained_tokens": 200, "filtered": 0, "replayed": 11, "replayed_tokens": 110, "skipped": 5, "zero_variance": 12,
-        "informative": 20, "rescued": 12, "groups": 5, "informative_groups": 5, "rollouts_per_group": 4,
-        "tokens_per_group": 40, "single": False, "unused_rollouts": 0, "unused_tokens": 0,
+        "informative": 20, "rescued": 12, "groups": 5, "informative_groups": 5, "mixed_groups": 2,
+        "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100,
+        "single": False, "unused_rollouts": 0, "unused_tokens": 0,
     }  # fmt: skip
 
 
@@ -256,7 +257,10 @@ def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     asked = Asked(store, run.record)
     curves = asked("series")["curves"]
     assert [curves[name] for name in ("mixed", "rescued_n", "no_advantage", "filtered")] == [[4], [0], [4], [4]]
-    assert asked("series")["totals"]["rollouts_per_group"] == 12 and asked("state")["runs"][0]["method"] == "dapo+dbb"
+    assert (
+        asked("series")["totals"]["rollouts_per_mixed_group"] == 12
+        and asked("state")["runs"][0]["method"] == "dapo+dbb"
+    )
     run.finish(unused_rollouts=5, unused_tokens=50)
     assert asked("series")["totals"]["unused_rollouts"] == 5 and asked("state")["runs"][0]["state"] == "finished"
 
@@ -644,7 +648,7 @@ def test_how_late_groups_were_and_what_became_of_them(store, fill, tmp_path):
         assert answer("series")["curves"]["m:async/lag"] == [0, 0.25]
         assert [answer(f"prompts/{each}")["visits"]["lag"] for each in ids] == [[0, 0.75], [0, 0]]
         assert [rollout["lag"] for rollout in answer("rollouts/2")["rollouts"]] == [1, 0.5, 0, 0]
-        assert dict(answer("about")["facts"])["groups"] == "3 trained, 1 filtered, 0 stale, 1 abandoned"
+        assert dict(answer("about")["facts"])["groups by fate"] == "3 trained, 1 filtered, 0 stale, 1 abandoned"
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):

@@ -213,14 +213,16 @@ def test_where_the_rollouts_went(browser, open_new, fill, written):
         numbers = dict(zip(texts(browser, "#usage-numbers dt"), texts(browser, "#usage-numbers dd"), strict=True))
         assert numbers["rollouts generated"] == "24" and numbers["trained on"] == "20 (83.3 %)"
         assert numbers["filtered out"] == "4 (16.7 %)" and numbers["replayed"] == "13"
-        assert numbers["informative groups"] == "5 of 6"
-        assert numbers["rollouts per informative group"] == "4.8" and numbers["tokens per informative group"] == "48"
+        # 12 of the 24 rollouts are in 3 groups whose rewards differ
+        assert numbers["mixed groups"] == "3 of 6"
+        assert numbers["rollouts per mixed group"] == "8" and numbers["tokens per mixed group"] == "80"
         assert numbers["unused at the end"] == "7"
         assert texts(browser, "#usage-parts dt") == [
-            "mixed: 12 (50.0 %)", "rescued: 8 (33.3 %)", "no advantage: 0 (0.0 %)", "filtered out: 4 (16.7 %)",
+            "mixed: 12 (50.0 %)", "zero variance, given an advantage: 8 (33.3 %)",
+            "no advantage: 0 (0.0 %)", "filtered out: 4 (16.7 %)",
         ]  # fmt: skip
-        rescued = browser('getComputedStyle(document.querySelector("#usage-parts .rescued")).fill')
-        assert rescued == ("rgb(53, 201, 154)" if dark else "rgb(0, 158, 115)")  # green in both
+        given = browser('getComputedStyle(document.querySelector("#usage-parts .given")).fill')
+        assert given == ("rgb(135, 151, 171)" if dark else "rgb(125, 142, 163)")  # neither green nor red
 
 
 def test_where_single_rollouts_went(browser, open_new, fill, written):
@@ -284,7 +286,7 @@ def test_how_late_an_asynchronous_run_was(browser, open_new, fill, written):
     browser.open(f"{address}#view=run&prompt={ids[1]}")
     browser.until('document.querySelectorAll("#visits tbody tr").length == 2')
     facts = dict(zip(texts(browser, "#facts dt"), texts(browser, "#facts dd"), strict=True))
-    assert facts["groups"] == "2 trained, 0 filtered, 0 stale, 0 abandoned"
+    assert facts["groups by fate"] == "2 trained, 0 filtered, 0 stale, 0 abandoned"
     assert "lag" not in texts(browser, "#visits th")  # of a prompt whose groups were all on-policy
     assert browser.complaints == []
 

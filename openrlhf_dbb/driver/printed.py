@@ -17,7 +17,7 @@ from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints, probes
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
-from openrlhf_dbb.inspect.costs import of_single_rollouts
+from openrlhf_dbb.inspect.costs import groups_in_words
 from storage.evaluations import TRAINING
 from storage.url import DEFAULT_URL, parse_url
 
@@ -87,7 +87,7 @@ def _machine(settings: Settings) -> list[str]:
 
 
 def summary(start: Start, progress: Any, seconds: float) -> str:
-    """Accuracy, steps, rollouts, rescued groups, and where to look; the counts come from the store."""
+    """Return accuracy, steps, rollouts, groups, warnings and where to look; the counts come from the store."""
     with storage.open_store(start.store_url) as store:
         used = storage.inspection.progress(store, start.run)
         evaluations = _evaluations(store, start)
@@ -147,17 +147,8 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
         lines[0] += f"; {used['replayed']} replayed"
     if used["skipped"]:
         lines[0] += f"; prompts were skipped {used['skipped']} times"
-    flat = used["zero_variance"]
-    if flat and not of_single_rollouts(used):
-        part = f"{flat / used['generated']:.0%} of them in zero-variance groups (all rewards the same)"
-        rescued = f"; {used['rescued'] / flat:.0%} of these still gave an advantage" if used["rescued"] else ""
-        lines.append(f"               {part}{rescued}")
-    if used["informative_groups"]:
-        cost = used["generated"] / used["informative_groups"]
-        lines.append(
-            f"  groups       {used['informative_groups']} of {used['groups']} informative (an advantage other than 0), "
-            f"{cost:.3g} rollouts each"
-        )
+    for name, line in zip(("groups", ""), groups_in_words(used), strict=False):
+        lines.append(f"  {name:<12} {line}")
     return lines
 
 

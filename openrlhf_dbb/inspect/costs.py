@@ -1,4 +1,4 @@
-"""What a run spent in rollouts and what it got for them; the command costs: runs side by side."""
+"""Sum up what runs spent in rollouts and how many of their groups were mixed; the command costs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ FATES = ("trained", "filtered", "skipped", "replayed")
 
 COLUMNS = (
     "run", "method", "estimator", "rollouts", "tokens", "trained_on", "filtered_out", "skipped", "replayed",
-    "zero_variance_share", "rescued_share", "informative_groups", "rollouts_per_group", "tokens_per_group",
+    "groups", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group", "zero_variance_share",
+    "given_advantage_share",
 )  # fmt: skip
 
 _NARROW = (
-    "run", "method", "estimator", "rollouts", "filtered_out", "zero_variance_share", "rescued_share",
-    "rollouts_per_group", "tokens_per_group",
+    "run", "method", "estimator", "rollouts", "filtered_out", "mixed_groups", "rollouts_per_mixed_group",
+    "zero_variance_share", "given_advantage_share",
 )  # fmt: skip
 
 
@@ -61,8 +62,9 @@ def cost_rows(store: PosteriorStore, runs: Sequence[RunRecord]) -> list[tuple[An
 
 
 def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
-    tokens = tokens_per_group(totals)
+    tokens = tokens_per_mixed_group(totals)
     alone = of_single_rollouts(totals)
+    mixed = mixed_groups(totals)
     return (
         shown(run.name, None),
         shown(run.method, None) or None,
@@ -70,11 +72,12 @@ def _cost_row(run: RunRecord, totals: Mapping[str, Any]) -> tuple[Any, ...]:
         totals["generated"],
         totals["generated_tokens"],
         *(totals[fate] for fate in FATES),
+        totals["groups"],
+        None if mixed is None else round(mixed),
+        rollouts_per_mixed_group(totals),
+        None if tokens is None else round(tokens),
         None if alone else ratio(totals["zero_variance"], totals["generated"]),
         None if alone else ratio(totals["rescued"], totals["zero_variance"]),
-        totals["informative_groups"],
-        rollouts_per_group(totals),
-        None if tokens is None else round(tokens),
     )
 
 
@@ -100,29 +103,65 @@ def of_single_rollouts(totals: Mapping[str, Any]) -> bool:
     """Whether groups are of one rollout (fewer than two on average), so that zero variance says nothing: N = 1.
 
     Args:
-        totals: as for :func:`rollouts_per_group`.
+        totals: as for :func:`mixed_groups`.
     """
     return bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"]
 
 
-def rollouts_per_group(totals: Mapping[str, Any]) -> float | None:
-    """Rollouts generated per informative group (one in which some advantage is not 0), whatever became of them.
+def mixed_groups(totals: Mapping[str, Any]) -> float | None:
+    """Return how many groups had different rewards, some rollouts right and some wrong; None at N = 1.
+
+    The store counts the rollouts of the other groups, so this is exact where all groups have the same size.
 
     Args:
         totals: as :func:`usage_totals` or ``storage.inspection.progress`` gives them.
 
     Example:
-        >>> rollouts_per_group({"generated": 1024, "informative_groups": 40})
+        >>> mixed_groups({"generated": 1024, "zero_variance": 704, "groups": 128})
+        40.0
+    """
+    if totals["generated"] is None or of_single_rollouts(totals):
+        return None
+    share = ratio(totals["generated"] - totals["zero_variance"], totals["generated"])
+    return None if share is None else share * float(totals["groups"])
+
+
+def rollouts_per_mixed_group(totals: Mapping[str, Any]) -> float | None:
+    """Return the rollouts generated for each mixed group, whatever became of them; None without such a group.
+
+    Args:
+        totals: as for :func:`mixed_groups`.
+
+    Example:
+        >>> rollouts_per_mixed_group({"generated": 1024, "zero_variance": 704, "groups": 128})
         25.6
     """
-    return ratio(totals["generated"], totals["informative_groups"])
+    return ratio(totals["generated"], mixed_groups(totals))
 
 
-def tokens_per_group(totals: Mapping[str, Any]) -> float | None:
-    """As :func:`rollouts_per_group`, in response tokens."""
-    return ratio(totals["generated_tokens"], totals["informative_groups"])
+def tokens_per_mixed_group(totals: Mapping[str, Any]) -> float | None:
+    """Return the response tokens generated for each mixed group, as :func:`rollouts_per_mixed_group`."""
+    return ratio(totals["generated_tokens"], mixed_groups(totals))
 
 
-def ratio(part: int | None, whole: int | None) -> float | None:
+def groups_in_words(totals: Mapping[str, Any]) -> list[str]:
+    """Return what a run's groups were, mixed ones first; empty where zero variance says nothing (N = 1).
+
+    Zero-variance groups that were given an advantage are only counted: whether they help, their number does not say.
+    """
+    mixed = mixed_groups(totals)
+    if not totals["groups"] or mixed is None:
+        return []
+    flat, given = totals["zero_variance"], totals["rescued"]
+    lines = [f"{mixed:.0f} of {totals['groups']} mixed (some rollouts right, some wrong)"]
+    if flat:
+        share = "none of them were" if not given else "all were" if given == flat else f"{given / flat:.0%} were"
+        lines.append(
+            f"{totals['groups'] - mixed:.0f} with zero variance (all rewards the same); {share} given an advantage"
+        )
+    return lines
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
     """part / whole; None where one is unknown, or whole is 0."""
     return None if part is None or not whole else part / whole

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from openrlhf_dbb.inspect.costs import FATES, rollouts_per_group, tokens_per_group, usage_totals
+from openrlhf_dbb.inspect.costs import (
+    FATES,
+    mixed_groups,
+    rollouts_per_mixed_group,
+    tokens_per_mixed_group,
+    usage_totals,
+)
 from openrlhf_dbb.terminal import Styled, without_passwords
 from storage import PosteriorStore, RunRecord
 from storage.held_out import held_out
@@ -32,9 +38,10 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "rollouts": totals["generated"],
         "tokens": totals["generated_tokens"],
         **{name: totals[name] for name in FATES},
-        "informative_groups": totals["informative_groups"],
-        "rollouts_per_group": rollouts_per_group(totals),
-        "tokens_per_group": tokens_per_group(totals),
+        "groups": totals["groups"],
+        "mixed_groups": mixed_groups(totals),
+        "rollouts_per_mixed_group": rollouts_per_mixed_group(totals),
+        "tokens_per_mixed_group": tokens_per_mixed_group(totals),
         "model": without_passwords(run.model),
         "dataset": without_passwords(run.dataset),
         "started": run.created_at,

@@ -12,7 +12,7 @@ from openrlhf_dbb.terminal import WIDE_HELP, print_json, print_table, shown
 from storage import PosteriorStore, RunRecord
 
 _HEADER = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
-_MORE = ("trained", "filtered", "skipped", "replayed", "rollouts per group", "tokens per group", "model", "data set")
+_MORE = ("trained", "filtered", "skipped", "replayed", "mixed groups", "model", "data set")
 
 
 def add_commands(add: Any) -> None:
@@ -48,5 +48,5 @@ def _row(run: RunRecord, numbers: dict[str, Any], wide: bool) -> tuple[Any, ...]
     )
     if not wide:
         return row
-    more = ("rollouts_per_group", "tokens_per_group", "model", "dataset")
+    more = ("mixed_groups", "model", "dataset")
     return (*row, *(numbers[name] for name in (*FATES, *more)), run.created_at[:19])

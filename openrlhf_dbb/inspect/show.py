@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.inspect.costs import rollouts_per_group, tokens_per_group
+from openrlhf_dbb.inspect.costs import groups_in_words
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, state, status
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
@@ -82,7 +82,9 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
         found |= _usage(totals)
     fates = group_fates(store, run)
     if fates:
-        found["groups"] = ", ".join(f"{count} {fate}" for fate, count in fates.items() if count or fate != "open")
+        found["groups by fate"] = ", ".join(
+            f"{count} {fate}" for fate, count in fates.items() if count or fate != "open"
+        )
     found["posterior mean"] = "none yet"
     if totals["mean"] is not None:
         found["posterior mean"] = f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited"
@@ -143,12 +145,9 @@ def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
         f"out, {totals['replayed']} replayed, {totals['skipped']} prompt skips"
         + (f"; {unused} more rollouts unused at the end" if unused else "")
     }
-    rollouts, tokens = rollouts_per_group(totals), tokens_per_group(totals)
-    if rollouts is not None and tokens is not None:
-        found["cost"] = (
-            f"{rollouts:.1f} rollouts, {tokens:.0f} tokens per informative group "
-            f"({totals['informative_groups']} of {totals['groups']} groups)"
-        )
+    words = groups_in_words(totals)
+    if words:
+        found["groups"] = "; ".join(words)
     return found
 
 
@@ -172,7 +171,7 @@ def _numbers(store: PosteriorStore, run: RunRecord, most: int) -> dict[str, Any]
         "prompts": totals["prompts"],
         "prompts_visited": totals["visited"],
         "probes": totals["probes"],
-        "groups": group_fates(store, run) or None,
+        "groups_by_fate": group_fates(store, run) or None,
         "began_from": parent,
         "database": store.location,
         "hardest": extremes(store, run, hardest=True, limit=most),

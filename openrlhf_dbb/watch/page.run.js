@@ -1,14 +1,14 @@
 // ---- one run: where its rollouts went, its posteriors, its facts
 
 const PARTS = [
-  { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group whose rewards differ, so that it has advantages by itself." },
-  { key: "rescued_n", name: "rescued", className: "rescued", meaning: "trained on, in a zero-variance group to which the posterior gave advantages." },
-  { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on, in a group without any advantage: generated for nothing." },
+  { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group with some rollouts right and some wrong." },
+  { key: "rescued_n", name: "zero variance, given an advantage", className: "given", meaning: "trained on; all rewards of the group are the same, and the advantage comes from the posterior. Whether this helps, accuracy shows." },
+  { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on; all rewards of the group are the same, and its advantages are 0." },
   { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
 ];
 // One rollout a prompt: no group of which the rewards could differ.
 const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "rescued_n" ? part
-  : { ...part, name: "with an advantage", meaning: "trained on; the posterior gave it an advantage." });
+  : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
 const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
 
@@ -28,9 +28,9 @@ VIEWS.usage = {
     const recorded = Boolean(totals) && step.length > 0;
     for (const id of ["usage-numbers", "usage-charts", "usage-parts"]) byId(id).hidden = !recorded;
     setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record what became of its rollouts."
-      : (totals.single ? "One rollout a prompt: what has an advantage has it from the posterior, and zero variance is not defined. "
-        : "A group has an advantage if its rewards are mixed or the posterior rescued it. ") + "What such a group costs: "
-        + "everything that was generated, whatever became of it, divided by the number of such groups.");
+      : (totals.single ? "One rollout a prompt: what has an advantage has it from the posterior, and zero variance is not defined."
+        : "A group is mixed if some of its rollouts are right and some are wrong. What a mixed group costs: "
+        + "everything that was generated, whatever became of it, divided by the number of mixed groups."));
     if (!recorded) return answer.last;
     const cost = (value, format) => isNumber(value) ? format(value) : "-";
     drawNumbers(byId("usage-numbers"), [
@@ -40,9 +40,9 @@ VIEWS.usage = {
       ["replayed", whole(totals.replayed)],
       ["prompts skipped", whole(totals.skipped)],
       ["tokens generated", short(totals.tokens)],
-      ["informative groups", `${whole(totals.informative_groups)} of ${whole(totals.groups)}`],
-      ["rollouts per informative group", cost(totals.rollouts_per_group, decimal)],
-      ["tokens per informative group", cost(totals.tokens_per_group, whole)],
+      ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
+      ["rollouts per mixed group", cost(totals.rollouts_per_mixed_group, decimal)],
+      ["tokens per mixed group", cost(totals.tokens_per_mixed_group, whole)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
     const { trained, informative, rescued, filtered } = totals;

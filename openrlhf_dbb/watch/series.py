@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from openrlhf_dbb.inspect.costs import of_single_rollouts, rollouts_per_group, tokens_per_group
+from openrlhf_dbb.inspect.costs import (
+    mixed_groups,
+    of_single_rollouts,
+    rollouts_per_mixed_group,
+    tokens_per_mixed_group,
+)
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.numbers import number, rounded, whole
 from storage import PosteriorStore
@@ -218,8 +223,9 @@ class Series:
             "tokens": sums["generated_tokens"],
             "filtered": sums["generated"] - sums["trained"],
             **sums,
-            "rollouts_per_group": number(rollouts_per_group(sums)),
-            "tokens_per_group": number(tokens_per_group(sums)),
+            "mixed_groups": number(mixed_groups(sums)),
+            "rollouts_per_mixed_group": number(rollouts_per_mixed_group(sums)),
+            "tokens_per_mixed_group": number(tokens_per_mixed_group(sums)),
             "single": of_single_rollouts(sums),
             **noted,
         }
