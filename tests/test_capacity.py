@@ -190,3 +190,19 @@ def test_a_preset_works_on_the_machine_it_says(name):
     assert capacity.needs(shape, made.args).disk <= disk * GIB < 1.1 * capacity.needs(shape, made.args).disk
     with pytest.raises(UsageError, match=r"vLLM's weights take|training takes"):
         capacity.check(shape, made.args, [Gpu("small", 16 * GIB, (9, 0))], host=memory * GIB)
+
+
+def test_the_start_says_what_a_checkpoint_takes_and_how_many_are_kept():
+    def said(*flags, gpus="1x80"):
+        args = settings("default", gpus, *FLAGS, "--actor.model_name_or_path", "m", *flags).args
+        return capacity.describe_checkpoints(SHAPE, args)
+
+    # a billion parameters: 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments
+    assert said("--ckpt.save_steps", "10", "--ckpt.path", "c").startswith(
+        "14 GB each, after every 10 steps; the last 3"
+    )
+    assert said("--ckpt.save_steps", "10", "--ckpt.max_mem", "20").startswith(
+        "14 GB each, after every 10 steps; the last 1"
+    )
+    assert said("--ckpt.save_steps", "10", "--ckpt.max_num", "2").split("; ")[1].startswith("the last 2 kept, 28 GB in")
+    assert said("--ckpt.save_steps", "-1").startswith("none")

@@ -105,7 +105,7 @@ def needs(shape: Shape, args: SimpleNamespace) -> Needs:
     here = optimizer * args.actor.num_gpus_per_node * (args.ds.enable_sleep or args.ds.adam_offload)
     engines = -(-(args.vllm.num_engines or 0) // args.actor.num_nodes)
     here += WEIGHT * parameters * engines * args.vllm.enable_sleep
-    checkpoint = 0 if args.ckpt.disable_ds or args.ckpt.save_steps == -1 else (WEIGHT + OPTIMIZER) * parameters
+    checkpoint = checkpoint_bytes(shape, args)
     kept_on_disk = min(args.ckpt.max_num * checkpoint, max(args.ckpt.max_mem * GIB, checkpoint))
     return Needs(
         states=round(states),
@@ -118,6 +118,26 @@ def needs(shape: Shape, args: SimpleNamespace) -> Needs:
         checkpoint=checkpoint,
         disk=round(kept_on_disk) + WEIGHT * parameters * (1 + _best_models(args)),
     )
+
+
+def describe_checkpoints(shape: Shape, args: SimpleNamespace) -> str:
+    """Return what a checkpoint takes on disk, when one is saved, and how many are kept; "none" if none is."""
+    size = checkpoint_bytes(shape, args)
+    if not size or args.ckpt.save_steps <= 0:
+        return "none: a run that stops cannot be resumed (--ckpt.save_steps)"
+    kept = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size)))
+    return (
+        f"{size / 1e9:.2g} GB each, after every {args.ckpt.save_steps} steps; the last {kept} kept, "
+        f"{kept * size / 1e9:.2g} GB in {args.ckpt.path}"
+    )
+
+
+def checkpoint_bytes(shape: Shape, args: SimpleNamespace) -> int:
+    """Return the bytes of one checkpoint: weights as trained, and in 32 bits the weights and Adam's two moments."""
+    if args.ckpt.disable_ds or args.ckpt.save_steps == -1:
+        return 0
+    weight = 2 * WEIGHT if args.ds.param_dtype == "fp32" else WEIGHT
+    return (weight + OPTIMIZER) * shape.parameters
 
 
 def _best_models(args: SimpleNamespace) -> int:

@@ -113,7 +113,12 @@ def prepare(
             begun = start.resume(settings, store, resumed, prompts)
     if resumed is not None:
         before_the_run(settings)
-    notes = [*begun.notes, f"warning: {warning}"] if warning else begun.notes
+    notes = list(begun.notes)
+    shape = capacity.Shape.of(config)
+    if shape is not None:
+        notes.append(f"checkpoints {capacity.describe_checkpoints(shape, settings.args)}")
+    if warning:
+        notes.append(f"warning: {warning}")
     return settings, dataclasses.replace(begun, benchmarks=validated, notes=notes)
 
 
