@@ -198,11 +198,7 @@ def test_the_start_says_what_a_checkpoint_takes_and_how_many_are_kept():
         return capacity.describe_checkpoints(SHAPE, args)
 
     # a billion parameters: 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments
-    assert said("--ckpt.save_steps", "10", "--ckpt.path", "c").startswith(
-        "14 GB each, after every 10 steps; the last 3"
-    )
-    assert said("--ckpt.save_steps", "10", "--ckpt.max_mem", "20").startswith(
-        "14 GB each, after every 10 steps; the last 1"
-    )
-    assert said("--ckpt.save_steps", "10", "--ckpt.max_num", "2").split("; ")[1].startswith("the last 2 kept, 28 GB in")
+    three = ("--ckpt.save_steps", "10", "--ckpt.max_num", "3")
+    assert said(*three).startswith("14 GB each, after every 10 steps; the last 3 kept, 42 GB in ")
+    assert "the last 1 kept, 14 GB in" in said(*three, "--ckpt.max_mem", "20")
     assert said("--ckpt.save_steps", "-1").startswith("none")
