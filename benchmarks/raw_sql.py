@@ -36,9 +36,6 @@ LOAD = "SELECT prompt_id, alpha, beta, state, visits, step FROM dbb_posterior WH
 COPY_RUN = """
     INSERT INTO dbb_posterior SELECT {0}, prompt_id, alpha * {0}, beta * {0}, state, 0, 0
     FROM dbb_posterior WHERE run_id = {0}"""
-BY_HASH = """
-    SELECT p.hash, q.alpha, q.beta, q.state
-    FROM {1}dbb_posterior q JOIN {1}dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = {0}"""
 UNDO = """
     INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
@@ -62,8 +59,7 @@ class RawSQLite:
     """One connection of ``sqlite3`` with the store's settings."""
 
     def __init__(self, url: str) -> None:
-        self.path = url.removeprefix("sqlite:///")
-        self.connection = sqlite3.connect(self.path, isolation_level=None)
+        self.connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         for setting in ("synchronous = NORMAL", f"cache_size = -{CACHE_KIB}", "temp_store = MEMORY"):
             self.connection.execute(f"PRAGMA {setting}")
 
@@ -75,7 +71,7 @@ class RawSQLite:
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
-        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 15)})", history)
+        self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 16)})", history)
         self.connection.executemany(f"INSERT INTO dbb_usage VALUES ({', '.join('?' * 13)})", usage)
         self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 12)})", rollouts)
         self.connection.execute(APPLY.format("?"), (run, step))
@@ -88,18 +84,6 @@ class RawSQLite:
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(COPY_RUN.format("?"), (run, 0.5, 0.5, source))
         self.connection.execute("COMMIT")
-
-    def copy_from(self, other: RawSQLite, source: int, run: int) -> None:
-        self.connection.execute(f"ATTACH '{other.path}' AS source")
-        self.connection.execute("BEGIN IMMEDIATE")
-        query = BY_HASH.format("?", "source.")
-        self.connection.execute(
-            f"""INSERT INTO dbb_posterior SELECT ?, p.prompt_id, s.alpha * ?, s.beta * ?, s.state, 0, 0
-                FROM ({query}) s JOIN dbb_prompt p ON p.hash = s.hash""",
-            (run, 0.5, 0.5, source),
-        )
-        self.connection.execute("COMMIT")
-        self.connection.execute("DETACH source")
 
     def undo(self, run: int, step: int) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
@@ -143,26 +127,6 @@ class RawPostgreSQL:
     def copy_run(self, source: int, run: int) -> None:
         self.connection.execute(COPY_RUN.format("%s"), (run, 0.5, 0.5, source))
         self.connection.commit()
-
-    def copy_from(self, other: RawPostgreSQL, source: int, run: int) -> None:
-        query = BY_HASH.format(int(source), "")
-        with self.connection.cursor() as cursor, other.connection.cursor() as reader:
-            cursor.execute(
-                "CREATE TEMP TABLE source (hash bytea, alpha float8, beta float8, state bytea) ON COMMIT DROP"
-            )
-            with (
-                reader.copy(f"COPY ({query}) TO STDOUT (FORMAT BINARY)") as out,
-                cursor.copy("COPY source FROM STDIN (FORMAT BINARY)") as into,
-            ):
-                for block in out:
-                    into.write(block)
-            cursor.execute(
-                """INSERT INTO dbb_posterior SELECT %s, p.prompt_id, s.alpha * %s, s.beta * %s, s.state, 0, 0
-                   FROM source s JOIN dbb_prompt p ON p.hash = s.hash""",
-                (run, 0.5, 0.5),
-            )
-        self.connection.commit()
-        other.connection.commit()
 
     def undo(self, run: int, step: int) -> None:
         with self.connection.cursor() as cursor:

@@ -44,7 +44,6 @@ TINY = 64  # prompts of a step of the tiny preset
 PROMPTS = 17_280  # of an ordinary run
 UNDONE = 100  # steps of the long run to undo
 WIDE = 1_954 * WIDE_STEP  # prompts of the long run, a whole number of steps
-PART = 1_000  # prompts that are registered together
 BOUNDS = {
     "sqlite": {"step / driver": 1.5, "long / empty": 1.2, "bulk": 2.0},
     "postgresql": {"step / driver": 2.5, "long / empty": 1.2, "bulk": 2.0},
@@ -118,7 +117,6 @@ class Bench:
             self.steps(long, empty)
             self.resume(long, wide, ids)
             self.warm_start(long, wide, ids)
-            self.warm_start_elsewhere(long, wide)
             self.roll_back(long, wide)
         return self.results
 
@@ -197,36 +195,9 @@ class Bench:
             lambda run: forget(long, run),
         )
 
-    def warm_start_elsewhere(self, long: PosteriorStore, wide: Run) -> None:
-        with open_store(self.new("other")) as other:
-            other.register_prompts(["one more"], [""])  # gives the same prompts other ids
-            prompts, labels = texts(self.wide)
-            # Registration in parts gives the ids another order too.
-            parts = [slice(start, start + PART) for start in range(0, self.wide, PART)]
-            ids = np.concatenate([other.register_prompts(prompts[part], labels[part]) for part in parts])
-            raw, source, copies = self.raw(other.url), self.raw(long.url), itertools.count()
-            self.compare(
-                f"warm start of {self.wide:,} from another database",
-                lambda run: raw.copy_from(source, wide.record.run_id, run.record.run_id),
-                lambda run: run.warm_start(long, wide.record, ids, weight=0.5),
-                lambda: create(other, f"copy {next(copies)}"),
-                lambda run: forget(other, run),
-            )
-            # The same posteriors without history, to compare steps of the long run with.
-            young = create(other, "young")
-            young.warm_start(long, wide.record, ids)
-            self.wide_steps(Trainer(wide, self.wide), Trainer(young, self.wide))
-
-    def wide_steps(self, old: Trainer, young: Trainer) -> None:
-        for size in SIZES:
-            on_old, on_young = self.in_turn([old, young], None, size, self.repetitions)
-            # No bound: on PostgreSQL most of the time goes to first writes of pages after a checkpoint.
-            self.add(f"step of {size:,} of {self.wide:,}, long / no history", on_young, on_old)
-
     def roll_back(self, long: PosteriorStore, wide: Run) -> None:
         raw, run = self.raw(long.url), wide.record.run_id
         step = self.wide * PASSES // WIDE_STEP
-        wide.roll_back(step)  # the steps of wide_steps
         steps = itertools.count(step - UNDONE, -UNDONE)
         self.compare(
             f"roll back {UNDONE} steps, {UNDONE * WIDE_STEP:,} rows",
