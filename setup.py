@@ -58,7 +58,6 @@ setup(
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
         "openrlhf_dbb.shims": ["modules/*.py"],
-        "openrlhf_dbb.study": ["protocols/*.toml"],
     },
     install_requires=LIGHT,
     extras_require={

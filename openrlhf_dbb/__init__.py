@@ -3,7 +3,6 @@
 Parts; each imports only what stands below it:
 
 cli         the commands
-study       whole trainings one after another, and what they show about the paper
 driver      the process that the user starts, before and around the training
 actors      the trainer, in the same process, and Ray's actors: knows torch and OpenRLHF
 integrations  the same posteriors in other trainers: TRL, verl

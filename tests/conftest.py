@@ -418,7 +418,7 @@ def train():
 
 
 class Lane:
-    """Trains command lines one after another in one process and the same actors: ``python -m openrlhf_dbb.study lane``.
+    """Trains command lines one after another in one process and the same actors: ``python -m study lane``.
 
     Only for runs that agree in vLLM's engine flags and the number of ranks, and that leave the actors alive.
     """
@@ -458,7 +458,8 @@ class Lane:
     def _start(self):
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "openrlhf_dbb.study", "lane"],
+                [sys.executable, "-m", "study", "lane"],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
                 cwd=self._log.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 

@@ -14,7 +14,6 @@ STACK = ("torch", "ray", "openrlhf", "vllm")
 
 LAYERS = (
     ("cli", "__main__"),
-    ("study",),  # whole trainings, one after another
     ("driver",),
     ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs

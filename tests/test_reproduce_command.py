@@ -1,18 +1,18 @@
-"""openrlhf-dbb reproduce: what is listed, which runs are missing, and the page, from the rows of the repository."""
+"""python -m study reproduce: what is listed, which runs are missing, and the page, from the rows of the repository."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb.cli.main import main
+from study.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 STUDY = str(ROOT / "docs" / "study")
 
 
 def command(capsys, *argv):
-    """Exit code, output and errors of ``openrlhf-dbb reproduce``."""
+    """Exit code, output and errors of ``python -m study reproduce``."""
     code = main(["reproduce", *argv])
     return code, *capsys.readouterr()
 
@@ -35,18 +35,18 @@ def test_runs_whose_rows_are_known_are_not_made_again(capsys):
     assert printed.splitlines()[0] == "n2-dr_grpo-s1"
     assert command(capsys, "run", "dr-grpo", "--known", STUDY)[:2] == (
         0,
-        "no run is missing; openrlhf-dbb reproduce report writes what was found\n",
+        "no run is missing; python -m study reproduce report writes what was found\n",
     )
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["run", "dr-gpo"], "error: the paper's claims have no 'dr-gpo'; openrlhf-dbb reproduce list shows the"),
-        (["run", "all", "--seeds", "0"], "error: --seeds 0: give a number above 0"),
-        (["run", "all", "--hours", "-1"], "error: --hours -1: give a number above 0"),
-        (["list", "--known", "/nowhere"], "error: --known /nowhere: no runs.csv there; name a folder that reproduce"),
-        (["report", "--known"], "error: --output paper-runs holds no runs, and no folder with rows of earlier ones is"),
+        (["run", "dr-gpo"], "study: the paper's claims have no 'dr-gpo'; python -m study reproduce list shows the"),
+        (["run", "all", "--seeds", "0"], "study: --seeds 0: give a number above 0"),
+        (["run", "all", "--hours", "-1"], "study: --hours -1: give a number above 0"),
+        (["list", "--known", "/nowhere"], "study: --known /nowhere: no runs.csv there; name a folder that reproduce"),
+        (["report", "--known"], "study: --output paper-runs holds no runs, and no folder with rows of earlier ones is"),
     ],
 )
 def test_wrong_requests_end_in_one_line(capsys, tmp_path, monkeypatch, argv, message):

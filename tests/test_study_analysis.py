@@ -11,8 +11,8 @@ pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import analysis, cells, fewer, figures, files, page, tables, verdict
-from openrlhf_dbb.study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study
+from study import analysis, cells, fewer, figures, files, page, tables, verdict
+from study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study
 
 ROOT = Path(__file__).parents[1]
 PROMPTS = 2048
@@ -345,7 +345,7 @@ def test_a_table_without_data_says_so(tmp_path):
 def test_the_document_shows_the_committed_numbers(tmp_path):
     copy = tmp_path / "study.md"
     copy.write_bytes((ROOT / "docs" / "study.md").read_bytes())
-    assert not tables.fill(copy, tables.build(files.load(ROOT / "docs/study"))), "run python scripts/draw_study.py"
+    assert not tables.fill(copy, tables.build(files.load(ROOT / "docs/study"))), "run python -m study.draw"
 
 
 def test_the_control_is_paired_by_seed_and_shows_the_largest_probability_of_ending_at_once():

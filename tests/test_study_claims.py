@@ -5,10 +5,10 @@ import math
 import pytest
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import claims, findings, protocol
-from openrlhf_dbb.study.claims import SCALES, Claim, Test
-from openrlhf_dbb.study.data import EpochRow, ErrorRow, PriorRow, RunRow, Study
-from openrlhf_dbb.study.findings import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED
+from study import claims, findings, protocol
+from study.claims import SCALES, Claim, Test
+from study.data import EpochRow, ErrorRow, PriorRow, RunRow, Study
+from study.findings import NOT_RUN, OPPOSITE, REPRODUCED, UNDECIDED
 
 MANIFEST = claims.load()
 NO_OUTCOME = ("error", "below_point", "range", "prior")
@@ -77,7 +77,7 @@ def test_the_arm_of_a_test_replaces_the_claims():
 
 
 def test_unknown_claims_are_refused():
-    with pytest.raises(UsageError, match=r"no 'dbb-beats-all'; openrlhf-dbb reproduce list shows the \d+ there are"):
+    with pytest.raises(UsageError, match=r"no 'dbb-beats-all'; python -m study reproduce list shows the \d+ there are"):
         claims.choose(["dr-grpo", "dbb-beats-all"])
     assert [each.id for each in claims.choose(["dr-grpo", "dr-grpo"])] == ["dr-grpo"]
     assert len(claims.choose(["all"])) == len(MANIFEST)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import collect
-from openrlhf_dbb.study.collect import Name
 from storage import ProbeRows
+from study import collect
+from study.collect import Name
 
 # Successes of two prompts with 2 rollouts each, in each of 8 steps; 0 or 2 is a zero-variance group.
 SUCCESSES = ((0, 1), (1, 1), (2, 1), (2, 2), (0, 0), (1, 0), (2, 1), (1, 1))

@@ -14,11 +14,11 @@ from openrlhf_dbb import cpu
 cpu.prepare_driver()
 
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.study import __main__ as study  # noqa: E402
-from openrlhf_dbb.study import control, exact, files, measure, protocol  # noqa: E402
-from openrlhf_dbb.study.data import ControlRow, PointRow  # noqa: E402
-from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
-from openrlhf_dbb.study.tokens import NOTHING, Tokens  # noqa: E402
+from study import __main__ as study  # noqa: E402
+from study import control, exact, files, measure, protocol  # noqa: E402
+from study.data import ControlRow, PointRow  # noqa: E402
+from study.policy_gradient import sample  # noqa: E402
+from study.tokens import NOTHING, Tokens  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
 PROMPTS = SimpleNamespace(train=SimpleNamespace(prompts=[None] * 2048))
@@ -108,7 +108,7 @@ def test_a_folder_without_task_or_model_is_refused(tmp_path):
 
 
 def test_the_arms_are_those_of_the_protocol():
-    from openrlhf_dbb.study import protocol
+    from study import protocol
 
     runs = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
     runs["single"] = next(run.flags for run in protocol.load("fewer").runs if run.arm == "single")

@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from openrlhf_dbb.study import fewer, figures, page, protocol, tables, verdict
-from openrlhf_dbb.study.data import ControlRow, PointRow, RunRow, Study
+from study import fewer, figures, page, protocol, tables, verdict
+from study.data import ControlRow, PointRow, RunRow, Study
 
 ROLLOUTS, CURVE = np.array([0.0, 100.0, 200.0, 300.0, 400.0]), np.array([0.40, 0.44, 0.46, 0.47, 0.48])
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import files
-from openrlhf_dbb.study.data import ErrorRow, GradientRow, RunRow
+from study import files
+from study.data import ErrorRow, GradientRow, RunRow
 
 HEADER = ",".join(RunRow._fields)
 

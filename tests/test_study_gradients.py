@@ -16,10 +16,10 @@ import torch
 from estimators import Estimate, build, centered
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import visits
-from openrlhf_dbb.study import gradients as study
-from openrlhf_dbb.study.policy_gradient import cosine, gradients, log_probabilities, sample, weights
-from openrlhf_dbb.study.tokens import NOTHING, Tokens
 from storage import StepRows, open_store
+from study import gradients as study
+from study.policy_gradient import cosine, gradients, log_probabilities, sample, weights
+from study.tokens import NOTHING, Tokens
 
 END = 3
 

@@ -14,10 +14,10 @@ cpu.prepare_driver()
 
 import storage  # noqa: E402
 from openrlhf_dbb.rewards import last_result  # noqa: E402
-from openrlhf_dbb.study import exact, files, measure, protocol, run, tasks  # noqa: E402
-from openrlhf_dbb.study.data import PointRow  # noqa: E402
-from openrlhf_dbb.study.policy_gradient import sample  # noqa: E402
-from openrlhf_dbb.study.tokens import NOTHING, Tokens  # noqa: E402
+from study import exact, files, measure, protocol, run, tasks  # noqa: E402
+from study.data import PointRow  # noqa: E402
+from study.policy_gradient import sample  # noqa: E402
+from study.tokens import NOTHING, Tokens  # noqa: E402
 
 END, MARK, LONGEST = 3, 2, 4  # of the tokens 0 to 3
 

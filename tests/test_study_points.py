@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 import storage
-from openrlhf_dbb.study import exact, files, measure
-from openrlhf_dbb.study.data import PointRow
-from openrlhf_dbb.study.protocol import PlannedRun
+from study import exact, files, measure
+from study.data import PointRow
+from study.protocol import PlannedRun
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import openrlhf_dbb
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import protocol, tasks
-from openrlhf_dbb.study import run as study_run
-from openrlhf_dbb.study.collect import NAMES, Name
-from openrlhf_dbb.study.data import EVERY_ARM
+from study import protocol, tasks
+from study import run as study_run
+from study.collect import NAMES, Name
+from study.data import EVERY_ARM
 
 PACKAGE = Path(openrlhf_dbb.__file__).parent
 SMALL = """

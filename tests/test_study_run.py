@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import measure, protocol, run
+from study import measure, protocol, run
 
 GPU = protocol.load("gpu")
 

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import tasks
 from openrlhf_dbb.tiny import steps
 from openrlhf_dbb.tiny.task import generate
+from study import tasks
 
 
 def rows(path):

@@ -28,7 +28,6 @@ COMMANDS = {
     "train": Command(None, "train a model with GRPO and stored posteriors"),
     "evaluate": Command("openrlhf_dbb.cli.evaluate", "measure models on benchmarks, compare them, plot trainings"),
     "lab": Command("openrlhf_dbb.cli.lab", "choose an estimator and a discount without training"),
-    "reproduce": Command("openrlhf_dbb.cli.reproduce", "check the paper's claims, one by one"),
     "runs": Command("openrlhf_dbb.inspect.runs", "list all runs, newest first, with their held-out accuracy"),
     "show": Command("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": Command("openrlhf_dbb.inspect.history", "every visit of one prompt"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.data import (
+from study.data import (
     EVERY_ARM,
     ControlRow,
     EpochRow,

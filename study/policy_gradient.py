@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from estimators.base import Floats
-from openrlhf_dbb.study.tokens import NOTHING, Tokens
+from study.tokens import NOTHING, Tokens
 
 _ROWS = 1024  # responses differentiated at a time; bounds the memory
 

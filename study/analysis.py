@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm, paired_t
-from openrlhf_dbb.study.data import EpochRow, ErrorRow, Floats, GradientRow, RunRow, Study
+from study.data import EpochRow, ErrorRow, Floats, GradientRow, RunRow, Study
 
 BASELINE = "grpo"
 PRIMARY = (("dbb", "grpo"), ("auto", "grpo"))

@@ -9,8 +9,8 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import read_toml
-from openrlhf_dbb.study import protocol
-from openrlhf_dbb.study.protocol import PlannedRun, Protocol
+from study import protocol
+from study.protocol import PlannedRun, Protocol
 
 MANIFEST = Path(__file__).parent / "claims.toml"
 SCALES = {"tiny": ("cpu", "paper"), "gpu": ("gpu",)}
@@ -104,8 +104,8 @@ def choose(ids: Sequence[str]) -> list[Claim]:
     unknown = [name for name in ids if name not in (*known, "all")]
     if unknown:
         raise UsageError(
-            f"the paper's claims have no {unknown[0]!r}; openrlhf-dbb reproduce list shows the {len(known)} there are, "
-            "all stands for all of them"
+            f"the paper's claims have no {unknown[0]!r}; python -m study reproduce list shows the {len(known)} "
+            "there are, all stands for all of them"
         )
     return list(known.values()) if "all" in ids else [known[name] for name in dict.fromkeys(ids)]
 

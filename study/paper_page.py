@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from openrlhf_dbb.study import findings, paper_figures, tables
-from openrlhf_dbb.study.cells import Table, markdown
-from openrlhf_dbb.study.claims import SCALES, Claim
-from openrlhf_dbb.study.data import Study
-from openrlhf_dbb.study.findings import NOT_RUN, Finding
+from study import findings, paper_figures, tables
+from study.cells import Table, markdown
+from study.claims import SCALES, Claim
+from study.data import Study
+from study.findings import NOT_RUN, Finding
 
 TABLES = ("summary", "claims", "more", "gpu", "cost")
 _PAGE = """# The paper, claim by claim

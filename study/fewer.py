@@ -16,9 +16,9 @@ import numpy as np
 
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER, holm
-from openrlhf_dbb.study import analysis
-from openrlhf_dbb.study.analysis import Paired
-from openrlhf_dbb.study.cells import (
+from study import analysis
+from study.analysis import Paired
+from study.cells import (
     PLUS_MINUS,
     Table,
     concluded,
@@ -28,7 +28,7 @@ from openrlhf_dbb.study.cells import (
     percent,
     rollouts_needed,
 )
-from openrlhf_dbb.study.data import CONTROL_OF, FEWER_ARMS, Floats, Study
+from study.data import CONTROL_OF, FEWER_ARMS, Floats, Study
 
 
 class Arm(NamedTuple):

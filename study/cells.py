@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.formats import p_value, points
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from openrlhf_dbb.study.analysis import Paired, Reached
+from study.analysis import Paired, Reached
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
 

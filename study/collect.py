@@ -27,8 +27,8 @@ from openrlhf_dbb.evaluation import benchmarks, training_curves
 from openrlhf_dbb.evaluation.training_curves import TrainingCurve
 from openrlhf_dbb.lab import outcomes, recorded
 from openrlhf_dbb.lab.error_curves import MASSES
-from openrlhf_dbb.study import files
-from openrlhf_dbb.study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, PriorRow, RunRow
+from study import files
+from study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, PriorRow, RunRow
 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",

@@ -1,7 +1,7 @@
 """The study of docs/study.md: does history make a better policy at equal rollouts?
 
-    python -m openrlhf_dbb.study    train a protocol's runs, measure, collect and draw (scripts/run_study.sh sets it up)
-    scripts/draw_study.py           redraw from the committed CSV files; needs no training stack
+    python -m study                 train a protocol's runs, measure, collect and draw (--protocol smoke: in minutes)
+    python -m study.draw            redraw from the committed CSV files; needs no training stack
 
 Train, through the real pipeline:
     protocols/       what is trained, one TOML file per protocol: cpu, paper, fewer, smoke, gpu

@@ -1,8 +1,8 @@
-"""The command reproduce: the paper's claims, the runs that check them, and what was found.
+"""List the paper's claims, train the runs that check them, and report the verdicts.
 
-openrlhf-dbb reproduce list
-openrlhf-dbb reproduce run dbb-beats-grpo --scale tiny
-openrlhf-dbb reproduce report
+python -m study reproduce list
+python -m study reproduce run dbb-beats-grpo --scale tiny
+python -m study reproduce report
 """
 
 from __future__ import annotations
@@ -13,31 +13,23 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from openrlhf_dbb.cli import stack
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study import claims, protocol
-from openrlhf_dbb.study.claims import SCALES, Claim
-from openrlhf_dbb.study.data import Study
-from openrlhf_dbb.study.protocol import PlannedRun, Protocol
+from study import claims, protocol
+from study.claims import SCALES, Claim
+from study.data import Study
+from study.protocol import PlannedRun, Protocol
 
 KNOWN = ("docs/study", "docs/paper")
 """Folders with rows of earlier runs, in a checkout."""
 Planned = list[tuple[Protocol, PlannedRun]]
 
 
-def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.main``."""
-
-    def explain(arguments: argparse.Namespace) -> None:
-        parser.print_help()
-
-    parser = add("reproduce", explain, opens_store=False)
-    parser.epilog = (
-        "docs/paper.md is what was found so far. A run serves every claim that it answers, and is made once."
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Declare the commands of ``python -m study reproduce``."""
+    parser.epilog = "A run serves every claim that it answers, and is made once."
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     every = commands.add_parser("list", help="the claims, and what was found", description="The claims, and verdicts.")
     every.set_defaults(command=_list)
     run = commands.add_parser("run", help="train what a claim needs", description="Train the runs that claims need.")
@@ -79,7 +71,7 @@ def _known(arguments: argparse.Namespace) -> list[Path]:
 
 
 def _rows(folders: Sequence[Path]) -> Study:
-    from openrlhf_dbb.study import files
+    from study import files
 
     study = Study()
     for folder in folders:
@@ -87,8 +79,8 @@ def _rows(folders: Sequence[Path]) -> Study:
     return study
 
 
-def _list(arguments: argparse.Namespace) -> None:
-    from openrlhf_dbb.study import paper_page
+def _list(arguments: argparse.Namespace) -> int:
+    from study import paper_page
 
     known = claims.load()
     results = paper_page.found(known, _rows(_known(arguments)))
@@ -96,6 +88,7 @@ def _list(arguments: argparse.Namespace) -> None:
     for name, claim in known.items():
         said = "; ".join(f"{scale}: {results[name, scale][0].verdict}" for scale in SCALES)
         print(f"{name:{width}}  {said}\n{'':{width}}  {claim.says} ({claim.where})")
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -110,9 +103,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print("\n".join(run.name for _, run in missing) or "no run is missing")
         return 0
     if not missing:
-        print("no run is missing; openrlhf-dbb reproduce report writes what was found")
+        print("no run is missing; python -m study reproduce report writes what was found")
         return 0
-    stack.require("openrlhf-dbb reproduce run")
+    stack.require("python -m study reproduce run")
     return _train(missing, arguments)
 
 
@@ -128,7 +121,7 @@ def _missing(chosen: Sequence[Claim], arguments: argparse.Namespace, done: set[s
 
 
 def _train(missing: Planned, arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import measure, run
+    from study import measure, run
 
     run.quiet_imports()
     failed: dict[str, str] = {}
@@ -148,9 +141,9 @@ def _train(missing: Planned, arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _report(arguments: argparse.Namespace) -> None:
-    from openrlhf_dbb.study import paper_page, run
-    from openrlhf_dbb.study.collect import collect
+def _report(arguments: argparse.Namespace) -> int:
+    from study import paper_page, run
+    from study.collect import collect
 
     into = arguments.into or arguments.output / "paper"
     known = _known(arguments)
@@ -160,7 +153,8 @@ def _report(arguments: argparse.Namespace) -> None:
     elif not known:
         raise UsageError(
             f"--output {arguments.output} holds no runs, and no folder with rows of earlier ones is known; "
-            "train some with openrlhf-dbb reproduce run, or name --known DIR"
+            "train some with python -m study reproduce run, or name --known DIR"
         )
     for path in paper_page.write(claims.load(), _rows(known), into):
         print(path)
+    return 0

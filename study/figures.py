@@ -15,9 +15,9 @@ import numpy as np
 from openrlhf_dbb.evaluation.formats import points
 from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.figures import mark_best, new_figure, style
-from openrlhf_dbb.study import analysis, fewer
-from openrlhf_dbb.study.analysis import BASELINE, TARGET
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Floats, Study
+from study import analysis, fewer
+from study.analysis import BASELINE, TARGET
+from study.data import ARMS, EXPERIMENTS, Floats, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

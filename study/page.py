@@ -8,11 +8,11 @@ import html
 from importlib.resources import files
 from pathlib import Path
 
-from openrlhf_dbb.study import figures, tables
-from openrlhf_dbb.study.cells import Table
-from openrlhf_dbb.study.data import EXPERIMENTS, Study
-from openrlhf_dbb.study.files import load
-from openrlhf_dbb.study.verdict import verdict
+from study import figures, tables
+from study.cells import Table
+from study.data import EXPERIMENTS, Study
+from study.files import load
+from study.verdict import verdict
 
 TITLE = "GRPO with a reward estimator that remembers: the study"
 _OWN_STYLE = """

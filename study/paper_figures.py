@@ -11,9 +11,9 @@ import numpy as np
 
 from openrlhf_dbb.figures import new_figure, style
 from openrlhf_dbb.lab import error_curves
-from openrlhf_dbb.study import analysis
-from openrlhf_dbb.study.data import Floats, Study
-from openrlhf_dbb.study.findings import DISCOUNT, outcome
+from study import analysis
+from study.data import Floats, Study
+from study.findings import DISCOUNT, outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.policy_gradient import log_probabilities, sample
-from openrlhf_dbb.study.tasks import TASKS, Kind
-from openrlhf_dbb.study.tokens import NOTHING, Tokens, load_policy, tokenize
+from study.policy_gradient import log_probabilities, sample
+from study.tasks import TASKS, Kind
+from study.tokens import NOTHING, Tokens, load_policy, tokenize
 
 _PART = 32  # prompts sampled at a time; bounds the memory
 
@@ -101,10 +101,10 @@ class Task:
 
 
 def read(folder: Path, kind: Kind = TASKS["tiny"]) -> Task:
-    """The task that :func:`openrlhf_dbb.study.tasks.prepare` made in a folder.
+    """The task that :func:`study.tasks.prepare` made in a folder.
 
     Args:
-        kind: of the task, see :func:`openrlhf_dbb.study.tasks.kind`.
+        kind: of the task, see :func:`study.tasks.kind`.
 
     Raises:
         UsageError: there is none.

@@ -26,11 +26,11 @@ from estimators.base import Floats
 from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab.visits import Visits, visits
-from openrlhf_dbb.study.data import GradientRow
-from openrlhf_dbb.study.policy_gradient import cosine, gradients, one_thread, sample, weights
-from openrlhf_dbb.study.tokens import Tokens, load_policy, tokenize
 from storage import open_store, read_log
 from storage.inspection import prompt_texts
+from study.data import GradientRow
+from study.policy_gradient import cosine, gradients, one_thread, sample, weights
+from study.tokens import Tokens, load_policy, tokenize
 
 _LONGEST_TEXT = 100_000
 

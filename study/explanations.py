@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from openrlhf_dbb.evaluation.formats import p_value
-from openrlhf_dbb.study import analysis
-from openrlhf_dbb.study.analysis import BASELINE
-from openrlhf_dbb.study.cells import Table, difference, interval, percent
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study
+from study import analysis
+from study.analysis import BASELINE
+from study.cells import Table, difference, interval, percent
+from study.data import ARMS, EXPERIMENTS, Study
 
 
 def control(study: Study) -> Table:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from openrlhf_dbb.evaluation.statistics import DRAWS, LEVEL
-from openrlhf_dbb.study import analysis
-from openrlhf_dbb.study.claims import Claim, Test
-from openrlhf_dbb.study.data import Floats, Study
+from study import analysis
+from study.claims import Claim, Test
+from study.data import Floats, Study
 
 REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN = "reproduced", "opposite", "no difference shown", "not run"
 POINTS = ("exact", "accuracy", "mean_accuracy", "best", "mean_best", "ood", "reward_last")

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 import estimators
 from estimators import FORMS
 from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
-from openrlhf_dbb.study.data import CONTROL_OF, ControlRow, PointRow
-from openrlhf_dbb.study.exact import Task, read
-from openrlhf_dbb.study.policy_gradient import sample, token_log_probabilities
-from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun
-from openrlhf_dbb.study.tasks import kind
-from openrlhf_dbb.study.tokens import NOTHING
+from study.data import CONTROL_OF, ControlRow, PointRow
+from study.exact import Task, read
+from study.policy_gradient import sample, token_log_probabilities
+from study.protocol import LEARNING_RATE, PlannedRun
+from study.tasks import kind
+from study.tokens import NOTHING
 
 POINTS = 4
 """Equal parts of a training, after each of which the policy is measured."""
@@ -91,7 +91,7 @@ def train(
         mini_batch: prompts of a gradient step.
         rate: learning rate of AdamW; its other values are the pipeline's (betas 0.9 and 0.95, no weight decay,
             gradients clipped to norm 1).
-        shortest: see :func:`openrlhf_dbb.study.policy_gradient.sample`.
+        shortest: see :func:`study.policy_gradient.sample`.
 
     Returns:
         The held-out accuracy, ``Task.accuracy``, before training and after each of the ``POINTS`` parts, in [0, 1]; and
@@ -148,7 +148,7 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) 
     """Train as a run of the study does, with a given seed.
 
     Args:
-        folder: of that seed's task, see :func:`openrlhf_dbb.study.tasks.prepare`.
+        folder: of that seed's task, see :func:`study.tasks.prepare`.
         run: its N, batches, passes and learning rate are used.
         name: of an arm in ``ARMS``.
         shortest: as for :func:`train`.

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.study.tasks import STARTS, TASKS, kind
+from study.tasks import STARTS, TASKS, kind
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"

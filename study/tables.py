@@ -13,9 +13,9 @@ import numpy as np
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
-from openrlhf_dbb.study import analysis, explanations, fewer
-from openrlhf_dbb.study.analysis import BASELINE
-from openrlhf_dbb.study.cells import (
+from study import analysis, explanations, fewer
+from study.analysis import BASELINE
+from study.cells import (
     ARROW,
     PLUS_MINUS,
     Table,
@@ -29,8 +29,8 @@ from openrlhf_dbb.study.cells import (
     tested,
     with_error,
 )
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study, is_pilot
-from openrlhf_dbb.study.verdict import REPEATED, repeated_title, verdict
+from study.data import ARMS, EXPERIMENTS, Study, is_pilot
+from study.verdict import REPEATED, repeated_title, verdict
 
 OUTCOMES = {
     "accuracy": "final accuracy",

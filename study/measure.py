@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from openrlhf_dbb.study import files
-from openrlhf_dbb.study.collect import EXACT, read_lines
-from openrlhf_dbb.study.data import ControlRow, GradientRow, PointRow
-from openrlhf_dbb.study.protocol import LEARNING_RATE, PlannedRun, Protocol
-from openrlhf_dbb.study.run import finished_runs, prepare_tasks, store_url, task_folder
+from study import files
+from study.collect import EXACT, read_lines
+from study.data import ControlRow, GradientRow, PointRow
+from study.protocol import LEARNING_RATE, PlannedRun, Protocol
+from study.run import finished_runs, prepare_tasks, store_url, task_folder
 
 GRADIENTS, CONTROL, POINTS = "gradients.csv", "control.csv", "points.csv"
 KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
@@ -34,8 +34,8 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     """
     from tqdm import tqdm
 
-    from openrlhf_dbb.study import exact, tasks
-    from openrlhf_dbb.study.policy_gradient import one_thread
+    from study import exact, tasks
+    from study.policy_gradient import one_thread
 
     names = ("exact", "ends_at_once")
     done, finished = read_lines(folder / EXACT, names), finished_runs(folder)
@@ -83,8 +83,8 @@ def _points(
     folder: Path, run: PlannedRun, rate: float, left: Sequence[tuple[int, float, Path | None]]
 ) -> list[PointRow]:
     """Rows of one run, from steps, rollouts and models (None: the one that it started from)."""
-    from openrlhf_dbb.study import exact, tasks
-    from openrlhf_dbb.study.policy_gradient import one_thread
+    from study import exact, tasks
+    from study.policy_gradient import one_thread
 
     task = exact.read(task_folder(folder, run.start, run.seed), tasks.kind(run.start))
     key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
@@ -124,7 +124,7 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
     Raises:
         UsageError: a run cannot be used.
     """
-    from openrlhf_dbb.study import gradients
+    from study import gradients
 
     path = folder / GRADIENTS
     finished = finished_runs(folder)
@@ -144,12 +144,12 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
 
 
 def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:
-    """Repeat experiments without the pipeline, see :mod:`openrlhf_dbb.study.control`, on ``seeds`` seeds.
+    """Repeat experiments without the pipeline, see :mod:`study.control`, on ``seeds`` seeds.
 
     They are counted from the first one of each experiment. Written to ``control.csv`` and, of trainings whose responses
     may end at once, ``points.csv``.
     """
-    from openrlhf_dbb.study import control
+    from study import control
 
     path = folder / CONTROL
     done = {(row.experiment, row.arm, row.seed, row.shortest) for row in files.read(path, ControlRow)}

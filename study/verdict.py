@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrlhf_dbb.study import analysis, fewer
-from openrlhf_dbb.study.cells import concluded, difference, plain_difference
-from openrlhf_dbb.study.data import ARMS, EXPERIMENTS, Study
+from study import analysis, fewer
+from study.cells import concluded, difference, plain_difference
+from study.data import ARMS, EXPERIMENTS, Study
 
 REPEATED = {"long-n2": range(4, 9)}
 """Experiments to which seeds were added after a look at the first ones; the added seeds, also tested alone."""

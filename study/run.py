@@ -1,6 +1,6 @@
 """Trains the runs of a protocol in lanes side by side; finished runs are not trained again.
 
-A lane is a process with a :class:`openrlhf_dbb.study.session.Session`. It gets one run at a time: a lane that fails
+A lane is a process with a :class:`study.session.Session`. It gets one run at a time: a lane that fails
 loses one run, and is restarted for the next.
 """
 
@@ -22,9 +22,12 @@ from queue import Empty, SimpleQueue
 
 import storage
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.study import protocol
-from openrlhf_dbb.study.collect import TIMES
-from openrlhf_dbb.study.protocol import PlannedRun, Protocol
+from study import protocol
+from study.collect import TIMES
+from study.protocol import PlannedRun, Protocol
+
+ROOT = Path(__file__).parents[1]
+"""The checkout: this package is not installed, and a lane runs in another folder."""
 
 STORE, TASKS = "study.db", "tasks"
 
@@ -142,7 +145,7 @@ def prepare_tasks(
 
 
 def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
-    from openrlhf_dbb.study import tasks
+    from study import tasks
 
     folder, start, seed = asked
     task = tasks.prepare(task_folder(folder, start, seed), seed, start)
@@ -191,8 +194,9 @@ def _lane(
 def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
     with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "openrlhf_dbb.study", "lane"],
+            [sys.executable, "-m", "study", "lane"],
             cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,
@@ -236,7 +240,7 @@ def lane() -> None:
 
     if cpu.active():
         cpu.prepare_driver()
-    from openrlhf_dbb.study.session import Session
+    from study.session import Session
 
     session = Session()
     for line in sys.stdin:

@@ -1,6 +1,6 @@
 """Redraw the study from its CSV files: figures, tables, page, and the tables in its document.
 
-    python scripts/draw_study.py [--data docs/study] [--output docs/study]        takes seconds; needs no training stack
+    python -m study.draw [--data docs/study] [--output docs/study]        takes seconds; needs no training stack
 
 Writes ``OUTPUT/*.png``, ``OUTPUT/tables.md`` and ``OUTPUT/index.html``. If ``OUTPUT.md`` (docs/study.md) exists, what
 stands in it between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced by the table of that name in tables.md.
@@ -19,12 +19,12 @@ FOLDER = ROOT / "docs" / "study"
 
 
 def main() -> None:
-    """Draw, and print what was written."""
+    """Draw, and print the files that were written."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, default=FOLDER, help="folder of the CSV files (default docs/study)")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to write to (default docs/study)")
     options = parser.parse_args()
-    from openrlhf_dbb.study.page import draw
+    from study.page import draw
 
     try:
         for path in draw(options.data, options.output):

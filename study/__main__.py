@@ -1,4 +1,4 @@
-"""``python -m openrlhf_dbb.study``: train a protocol's runs, measure, collect and draw.
+"""``python -m study``: train a protocol's runs, measure, collect and draw.
 
 The same command continues after an interruption: finished runs, measurements and tasks are kept.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
 from storage import StoreError
+from study import reproduce
 
 COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
 """Experiments that the control repeats by default, and on how many seeds."""
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if runs failed, after all others were trained; 2, with one line on stderr, if the request cannot be carried
         out; 130 if interrupted.
     """
-    from openrlhf_dbb.study import run
+    from study import run
 
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
     run.quiet_imports()
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m openrlhf_dbb.study",
+        prog="python -m study",
         description="Train the runs of a protocol, measure gradients, collect results, draw tables and figures. "
         "The same command continues after an interruption.",
     )
@@ -59,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     control = commands.add_parser("control", help="repeat experiments in plain PyTorch, float32, without the pipeline")
     control.add_argument("--shortest", type=int, default=0, metavar="T", help="tokens before a response may end (0)")
     control.set_defaults(command=_control)
+    claims = commands.add_parser("reproduce", help="check the paper's claims, one by one")
+    reproduce.add_commands(claims)
     again = commands.add_parser("collect", help="collect and draw the finished runs while others are still training")
     again.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder, and draw there")
     again.set_defaults(command=_collect)
@@ -66,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _study(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import measure, protocol, run
+    from study import measure, protocol, run
 
     for flag, value in (("--seeds", arguments.seeds), ("--lanes", arguments.lanes)):
         if value is not None and value < 1:
@@ -90,7 +93,7 @@ def _study(arguments: argparse.Namespace) -> int:
 
 
 def _control(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import measure, protocol, run
+    from study import measure, protocol, run
 
     if arguments.list:
         raise UsageError("--list prints the runs of the pipeline, which the control repeats; leave one of the two out")
@@ -102,15 +105,15 @@ def _control(arguments: argparse.Namespace) -> int:
 
 
 def _lane(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import run
+    from study import run
 
     run.lane()
     return 0
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from openrlhf_dbb.study import files, measure, page, run
-    from openrlhf_dbb.study.collect import collect
+    from study import files, measure, page, run
+    from study.collect import collect
 
     into = getattr(arguments, "into", None) or arguments.output
     collect(run.store_url(arguments.output), arguments.output, into)

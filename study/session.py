@@ -135,7 +135,7 @@ def _actors() -> tuple[_KeptActors, _KeptActors, _Kept]:
     from ray.util import placement_group
 
     with upstream.imports_for_driver():
-        from openrlhf_dbb.study.shared_actors import SharedPolicy, SharedRollouts
+        from study.shared_actors import SharedPolicy, SharedRollouts
 
     return (
         _KeptActors(ray.remote(SharedRollouts), _next_rollouts),
