@@ -21,9 +21,6 @@
     owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once; creation and version check
     views       the views
-    migrations  migrate: an older database to this schema, by explicit command
-    retention   prune: deleting the history of old steps
-    invariants  check: everything that must hold between the tables, and where it does not
     engine      transactions on either database; large results in parts; one-line errors
     bulk        inserting numpy columns, many rows at once
     retry       repeating transactions that an outage cut short
@@ -70,10 +67,8 @@ from storage.log import (
     read_probes,
     read_usage,
 )
-from storage.migrations import migrate
 from storage.prompts import prompt_hash
 from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart
-from storage.retention import PruneResult, prune
 from storage.rollouts import RolloutRows
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
@@ -91,7 +86,6 @@ __all__ = [
     "PosteriorTable",
     "ProbeLog",
     "ProbeRows",
-    "PruneResult",
     "RolloutRows",
     "Run",
     "RunRecord",
@@ -102,10 +96,8 @@ __all__ = [
     "UsageRows",
     "WarmStart",
     "mask_url",
-    "migrate",
     "open_store",
     "prompt_hash",
-    "prune",
     "read_evaluations",
     "read_log",
     "read_posteriors",

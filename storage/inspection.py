@@ -29,7 +29,7 @@ _LARGEST_ID = 2**63 - 1
 # The sum of big integers is a decimal on PostgreSQL.
 _SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
 
-# What events add to the totals: what a prune deleted, and rollouts left over at the end.
+# The event of the end adds rollouts that were left over to the totals.
 _NOTED = ("probes", "samples", "unused_rollouts", "unused_tokens")
 
 
@@ -56,7 +56,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    noted = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind IN ('prune', 'finish')"
+    noted = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'"
     totals = _rows(store, query, {"run": run.run_id})[0] | {"unused_rollouts": 0, "unused_tokens": 0}
     for event in _rows(store, noted, {"run": run.run_id}):
         detail = json.loads(event["detail"])
@@ -81,7 +81,7 @@ class StepUsage(UsageCounts):
 
 
 def usage_by_step(store: PosteriorStore, run: RunRecord) -> StepUsage:
-    """The rollout usage of a run, step by step; also of steps whose history was pruned.
+    """The rollout usage of a run, step by step.
 
     Returns:
         Empty columns if it was not counted.
@@ -134,7 +134,7 @@ def current_means(store: PosteriorStore, run: RunRecord) -> Means:
 
 
 def events(store: PosteriorStore, run: RunRecord) -> Rows:
-    """Events of a run: claims, take-overs, roll backs, warm starts, prunes, its end.
+    """Events of a run: claims, take-overs, roll backs, warm starts, its end.
 
     Returns:
         created_at, kind, from_step, to_step of each, oldest first.

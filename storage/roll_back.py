@@ -5,16 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from storage import evaluations
-from storage.errors import StoreError
 from storage.events import record_event
-from storage.records import RunRecord
-
-# A prune deletes the oldest history, so the first step after :step tells whether all of it is there.
-_PRUNED = text(
-    """SELECT s.step
-       FROM (SELECT step FROM dbb_step WHERE run_id = :run AND step > :step AND prompts > 0 ORDER BY step LIMIT 1) s
-       WHERE NOT EXISTS (SELECT 1 FROM dbb_history h WHERE h.run_id = :run AND h.step = s.step)"""
-)
 
 # For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
 _UNDO_CHANGED = text(
@@ -33,18 +24,6 @@ _UNDO_NEW = text(
     """DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
        (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
 )
-
-
-def check_kept(connection: Connection, run: RunRecord, step: int) -> None:
-    """Raise StoreError if the history of a step after ``step`` was pruned."""
-    key = {"run": run.run_id, "step": step}
-    pruned = connection.scalar(_PRUNED, key)
-    if pruned is not None:
-        oldest = connection.scalar(text("SELECT min(step) FROM dbb_history WHERE run_id = :run"), key)
-        raise StoreError(
-            f"run {run.name!r} cannot go back to step {step}: the history of step {pruned} was pruned; "
-            f"choose a model checkpoint of step {run.last_step if oldest is None else oldest - 1} or later"
-        )
 
 
 def undo(connection: Connection, run_id: int, last_step: int, step: int) -> int:

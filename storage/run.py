@@ -21,7 +21,7 @@ from storage.groups import GroupRows
 from storage.owner import NOBODY, Owner
 from storage.records import PosteriorTable, RunRecord, StateLayout, StepRows, WarmStart
 from storage.retry import retried
-from storage.roll_back import check_kept, undo
+from storage.roll_back import undo
 from storage.rollouts import metrics_text
 from storage.warm_start import begin, check_source
 
@@ -260,7 +260,7 @@ class Run:
             Number of posterior changes undone (rows of history deleted).
 
         Raises:
-            StoreError: the run has not reached the step, its history was pruned, or it is no longer this owner's.
+            StoreError: the run has not reached the step, or it is no longer this owner's.
         """
 
         def go_back(connection: Connection) -> int:
@@ -270,7 +270,6 @@ class Run:
                     f"run {self.record.name!r} is at step {last_step} and cannot go back to step {step}; "
                     f"choose a model checkpoint of step 0 to {last_step}"
                 )
-            check_kept(connection, self.record, step)
             groups.abandon(connection, self.record.run_id, step)
             return undo(connection, self.record.run_id, last_step, step) if step < last_step else 0
 

@@ -1,11 +1,11 @@
 """The tables, every column once; the creation of tables and views, and the version check.
 
-A change here or in a view needs a new ``SCHEMA_VERSION`` and a migration; see :mod:`storage.migrations`.
+A change here or in a view needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no
+migrations.
 """
 
 from __future__ import annotations
 
-import shlex
 from importlib.metadata import PackageNotFoundError, version
 
 from sqlalchemy import (
@@ -27,7 +27,6 @@ from sqlalchemy import (
 from storage.engine import Database
 from storage.errors import StoreError
 from storage.retry import retried
-from storage.url import URL_VARIABLE
 from storage.usage import COUNTS, GROUPS
 from storage.views import VIEWS
 
@@ -47,7 +46,7 @@ schema_version = Table(
     "dbb_version",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
-    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made or last migrated them"),
+    Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
 )
 
 # Where development versions before 0.1.0 kept their version, 1 to 3; the present versions are none of them.
@@ -234,7 +233,7 @@ event = Table(
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, prune or finish"),
+    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start or finish"),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),
@@ -312,7 +311,7 @@ def prepare(database: Database, *, create: bool) -> None:
 
 
 def lock(connection: Connection, database: Database) -> None:
-    """Keep every other process from creating or migrating the tables until the transaction ends."""
+    """Keep every other process from creating the tables until the transaction ends."""
     if not database.is_sqlite:  # SQLite's write transactions exclude each other
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
 
@@ -324,9 +323,8 @@ def _check(connection: Connection, database: Database, create: bool) -> bool:
         found, library = stored
         if found < SCHEMA_VERSION:
             raise StoreError(
-                f"{database.location} has schema version {found} (openrlhf-dbb {library}), this openrlhf-dbb "
-                f"({library_version()}) needs version {SCHEMA_VERSION}; back it up, then run: "
-                f"{_migrate_command(database)}"
+                f"{database.location} has schema version {found}, this openrlhf-dbb ({library_version()}) needs "
+                f"version {SCHEMA_VERSION}; read it with openrlhf-dbb {library}, which made it, or name a new database"
             )
         return False
     if not create:
@@ -347,7 +345,7 @@ def refuse_taken(names: set[str], database: Database) -> None:
 
 
 def stored_version(connection: Connection, database: Database) -> tuple[int, str] | None:
-    """The tables' version, and the release that made or last migrated them; None if there are no tables.
+    """Return the tables' version and the release that made them; None if there are no tables.
 
     Raises:
         StoreError: it is newer than this library's, or from before the first release.
@@ -357,7 +355,7 @@ def stored_version(connection: Connection, database: Database) -> tuple[int, str
         move = "move the file away, or " if database.is_sqlite else ""
         raise StoreError(
             f"{database.location} was made by a development version of openrlhf-dbb before 0.1.0, which this release "
-            f"({library_version()}) can neither read nor migrate; {move}name a new database with --store.url"
+            f"({library_version()}) cannot read; {move}name a new database"
         )
     if not inspector.has_table(schema_version.name):
         return None
@@ -368,12 +366,6 @@ def stored_version(connection: Connection, database: Database) -> tuple[int, str
             f"works with version {SCHEMA_VERSION}; upgrade openrlhf-dbb to {library} or later, or name a new database"
         )
     return int(found), str(library)
-
-
-def _migrate_command(database: Database) -> str:
-    # A password is never shown: the command refers to where the user keeps it.
-    url = f"sqlite:///{database.location}" if database.is_sqlite else f"${URL_VARIABLE}"
-    return f"openrlhf-dbb migrate --store.url {shlex.quote(url) if database.is_sqlite else url}"
 
 
 def library_version() -> str:

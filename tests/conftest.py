@@ -313,7 +313,7 @@ class Filler:
     @classmethod
     def check_trained(cls, store, run, ids, steps):
         """The posteriors are those of steps 1 to ``steps`` undisturbed, and no row is missing or there twice."""
-        from storage.invariants import check
+        from store_invariants import check
 
         state = np.ones((len(ids), 2))
         for step in range(1, steps + 1):
@@ -335,35 +335,6 @@ class Filler:
 @pytest.fixture
 def fill():
     return Filler
-
-
-@pytest.fixture
-def make_version():
-    """Function: fill an empty database with what the library wrote at this schema version; 1 is release 0.1.0.
-
-    Run "first" is finished; "second" was warm-started from it and belongs to nobody; "packed" keeps two more fields.
-    From version 2 on "second" has kept rollouts and metrics, from version 3 on an open group.
-    """
-
-    def make(url, version):
-        kind = "sqlite" if url.startswith("sqlite") else "postgresql"
-        script = (ROOT / f"tests/store_versions/{version}.{kind}.sql").read_text()
-        if kind == "sqlite":
-            import sqlite3
-            from contextlib import closing
-
-            from storage.url import parse_url
-
-            with closing(sqlite3.connect(parse_url(url).path)) as connection:
-                connection.executescript(f"PRAGMA journal_mode = WAL; {script}")
-        else:
-            import psycopg
-
-            with psycopg.connect(url) as connection:
-                connection.execute(script)
-        return url
-
-    return make
 
 
 def dump(store):

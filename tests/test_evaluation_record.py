@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from store_invariants import check
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.record import record
 from storage import StoreError, open_store, read_evaluations
-from storage.invariants import check
 
 pq = pytest.importorskip("pyarrow.parquet")
 

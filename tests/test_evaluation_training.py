@@ -15,6 +15,7 @@ cpu.prepare_driver()
 import ray  # noqa: E402
 from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from store_invariants import check  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
@@ -27,7 +28,6 @@ from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings 
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts  # noqa: E402
 from openrlhf_dbb.evaluation.verifiers import mathematics  # noqa: E402
 from storage import read_evaluations  # noqa: E402
-from storage.invariants import check  # noqa: E402
 
 NAN = math.nan
 

@@ -169,8 +169,9 @@ def run_until(folder, arguments, log, target, delay):
 
 def check_all(folder, case):
     """What holds at any moment, also in the middle of a step."""
+    from store_invariants import check
+
     from storage import open_store
-    from storage.invariants import check
 
     if last_step(folder) == 0:
         return

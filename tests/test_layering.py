@@ -150,8 +150,8 @@ def _loaded(code):
     [
         ("storage, estimators", {"storage", "estimators", "numpy", "sqlalchemy"}, (*HEAVY, "scipy")),
         ("estimators", {"estimators", "numpy"}, (*HEAVY, "storage", "sqlalchemy")),
-        # the driver of a database that is not used is not needed, nor what only a migration uses
-        ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg", "alembic")),
+        # the driver of a database that is not used is not needed
+        ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg")),
         # what decides about rollouts and counts them
         ("openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, (*STACK, "storage")),
         ("openrlhf_dbb.core.usage, openrlhf_dbb.core.posteriors", {"storage"}, STACK),

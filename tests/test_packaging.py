@@ -103,7 +103,7 @@ def test_description_has_no_link_that_an_index_page_cannot_follow(metadata: Mess
 
 def test_bare_install_is_light(metadata: Message) -> None:
     bare = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    assert {Requirement(r).name for r in bare} == {"alembic", "numpy", "rich", "scipy", "shtab", "sqlalchemy", "tomli"}
+    assert {Requirement(r).name for r in bare} == {"numpy", "rich", "scipy", "sqlalchemy", "tomli"}
 
 
 def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path) -> None:

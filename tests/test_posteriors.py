@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from store_invariants import check
 
 import estimators
 from estimators import RewardEstimator
 from openrlhf_dbb import Posteriors
 from storage import StoreError, open_store
-from storage.invariants import check
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import store_invariants as invariants
 
 import storage
 from openrlhf_dbb.core import best_model, checkpoints
-from storage import invariants
 
 pytestmark = pytest.mark.e2e
 

@@ -156,27 +156,3 @@ def test_zero_variance_costs_nothing_to_tell_of_one_rollout_a_prompt(store, fill
     assert main(["costs", "--store.url", store.url]) == 0
     # 2 rollouts of 2 groups, none filtered out; nothing about mixed groups and zero variance
     assert capsys.readouterr().out.splitlines()[1].split()[3:] == ["2", "0", "-", "-", "-", "-"]
-
-
-# export
-
-USAGE_COLUMNS = [
-    "step", "prompt_id", "generated", "generated_tokens", "trained", "trained_tokens", "zero_variance", "informative",
-    "rescued", "replayed", "replayed_tokens", "skipped",
-]  # fmt: skip
-
-
-def test_export_the_rollout_usage(store, fill, tmp_path, capsys):
-    run = fill.run(store)
-    assert main(["export", "--what", "usage", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out == ",".join(USAGE_COLUMNS) + "\n"
-    ids = np.sort(fill.prompts(store, 2))
-    fill.step(run, 1, ids, [4, 2], usage=filtered(ids))
-    rows = [[1, ids[0], 4, 40, 0, 0, 4, 0, 0, 0, 0, 2], [1, ids[1], 4, 40, 4, 40, 0, 4, 0, 4, 40, 0]]
-    assert main(["export", "--what", "usage", "--store.url", store.url]) == 0
-    header, *found = csv.reader(io.StringIO(capsys.readouterr().out))
-    assert header == USAGE_COLUMNS and [list(map(int, row)) for row in found] == rows
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    path = tmp_path / "usage.parquet"
-    assert main(["export", "--what", "usage", "--format", "parquet", "-o", str(path), "--store.url", store.url]) == 0
-    assert parquet.read_table(path).to_pylist() == [dict(zip(USAGE_COLUMNS, row, strict=True)) for row in rows]

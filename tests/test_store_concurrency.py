@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store_invariants import check
 
 from storage import StoreError, open_store
-from storage.invariants import check
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, BATCH, SAVE_EVERY = 40, 8, 10

@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from sqlalchemy import text
+from store_invariants import check
 
 from storage import EvaluationRows, StoreError, open_store, read_evaluations
-from storage.invariants import check
-from storage.retention import prune
 
 NAN = np.nan
 
@@ -165,14 +164,6 @@ def test_a_discarded_run_takes_its_evaluations_along(store, ids, fill):
     run.discard()
     assert [evaluation.name for evaluation in read_evaluations(store)] == ["of no run"]
     assert _stored(store) == [1, 6]
-    assert check(store) == []
-
-
-def test_a_prune_keeps_evaluations(store, run, ids):
-    run.record_evaluation(1, "training", [_rows(ids)], model="tiny", config={})
-    run.finish()
-    prune(store, run.record, keep_last=0)
-    assert [evaluation.step for evaluation in read_evaluations(store, run.record)] == [1]
     assert check(store) == []
 
 

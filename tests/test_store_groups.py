@@ -1,18 +1,16 @@
 """Policy versions and the ledger of groups: settled once with their step, abandoned by a roll back or at the end."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from sqlalchemy import event, text
+from store_invariants import check
 
 from openrlhf_dbb.cli.main import main
-from storage import GroupRows, StoreError, open_store, prune, read_log, read_posteriors
+from storage import GroupRows, StoreError, open_store, read_log, read_posteriors
 from storage.inspection import group_fates, prompt_history, rollouts
-from storage.invariants import check
 from storage.retry import Interrupted
 
 NAN = float("nan")
@@ -311,40 +309,6 @@ def test_a_warm_start_takes_no_groups(store, run, ids, fill):
     assert group_fates(store, new.record) == {}
 
 
-def test_a_prune_deletes_the_groups_of_its_steps_and_older_abandoned_ones(store, run, ids, fill):
-    train(run, ids, fill)
-    run.roll_back(2)  # 7 and 8 are abandoned
-    fill.groups(run, ids[:2], version=2)  # 9, 10
-    fill.step(run, 3, ids[:1], [1], fates=given_fates(trained=[9]))
-    run.record_checkpoint(3, "three")
-    planned = prune(store, run.record, before=2, dry_run=True)
-    assert planned.groups == prune(store, run.record, before=2).groups == 3
-    assert [ordinal for ordinal, *_ in ledger(store)] == [4, 5, 6, 7, 8, 9, 10]
-    assert prune(store, run.record, before=3).groups == 3
-    assert [ordinal for ordinal, *_ in ledger(store)] == [7, 8, 9, 10]  # 7 and 8 are newer than 6
-    assert check(store) == []
-    assert prune(store, run.record, keep_last=0).groups == 3
-    assert ledger(store) == [(10, "open", None)]
-    assert check(store) == []
-    fill.step(run, 4, ids[1:2], [1], fates=given_fates(trained=[10]))
-    run.record_checkpoint(4, "four")
-    # The newest stays, so that the next one is not numbered like an earlier one.
-    assert prune(store, run.record, keep_last=0, drop_checkpoints=True).groups == 0
-    assert ledger(store) == [(10, "trained", 4)]
-    assert run.last_ordinal() == 10
-    assert prune(store, run.record, keep_last=0).steps == 0
-    assert check(store) == []
-
-
-def test_a_prune_in_many_parts_counts_each_group_once(store, run, ids, fill, monkeypatch):
-    train(run, ids, fill)
-    run.finish()
-    planned = prune(store, run.record, keep_last=0, dry_run=True)
-    monkeypatch.setattr("storage.retention.CHUNK", 1)
-    assert planned.groups == prune(store, run.record, keep_last=0).groups == 6
-    assert [ordinal for ordinal, *_ in ledger(store)] == [7, 8]  # newer than 6
-
-
 GROUP = "a group is settled by a recorded step later than its policy, or by none; of a finished run none is open"
 USAGE = "where a step has groups, it has trained on those trained, and filtered those filtered"
 
@@ -434,21 +398,6 @@ def test_history_shows_the_lag_where_there_is_any(store, run, ids, fill, capsys)
         header, visit = capsys.readouterr().out.splitlines()[3:]
         assert header.split()[-2:] == names
         assert visit.split()[len(header.split()) - 1] == last
-
-
-def test_export_of_the_ledger(store, run, ids, fill, tmp_path, capsys):
-    train(run, ids, fill)
-    argv = ["export", "--what", "groups", "--store.url", store.url]
-    assert main(argv) == 0
-    header, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
-    assert header == ["ordinal", "pass", "prompt_id", "rollouts", "policy_version", "fate", "step", "lag"]
-    assert rows[3] == ["4", "0", str(ids[3]), "4", "0.0", "trained", "2", "1.0"]
-    assert rows[7] == ["8", "1", str(ids[0]), "4", "2.0", "open", "", ""]
-    assert len(rows) == 8
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    path = tmp_path / "groups.parquet"
-    assert main([*argv, "--format", "parquet", "-o", str(path)]) == 0
-    assert [tuple(row.values()) for row in parquet.read_table(path).to_pylist()] == ledger(store, ", ".join(header))
 
 
 def test_a_store_opened_again_goes_on_with_the_ledger(store, run, ids, fill):

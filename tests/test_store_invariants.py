@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from sqlalchemy import text
+from store_invariants import SHOWN, check
 
 from storage import ProbeRows
-from storage.invariants import SHOWN, check
 
 
 @pytest.fixture
@@ -269,22 +269,6 @@ def test_a_changed_past_breaks_the_chain_at_the_next_visit(sound):
             "step 1, prompt 2: (1.75, 4.75), 4 rollouts with 2.0 successes, gave (9.0, 4.375)",
         ),
     ]
-
-
-def test_lost_history_is_found_unless_it_was_pruned(sound):
-    lost = "DELETE FROM dbb_history WHERE run_id = 2 AND step = 1"
-    _damage(sound, lost)
-    assert {violation.what for violation in check(sound)} == {
-        "a step's prompts, rollouts and successes are those of its history",
-        "prev_step is the prompt's step before",
-        "visits count the prompt's rows of the history",
-    }
-    _damage(
-        sound,
-        "INSERT INTO dbb_event (event_id, run_id, created_at, kind, from_step, to_step, detail)"
-        " VALUES (99, 2, '', 'prune', 3, 3, '{}')",
-    )
-    assert check(sound) == []
 
 
 def test_a_list_of_one_kind_ends(store, fill):

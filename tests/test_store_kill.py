@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
+from store_invariants import check
 
-from storage import ProbeRows, migrate, open_store
-from storage.invariants import check
-from storage.retention import prune
+from storage import ProbeRows, open_store
 from storage.url import parse_url
 
 
@@ -80,12 +79,6 @@ def evaluate(store, fill, at_ready):
     run.record_evaluation(3, "training", rows, model="tiny", config={}, generated_total=12)
 
 
-def prune_history(store, fill, at_ready):
-    record = store.find_run("old")
-    at_ready()
-    prune(store, record, keep_last=2)
-
-
 def watch_driver(url, pass_boundary):
     """Call ``pass_boundary`` around everything that this process sends to a database, whatever sends it."""
     if url.startswith("sqlite"):
@@ -132,12 +125,8 @@ def killed_child(url, action, fill, boundary):
 
         watch_driver(url, pass_boundary)
         event.listen(Pool, "checkin", pass_boundary)  # after the commit
-        if action is migrate:
-            at_ready()
-            migrate(url)
-        else:
-            with open_store(url) as store:
-                action(store, fill, at_ready)
+        with open_store(url) as store:
+            action(store, fill, at_ready)
         left[0] = None
         code = 0
     finally:
@@ -188,7 +177,6 @@ def states_at_every_boundary(template, new_url, kind, action, fill, look):
         (ask_for_groups, 1, "postgresql", 8),
         (warm_start, 1, "sqlite", 8),
         (mark_checkpoint, 1, "sqlite", 6),
-        (prune_history, 1, "sqlite", 10),
         (evaluate, 1, "sqlite", 8),
         (evaluate, 1, "postgresql", 12),
     ],
@@ -225,22 +213,3 @@ def test_a_resume_killed_anywhere_is_resumed_again_to_the_same_posteriors(new_ur
 
     seen = states_at_every_boundary(template, new_url, "sqlite", resume, fill, look)
     assert all(state == seen[0] for state in seen)
-
-
-def test_a_migration_killed_anywhere_leaves_the_old_or_the_new_schema(new_url, fill, make_version):
-    import sqlite3
-
-    template = make_version(new_url("sqlite"), 2)
-
-    def look(url):
-        with sqlite3.connect(parse_url(url).path) as connection:
-            version = connection.execute("SELECT version FROM dbb_version").fetchone()[0]
-            names = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-        migrate(url)
-        with open_store(url) as store:
-            assert check(store) == []
-        return version, names
-
-    seen = states_at_every_boundary(template, new_url, "sqlite", migrate, fill, look)
-    assert len(seen) > 15
-    assert [version for version, _ in (state for state, _ in itertools.groupby(seen))] == [2, 4]

@@ -340,3 +340,20 @@ def test_mask_url(url, masked):
 )
 def test_location(url, location):
     assert parse_url(url).location == location
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (1, "read it with openrlhf-dbb 0.0.9, which made it, or name a new database"),
+        (99, "upgrade openrlhf-dbb to 0.0.9"),
+    ],
+)
+def test_a_database_of_another_schema_version_is_refused_in_one_line_and_left_as_it_is(store, version, advice):
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql(f"UPDATE dbb_version SET version = {version}, library_version = '0.0.9'")
+    with pytest.raises(StoreError) as refused:
+        open_store(store.url)
+    assert f"has schema version {version}" in str(refused.value) and advice in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert store.query("SELECT version FROM dbb_version") == [(version,)]

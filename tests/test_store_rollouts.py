@@ -1,13 +1,13 @@
-"""Kept rollouts and metrics: exactly once with the step, rolled back and pruned with it; what is refused."""
+"""Kept rollouts and metrics: exactly once with the step, rolled back with it; what is refused."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from store_invariants import check
 
-from storage import RolloutRows, StoreError, prune
+from storage import RolloutRows, StoreError
 from storage.inspection import rollouts
-from storage.invariants import check
 
 HOSTILE = "NUL \0, </script><b>HTML</b>, \u202e and \u00fcnicode \U0001f600"
 NAN = float("nan")
@@ -69,7 +69,7 @@ def test_a_repeat_writes_nothing_twice_and_another_text_is_refused(store, run, i
             run.record_step(1, replace(rows, kept=other))
 
 
-def test_a_roll_back_and_a_prune_delete_those_of_their_steps(store, run, ids, fill):
+def test_a_roll_back_deletes_those_of_its_steps(store, run, ids, fill):
     for step in (1, 2, 3, 4):
         fill.step(run, step, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]))
         run.record_metrics(step, {"kl": step / 10})
@@ -81,11 +81,7 @@ def test_a_roll_back_and_a_prune_delete_those_of_their_steps(store, run, ids, fi
 
     run.roll_back(3)
     assert per_step() == [(1, 1, 6), (1, 2, 6), (1, 3, 6), (2, 1, 6)]
-    run.record_checkpoint(3, "tag")
-    assert prune(store, run.record, before=3, dry_run=True).rollouts == 12
-    assert prune(store, run.record, before=3).rollouts == 12
-    assert per_step() == [(1, 3, 6), (2, 1, 6)]
-    # The metrics are part of the step's own row, which a prune keeps and a roll back deletes.
+    # The metrics are part of the step's own row.
     metrics = store.query("SELECT step, metrics FROM steps WHERE run_id = 1 ORDER BY step")
     assert metrics == [(1, '{"kl": 0.1}'), (2, '{"kl": 0.2}'), (3, '{"kl": 0.3}')]
     assert check(store) == []

@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from sqlalchemy import text
+from store_invariants import check
 
 from storage import StoreError, UsageRows, read_usage
 from storage.inspection import progress, usage_by_step
-from storage.invariants import check
-from storage.retention import prune
 from storage.usage import COUNTS, TOTALS
 
 
@@ -222,31 +221,6 @@ def test_roll_back_deletes_the_usage_of_undone_steps(store, counted, fill):
         '{"history_rows": 2, "steps": 1, "checkpoints": 0, "probes": 0, "usage_rows": 3, "rollouts": 0, '
         '"evaluations": 0}',
     ]
-
-
-def test_prune_deletes_the_usage_by_prompt_and_keeps_the_totals(store, counted):
-    run, (a, b, _) = counted
-    run.finish()
-    totals, steps = progress(store, run.record), _columns(usage_by_step(store, run.record))
-    assert prune(store, run.record, before=3).usage_rows == 3
-    assert read_usage(store, run.record).prompt_id.tolist() == [a, b]
-    assert progress(store, run.record) == totals and totals["generated"] == 16
-    assert _columns(usage_by_step(store, run.record)) == steps
-    assert check(store) == []
-    assert prune(store, run.record, keep_last=0).usage_rows == 2
-    assert _columns(usage_by_step(store, run.record)) == steps
-    assert check(store) == []
-
-
-def test_prune_deletes_the_usage_of_steps_without_posteriors(store, fill):
-    run, (a,) = fill.run(store), fill.prompts(store, 1)
-    for step in (1, 2):
-        fill.step(run, step, [], [], usage=_usage([a], generated=[4], zero_variance=[4]))
-    run.finish()
-    result = prune(store, run.record, keep_last=1)
-    assert (result.steps, result.history_rows, result.usage_rows) == (1, 0, 1)
-    assert read_usage(store, run.record).step.tolist() == [2]
-    assert check(store) == []
 
 
 def test_a_warm_start_copies_no_usage(store, counted, fill):

@@ -16,7 +16,7 @@ from openrlhf_dbb.watch import visits as visits_module
 from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer, common_prefix
 from openrlhf_dbb.watch.numbers import encoded, rounded
 from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, Visits, states
-from storage import ProbeRows, StepRows, open_store, prune
+from storage import ProbeRows, StepRows, open_store
 from storage.rollouts import RolloutRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
@@ -485,25 +485,6 @@ def test_one_prompt(trained):
     for wrong in ("999", "x", "9" * 30):
         with pytest.raises(NoSuchAnswer, match=rf"^run 'run' has no prompt '{wrong}'$"):
             asked(f"prompts/{wrong}")
-
-
-@pytest.mark.parametrize("part", [1, 3, 100_000])
-def test_pruned_visits_count_as_epochs(store, fill, monkeypatch, part):
-    monkeypatch.setattr(visits_module, "PART", part)
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    for step, at in enumerate([[0], [0, 1], [0], [0, 1], [0, 1]], start=1):
-        fill.step(run, step, ids[at], [4] * len(at))
-    asked = Asked(store, run.record)
-    assert asked("posteriors")["epochs"]["prompts"] == [2, 2, 2, 1, 1]
-    run.finish()
-    prune(store, run.record, before=4)
-    for each in (asked("posteriors"), asked.fresh(store, "posteriors")):
-        assert each["read"] == 1 and each["epochs"]["epoch"] == [2, 3, 4, 5]  # prompt 1: its 2nd and 3rd visit
-        assert each["epochs"]["prompts"] == [1, 1, 1, 1]
-    assert asked("prompts")["columns"]["visits"] == [5, 3]
-    prune(store, run.record, before=6)
-    assert asked("posteriors")["state_counts"] == [0, 0, 0, 0, 2] and asked("posteriors")["read"] == 1
-    assert asked("series")["totals"]["generated"] == 32
 
 
 def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):

@@ -229,7 +229,7 @@ def test_a_store_that_cannot_be_served(tmp_path, open_new, fill, refused):
     store = open_new("sqlite")
     fill.run(store)
     store.close()
-    for version, line in ((99, "upgrade openrlhf-dbb"), (1, "openrlhf-dbb migrate")):
+    for version, line in ((99, "upgrade openrlhf-dbb"), (1, "or name a new database")):
         with contextlib.closing(sqlite3.connect(store.location)) as other:
             other.execute("UPDATE dbb_version SET version = ?", (version,))
             other.commit()

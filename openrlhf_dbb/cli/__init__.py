@@ -5,7 +5,6 @@ parser      their parser: one-line errors, did you mean
 train_grpo  train: arguments -> checks -> a run -> Ray's actors -> summary
 evaluate    models on benchmarks; its compare and plot need no torch
 lab         estimators measured without training; needs no torch
-completion  the shell's completion script
 stack       whether the training stack is installed
 
 The commands that read a store are in openrlhf_dbb/inspect.

@@ -35,11 +35,6 @@ COMMANDS = {
     "costs": Command("openrlhf_dbb.inspect.costs", "where the rollouts of each run went, and for what"),
     "serve": Command("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": Command("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
-    "export": Command("openrlhf_dbb.inspect.export", "a run's history or rollout usage, for other programs"),
-    "prune": Command("openrlhf_dbb.inspect.maintenance", "delete old history of a run; posteriors and totals stay"),
-    "migrate": Command("openrlhf_dbb.inspect.maintenance", "upgrade an older database to this release"),
-    "check": Command("openrlhf_dbb.inspect.maintenance", "is the database consistent? exit code 1 if not"),
-    "completion": Command("openrlhf_dbb.cli.completion", "print the shell's completion script"),
 }
 
 

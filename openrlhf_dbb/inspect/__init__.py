@@ -8,6 +8,4 @@ compare_runs    compare: two runs
   shared_training  training prompts of both: posterior means, learning curves
 overview        a run in numbers, as these commands print it; whether it still runs
 costs           costs: where the rollouts of runs went, and what an mixed group cost
-export          export: a run's history or rollout usage as CSV, JSON lines or Parquet
-maintenance     prune, migrate, check
 """

@@ -74,7 +74,7 @@ def described(
     """What the page shows of one prompt.
 
     Args:
-        visits_total: also those whose history was pruned.
+        visits_total: all visits.
         mean: posterior mean now.
         usage: sums by name; None where it was not counted.
         visits: (V,) each of ``VISIT``, in order of the steps.

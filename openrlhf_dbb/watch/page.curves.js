@@ -251,8 +251,6 @@ function curvesNote(drawn, loaded, axis, count) {
   if (without.length) notes.push(`Left out, as ${axis} were not recorded: ${names(without)}.`);
   const older = rest.filter((run) => !Object.keys(answer(run).curves).some((name) => name.startsWith("m:")));
   if (older.length) notes.push(`No metrics of the optimizer (loss, entropy, gradient norm) were recorded: ${names(older)}.`);
-  const pruned = rest.filter((run) => answer(run).first > 1);
-  if (pruned.length) notes.push(`The store no longer holds the first steps: ${names(pruned)}.`);
   if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
   const thinned = loaded.map((run) => (zoomedOf.get(run.id)?.answer ?? answer(run)).width), widest = Math.max(1, ...thinned);
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps${isLive ? "; zoom in for finer ones" : ""}.`);

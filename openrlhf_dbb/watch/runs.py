@@ -42,11 +42,7 @@ _POLL = text(
                (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
         FROM dbb_run r ORDER BY r.run_id DESC"""
 )
-# A prune goes on in the event that it began with.
-_EVENTS = text(
-    """SELECT run_id, event_id, kind, detail FROM dbb_event WHERE event_id > :known OR kind = 'prune'
-       ORDER BY event_id"""
-)
+_EVENTS = text("""SELECT run_id, event_id FROM dbb_event WHERE event_id > :known ORDER BY event_id""")
 _TOTALS = text(
     """SELECT count(*) AS steps, count(generated) AS counted, CAST(sum(generated) AS BIGINT) AS rollouts,
               CAST(sum(generated_tokens) AS BIGINT) AS tokens
@@ -204,10 +200,6 @@ class Runs:
         for row in events:
             self._newest_event = max(self._newest_event, row.event_id)
             self._newest_of[row.run_id] = max(self._newest_of.get(row.run_id, 0), row.event_id)
-        prunes: dict[int, tuple[str, ...]] = {}
-        for row in events:
-            if row.kind == "prune":
-                prunes[row.run_id] = (*prunes.get(row.run_id, ()), row.detail)
         found: dict[str, Followed] = {}
         for row in rows:
             run = self._followed.get(row.uuid)
@@ -220,7 +212,7 @@ class Runs:
             run.record, run.kept = replace(run.record, owner=owner, **changed), row.kept
             marks = (
                 row.status, row.last_step, row.measured, row.kept, owner, self._newest_of.get(row.run_id),
-                prunes.get(row.run_id), tuple(self.accuracies.by_run.get(row.run_id, ())),
+                tuple(self.accuracies.by_run.get(row.run_id, ())),
             )  # fmt: skip
             if marks != run.marks:
                 run.marks, run.changes = marks, run.changes + 1

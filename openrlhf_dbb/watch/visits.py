@@ -40,7 +40,6 @@ MEAN = "coalesce(alpha / nullif(alpha + beta, 0), mean)"
 _READ = f"""
     SELECT step, prompt_id, rollouts, successes, {MEAN} FROM dbb_history
     WHERE run_id = :run AND step BETWEEN :first AND :last ORDER BY step, prompt_id"""
-_COUNT = "SELECT prompt_id, count(*) FROM dbb_history WHERE run_id = :run AND step BETWEEN :first AND :last GROUP BY 1"
 _PROMPTS = "SELECT prompt_id, visits, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 
 
@@ -71,7 +70,7 @@ class Visits:
         until: the last step that was read, 0 before the first.
         restarts: how often what had been read turned out to be no longer true.
         prompt_id: (P,) ascending; the prompts that have a posterior.
-        visits: (P,) steps that trained on the prompt, also those whose history was pruned.
+        visits: (P,) steps that trained on the prompt.
         current: (P,) posterior mean now; NaN if there is none.
         seen: (P,) visits that were read; first, mean: (P,) posterior mean after the first and the last of them.
         state: (P,) after the last of them, an index into ``STATES``; last_step: (P,) its step, 0 if there is none.
@@ -83,13 +82,13 @@ class Visits:
         self._start_over()
 
     def _start_over(self) -> None:
-        self.until = self._counted = self._opened_at = 0
+        self.until = self._opened_at = 0
         self._opened = False
         self._digest: bytes | None = None  # of the step ``until``
         self._mark: Any = None  # newest event that changed the history
         self._unit = True
         self.prompt_id: Whole = np.empty(0, dtype=np.int64)
-        self.visits = self.seen = self.last_step = self._earlier = self.prompt_id
+        self.visits = self.seen = self.last_step = self.prompt_id
         self.state: Whole = self.prompt_id
         self.current = self.first = self.mean = self._peak = np.empty(0)
         self._solved = np.empty(0, dtype=bool)
@@ -121,10 +120,7 @@ class Visits:
                 self._start_over()
                 self.restarts += 1
             if not self._opened:
-                self._open(connection, steps, mark)
-            if self._counted < self._opened_at:
-                self._count_part(connection, steps)
-                return
+                self._open(connection, mark)
             for first, last in self._parts(steps, self.until)[:1]:
                 rows = [row for part in chunks(connection, _READ, self._key(first, last)) for row in part]
                 digest = self._digest_of(connection, last)
@@ -146,7 +142,7 @@ class Visits:
 
     def _newest_change(self, connection: Connection) -> Any:
         query = """SELECT event_id, detail FROM dbb_event
-                   WHERE run_id = :run AND kind IN ('warm_start', 'roll_back', 'prune')
+                   WHERE run_id = :run AND kind IN ('warm_start', 'roll_back')
                    ORDER BY event_id DESC LIMIT 1"""
         row = connection.execute(text(query), {"run": self._run.run_id}).one_or_none()
         return None if row is None else tuple(row)
@@ -159,32 +155,17 @@ class Visits:
     def _is_there(self, connection: Connection) -> bool:
         return not self.until or self._digest_of(connection, self.until) == self._digest
 
-    def _open(self, connection: Connection, steps: Steps, mark: Any) -> None:
-        """Read the posteriors as they are now, and where the history begins."""
+    def _open(self, connection: Connection, mark: Any) -> None:
+        """Read the posteriors as they are now."""
         parts = [np.array(rows, dtype=np.float64) for rows in chunks(connection, _PROMPTS, self._key(0, 0))]
         prompt_id, visits, current = np.concatenate([np.empty((0, 3)), *parts]).T
         self._make_room(prompt_id.astype(np.int64))
         self.visits, self.current = visits.astype(np.int64), current.copy()
-        query = (
-            "SELECT (SELECT min(step) FROM dbb_history WHERE run_id = :run), last_step FROM dbb_run WHERE run_id = :run"
-        )
-        oldest, self._opened_at = connection.execute(text(query), {"run": self._run.run_id}).one()
-        self._oldest = oldest or self._opened_at + 1
-        trained = steps.step[steps.prompts > 0]
-        pruned = len(trained) > 0 and trained[0] < self._oldest
-        self._earlier = self.visits * pruned
-        self._counted = self._oldest - 1 if pruned else self._opened_at
-        self.until = self._oldest - 1 if pruned else 0
+        query = "SELECT last_step FROM dbb_run WHERE run_id = :run"
+        self._opened_at = connection.execute(text(query), {"run": self._run.run_id}).scalar_one()
+        self.until = 0
         self._digest = self._digest_of(connection, self.until)
         self._mark, self._opened = mark, True
-
-    def _count_part(self, connection: Connection, steps: Steps) -> None:
-        """Count visits of a pruned run that are still there: the visits before these are what is left of all."""
-        first, last = next(iter(self._parts(steps, self._counted)), (self._counted + 1, self._opened_at))
-        for rows in chunks(connection, _COUNT, self._key(first, min(last, self._opened_at))):
-            prompt_id, counts = np.array(rows, dtype=np.int64).T
-            self._earlier[np.searchsorted(self.prompt_id, prompt_id)] -= counts
-        self._counted = last
 
     def _parts(self, steps: Steps, after: int) -> list[tuple[int, int]]:
         """First and last step of parts of about ``PART`` rows, of the steps behind ``after``."""
@@ -197,12 +178,12 @@ class Visits:
         return list(zip(step[np.append(0, ends[:-1] + 1)].tolist(), step[ends].tolist(), strict=True))
 
     def share(self, steps: Steps) -> float:
-        """The share of the kept history that was read, 0 to 1."""
+        """Return the share of the history that was read, 0 to 1."""
         if not self._opened:
             return 0.0
         if not len(steps.step):
             return 1.0
-        rows = np.where(steps.step >= self._oldest, steps.prompts, 0)
+        rows = steps.prompts
         return float(rows[steps.step <= self.until].sum() / rows.sum()) if rows.sum() else 1.0
 
     def _make_room(self, prompt_id: Whole) -> None:
@@ -217,9 +198,7 @@ class Visits:
             wide[at] = values
             return wide
 
-        self.visits, self.seen, self.last_step, self._earlier = (
-            wider(each, 0) for each in (self.visits, self.seen, self.last_step, self._earlier)
-        )
+        self.visits, self.seen, self.last_step = (wider(each, 0) for each in (self.visits, self.seen, self.last_step))
         self.state = wider(self.state, NO_VISITS)
         self.current, self.first, self.mean = (wider(each, np.nan) for each in (self.current, self.first, self.mean))
         self._peak, self._solved = wider(self._peak, -np.inf), wider(self._solved, False)
@@ -240,7 +219,7 @@ class Visits:
             self._solved[row] |= successes[nth] > 0
             self.mean[row], self.last_step[row] = mean[nth], step[nth]
             self.state[row] = state_V[nth] = _state(mean[nth], self._peak[row], self._solved[row])
-            epoch_V[nth] = self.seen[row] + self._earlier[row] - 1
+            epoch_V[nth] = self.seen[row] - 1
         later = step > self._opened_at if self._opened else np.ones(len(step), dtype=bool)
         self.visits += np.bincount(row_V[later], minlength=len(self.visits))
         self.current[row_V[later]] = mean[later]  # of several, numpy keeps the last

@@ -40,12 +40,9 @@ class Violation:
     where: str
 
 
-# A pruned run has no history before its oldest kept step: nothing is expected below `first`.
 _KEPT = """kept AS (
     SELECT r.run_id, r.last_step, r.parent_uuid,
-           CASE WHEN EXISTS (SELECT 1 FROM dbb_event e WHERE e.run_id = r.run_id AND e.kind = 'prune')
-                THEN coalesce((SELECT min(h.step) FROM dbb_history h WHERE h.run_id = r.run_id), r.last_step + 1)
-                ELSE 1 END AS first
+           1 AS first
     FROM dbb_run r)"""
 
 _CHAIN = """chain AS (
