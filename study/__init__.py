@@ -19,6 +19,12 @@ Measure, at the policies of finished runs and without the pipeline:
     gradients        cosine of each estimator's update with a low-noise gradient
     control          the same training in plain PyTorch, also with prompts drawn by their exact probabilities
 
+Simulate, where the truth is known (python -m study simulate):
+    simulate            the command: tables and figures
+    regimes             how success probabilities may change during training
+    simulation          simulated trainings: estimators and discounts measured on the same draws
+    simulation_in_time  trainings in which prompts come back at irregular gaps; forecasts measured too
+
 The paper's claims:
     claims.toml      what the paper says, how it is tested, and how it is judged; data only
     claims           reads it

@@ -57,7 +57,7 @@ def test_version(capsys):
     "command",
     [
         *sorted(COMMANDS.keys() - {"train"}),
-        *("lab mse", "lab simulate", "lab replay", "lab calibration", "evaluate compare", "evaluate plot"),
+        *("lab mse", "lab replay", "lab calibration", "evaluate compare", "evaluate plot"),
     ],
 )
 def test_help_of_every_command(capsys, command):

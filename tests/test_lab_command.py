@@ -21,7 +21,7 @@ def test_help_names_the_commands():
     done = subprocess.run(
         [sys.executable, "-m", "openrlhf_dbb", "lab", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for command in ("mse", "simulate", "replay", "calibration"):
+    for command in ("mse", "replay", "calibration"):
         assert f"    {command} " in done.stdout or f"    {command}\n" in done.stdout
 
 

@@ -12,13 +12,14 @@ from estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import criteria, recorded, regimes, specs
+from openrlhf_dbb.lab import criteria, recorded, specs
 from openrlhf_dbb.lab.bootstrap import bootstrap
 from openrlhf_dbb.lab.outcomes import evaluate, judge
 from openrlhf_dbb.lab.replay_command import introduction, recommendation
 from openrlhf_dbb.lab.visits import rerun, visits
 from storage import ProbeRows, StepRows, open_store
 from storage.log import read_log
+from study import regimes
 
 
 def simulated(regime="paper-walk", prompts=1024, passes=4, rollouts=8, seed=0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from openrlhf_dbb.lab import allocate_command, calibration_command, mse_command, replay_command, simulate_command
+from openrlhf_dbb.lab import calibration_command, mse_command, replay_command
 
 
 def add_commands(add: Any) -> None:
@@ -16,5 +16,5 @@ def add_commands(add: Any) -> None:
 
     parser = add("lab", explain, opens_store=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for module in (mse_command, simulate_command, replay_command, calibration_command, allocate_command):
+    for module in (mse_command, replay_command, calibration_command):
         module.add_command(commands)

@@ -4,10 +4,6 @@ mse_command            lab mse: closed forms for given success probabilities, or
   probabilities        errors in closed form, with the noise of probes removed
   probed               the probes of a stored run
   paper                the paper's numbers beside a run's own
-simulate_command       lab simulate: any estimator where the truth is known
-  regimes              how success probabilities may change during training
-  simulation           simulated trainings: estimators and discounts measured on the same draws
-  in_time              trainings in which prompts come back at irregular gaps; forecasts measured too
 replay_command         lab replay: what another estimator would have given on a run's recorded successes
   criteria             how good an estimator was at the recorded visits
   outcomes             all candidates by all criteria, ranked
@@ -15,8 +11,6 @@ replay_command         lab replay: what another estimator would have given on a 
   replay_figures       its figures
 calibration_command    lab calibration: were the forecasts of a run's next visits right?
   forecast             PIT, coverage, reliability
-allocate_command       lab allocate: what each rollout strategy would have drawn, and what that may save
-  allocation           strategies let loose on the recorded passes
 
 Shared:
 

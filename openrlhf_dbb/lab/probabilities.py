@@ -42,7 +42,7 @@ class Probabilities:
         try:
             return moments(estimator, self.p_Q_T, rollouts, shared_prior=self._prior(estimator, rollouts))
         except ValueError as error:
-            raise UsageError(f"{error} ('simulate' takes any estimator)") from error
+            raise UsageError(f"{error} (no closed form is known for it)") from error
 
     def mse(self, estimator: RewardEstimator, rollouts: int) -> float:
         """Mean squared error over prompts and visits with the probabilities as they are: the paper's number."""

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import estimators
-from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.lab import in_time, specs
-from openrlhf_dbb.lab.in_time import MEASURES, Result, Training, measure, training
-from openrlhf_dbb.lab.simulate_command import in_time_table
-from openrlhf_dbb.lab.simulation import Setting
+from openrlhf_dbb.lab import specs
+from study import simulation_in_time as in_time
+from study.__main__ import main
+from study.simulate import in_time_table
+from study.simulation import Setting
+from study.simulation_in_time import MEASURES, Result, Training, measure, training
 
 SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 
@@ -118,7 +119,7 @@ def test_table():
 
 
 def test_command(tmp_path, capsys):
-    argv = ["lab", "simulate", "--draw", "uniform", "epoch", "--regimes", "jumps", "--rollouts", "2", "--prompts", "50"]
+    argv = ["simulate", "--draw", "uniform", "epoch", "--regimes", "jumps", "--rollouts", "2", "--prompts", "50"]
     argv += ["--batch", "20", "--seeds", "2", "--seed", "7", "--estimators", "dbb", "point"]
     assert main([*argv, "-o", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -142,5 +143,6 @@ def test_command(tmp_path, capsys):
 def test_unknown_names_are_refused(capsys):
     with pytest.raises(ValueError, match="unknown draw 'often'; known: epoch, uniform, variance"):
         training("jumps", "often", 2, SETTING, seed=0)
-    assert main(["lab", "simulate", "--draw", "often"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", "--draw", "often"])
     assert "--draw: invalid choice: 'often'" in capsys.readouterr().err

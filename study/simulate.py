@@ -16,10 +16,12 @@ from openrlhf_dbb import figures, options
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import error_curves, in_time, regimes, specs
+from openrlhf_dbb.lab import error_curves, specs
 from openrlhf_dbb.lab.error_curves import ErrorCurve
-from openrlhf_dbb.lab.simulation import Result, Setting, simulate
 from openrlhf_dbb.terminal import print_json, records, table
+from study import regimes
+from study import simulation_in_time as in_time
+from study.simulation import Result, Setting, simulate
 
 _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
@@ -33,7 +35,7 @@ _CLOSE_UP = ("paper-walk", 8)  # regime and N of the figures that show one only
 
 
 def add_command(commands: Any) -> None:
-    """Add ``simulate`` to the laboratory's commands."""
+    """Add ``simulate`` to the study's commands."""
     text = "mean squared error of estimators on simulated trainings, where the truth is known"
     parser = commands.add_parser("simulate", help=text, description=text)
     known = ", ".join(regimes.REGIMES)
@@ -60,12 +62,12 @@ def add_command(commands: Any) -> None:
         "a pass), uniform (at random from all), variance (in proportion to p (1 - p))"
     )
     parser.add_argument("--draw", nargs="+", choices=in_time.DRAWS, metavar="HOW", help=text)
-    options.add_folder(parser, "for the files", default=Path("lab/simulate"))
+    options.add_folder(parser, "for the files", default=Path("study-simulation"))
     options.add_json(parser)
     parser.set_defaults(command=_command)
 
 
-def _command(arguments: argparse.Namespace) -> None:
+def _command(arguments: argparse.Namespace) -> int:
     setting, names, sizes, discounts = _checked(arguments)
     estimators = [specs.parse(text) for text in arguments.estimators]
     for estimator in estimators:
@@ -77,7 +79,7 @@ def _command(arguments: argparse.Namespace) -> None:
     folder = figures.folder(arguments.output)
     if arguments.draw:
         _in_time(folder, list(dict.fromkeys(arguments.draw)), estimators, names, sizes, setting, as_json=arguments.json)
-        return
+        return 0
     results = []
     for name, size in _progress([(name, size) for name in names for size in sizes]):
         results.append(simulate(estimators, discounts, name, size, setting))
@@ -99,6 +101,7 @@ def _command(arguments: argparse.Namespace) -> None:
         print_json({"results": records(_MEASURED, measured), "files": list(map(str, files))})
     else:
         print(*files, sep="\n")
+    return 0
 
 
 def _in_time(

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from estimators import RewardEstimator
 from estimators.base import Floats, counts
-from openrlhf_dbb.lab import criteria, regimes, specs
-from openrlhf_dbb.lab.simulation import Setting
+from openrlhf_dbb.lab import criteria, specs
+from study import regimes
+from study.simulation import Setting
 
 DRAWS = ("epoch", "uniform", "variance")
 """How an update draws its prompts: every prompt once a pass, in random order; at random from all prompts; in proportion

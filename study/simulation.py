@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from estimators import RewardEstimator
 from estimators.base import Floats
-from openrlhf_dbb.lab import regimes, specs
+from openrlhf_dbb.lab import specs
+from study import regimes
 
 
 @dataclass(frozen=True)

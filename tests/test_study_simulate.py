@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from estimators.closed_form import moments
-from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.simulate_command import ratios
-from openrlhf_dbb.lab.simulation import Result, Setting, draw, estimated_means, simulate
+from study.__main__ import main
+from study.simulate import ratios
+from study.simulation import Result, Setting, draw, estimated_means, simulate
 
 _FIGURES = ("discounts_N4", "discounts_paper-walk_N4", "prior", "rollouts")
 
@@ -114,7 +114,7 @@ def _rows(path):
 
 
 def test_command(tmp_path, capsys, third_party):
-    argv = ["lab", "simulate", "--regimes", "paper-walk", "jumps", "--rollouts", "4", "--prompts", "50"]
+    argv = ["simulate", "--regimes", "paper-walk", "jumps", "--rollouts", "4", "--prompts", "50"]
     argv += ["--batch", "20", "--seeds", "2", "--discounts", "0.2", "0.5"]
     argv += ["--estimators", "point", "dbb:discount=0.2", third_party]
     once, again = tmp_path / "once", tmp_path / "again"
@@ -137,7 +137,7 @@ def test_command(tmp_path, capsys, third_party):
 
 
 def test_errors_of_the_tables(tmp_path, capsys):
-    argv = ["lab", "simulate", "--regimes", "jumps", "--rollouts", "4", "--prompts", "50", "--seeds", "2"]
+    argv = ["simulate", "--regimes", "jumps", "--rollouts", "4", "--prompts", "50", "--seeds", "2"]
     argv += ["--discounts", "0.2", "--estimators", "dbb:discount=0.2"]
     assert main([*argv, "-o", str(tmp_path)]) == 0
     draws = [draw("jumps", 4, 50, 4, seed) for seed in (0, 1)]
@@ -157,21 +157,21 @@ def test_errors_of_the_tables(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--regimes", "calm"], "error: --regimes: unknown regime 'calm'; known: stationary-U, "),
-        (["--estimators", "magic"], "error: estimator 'magic': unknown estimator 'magic'; known: auto, "),
+        (["--regimes", "calm"], "study: --regimes: unknown regime 'calm'; known: stationary-U, "),
+        (["--estimators", "magic"], "study: estimator 'magic': unknown estimator 'magic'; known: auto, "),
         (
             ["--estimators", "predicted_prior:discount=0.5"],
-            "error: --estimators predicted_prior 0.5: it reads text features, and simulated prompts have none; give "
+            "study: --estimators predicted_prior 0.5: it reads text features, and simulated prompts have none; give "
             "predicted_prior:features=none, or use lab replay",
         ),
-        (["--discounts", "0"], "error: --discounts 0 is not in (0, 1]"),
-        (["--rollouts", "8", "0"], "error: --rollouts must be at least 1, got 0"),
-        (["--batch", "0"], "error: --batch must be at least 1, got 0"),
-        (["--seed", "-1"], "error: --seed must be at least 0, got -1"),
+        (["--discounts", "0"], "study: --discounts 0 is not in (0, 1]"),
+        (["--rollouts", "8", "0"], "study: --rollouts must be at least 1, got 0"),
+        (["--batch", "0"], "study: --batch must be at least 1, got 0"),
+        (["--seed", "-1"], "study: --seed must be at least 0, got -1"),
     ],
 )
 def test_refused(flags, message, tmp_path, capsys):
-    assert main(["lab", "simulate", *flags, "-o", str(tmp_path / "out")]) == 2
+    assert main(["simulate", *flags, "-o", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
