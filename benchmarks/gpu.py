@@ -47,7 +47,7 @@ from typing import Any
 
 from random_model import SHAPES, write_prompts
 
-from openrlhf_dbb.evaluation.training_curves import Scalars, read_scalars
+from openrlhf_dbb.evaluation.event_files import Scalars, read_scalars
 
 TREE = Path(__file__).resolve().parents[1]
 POLL_S = 0.5

@@ -40,7 +40,7 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from openrlhf_dbb.evaluation.training_curves import read_scalars
+from openrlhf_dbb.evaluation.event_files import read_scalars
 from openrlhf_dbb.tiny import default_folder, prepare
 
 TREE = Path(__file__).resolve().parents[1]

@@ -23,12 +23,12 @@ import numpy as np
 import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, training_curves
-from openrlhf_dbb.evaluation.training_curves import TrainingCurve
+from openrlhf_dbb.evaluation import benchmarks
 from openrlhf_dbb.lab import outcomes, recorded
 from openrlhf_dbb.lab.error_curves import MASSES
-from study import files
+from study import files, training_curves
 from study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, PriorRow, RunRow
+from study.training_curves import TrainingCurve
 
 NAMES = (
     "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",

@@ -57,7 +57,7 @@ def test_version(capsys):
     "command",
     [
         *sorted(COMMANDS.keys() - {"train"}),
-        *("lab mse", "lab replay", "lab calibration", "evaluate compare", "evaluate plot"),
+        *("lab mse", "lab replay", "lab calibration", "evaluate compare"),
     ],
 )
 def test_help_of_every_command(capsys, command):
@@ -85,7 +85,7 @@ def test_help_of_every_command(capsys, command):
             "evaluate --n 3 compare a b",
             "--n is no flag of compare, or comes after it (openrlhf-dbb evaluate --help)",
         ),
-        ("evaluate", "evaluate needs --model (or --run) and --benchmarks, or a command: compare, plot"),
+        ("evaluate", "evaluate needs --model (or --run) and --benchmarks, or the command compare"),
         (
             "lab mse --p 0.5 -o -",
             "argument -o/--output: several files are written; name a folder, not - (openrlhf-dbb lab mse --help)",
@@ -113,11 +113,6 @@ def test_the_store_is_named_before_the_command_or_after_it(trained, capsys, word
             "openrlhf-dbb evaluate --model needs the training stack: {stack} (here: no module named torch)",
         ),
         ("matplotlib", ["lab", "mse", "--p", "0.5"], 'figures need matplotlib: pip install "openrlhf-dbb[lab]"'),
-        (
-            "matplotlib",
-            ["evaluate", "compare", "a", "b", "-o", "x"],
-            'figures need matplotlib: pip install "openrlhf-dbb[lab]"',
-        ),
     ],
 )
 def test_a_command_whose_extra_is_missing_names_it(capsys, monkeypatch, absent, argv, message):

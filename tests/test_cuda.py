@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.evaluation.training_curves import read_scalars
+from openrlhf_dbb.evaluation.event_files import read_scalars
 
 pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 

@@ -1,7 +1,5 @@
 """evaluate compare on files: what is read, refused and noted; every number of a small comparison worked by hand."""
 
-import csv
-import io
 import json
 import subprocess
 import sys
@@ -73,17 +71,19 @@ def refusal(capsys, *argv):
     return line.removeprefix("error: ")
 
 
-def differences(capsys, *argv):
-    """Rows of the CSV by (model, baseline, benchmark), numbers as numbers."""
+def as_json(capsys, *argv):
+    """What the command prints with --json."""
     capsys.readouterr()
-    command(*argv, "--format", "csv")
-    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    return {(row["model"], row["baseline"], row["benchmark"]): _numbers(row) for row in rows}
+    command(*argv, "--json")
+    return json.loads(capsys.readouterr().out)
 
 
-def _numbers(row):
-    text = ("model", "baseline", "benchmark", "group")
-    return {name: float(value) for name, value in row.items() if name not in text and value}
+def differences(capsys, *argv):
+    """The differences of --json by (model, baseline, benchmark), without those that do not exist."""
+    return {
+        (row["model"], row["baseline"], row["benchmark"]): {k: v for k, v in row.items() if v is not None}
+        for row in as_json(capsys, *argv)["differences"]
+    }
 
 
 def test_read():
@@ -178,9 +178,10 @@ def test_all_numbers_of_a_comparison(capsys):
     assert (found["t"], found["degrees of freedom"]) == (pytest.approx(4), 2)
     assert found["p"] == pytest.approx((1 - np.sqrt(16 / 18)) / 2)
     assert found["p Holm"] == found["p"]
-    assert found["p sign"] == 1 / 8
     assert (found["better"], found["worse"], found["prompts"], found["prompts left out"]) == (3, 0, 3, 0)
-    assert found["interval low"] < 1 / 3 < found["interval high"]
+    # t of 2 degrees of freedom is 4.30265 at 0.975.
+    assert found["interval low"] == pytest.approx(1 / 3 - 4.30265 / 12, abs=1e-5)
+    assert found["interval high"] == pytest.approx(1 / 3 + 4.30265 / 12, abs=1e-5)
     # t of 2 degrees of freedom is 2.91999 at 0.95 and 1.06066 at 0.8.
     assert found["detectable"] == pytest.approx((2.91999 + 1.06066) / 12, abs=1e-5)
 
@@ -189,7 +190,7 @@ def test_a_model_and_itself(capsys):
     write_evaluation("first", {"sums": FIRST})
     write_evaluation("again", {"sums": FIRST})
     (found,) = differences(capsys, "first", "again").values()
-    assert (found["difference"], found["p"], found["p sign"], found["p signed-rank"]) == (0, 1, 1, 1)
+    assert (found["difference"], found["p"]) == (0, 1)
     assert "t" not in found and "detectable" not in found
 
 
@@ -311,13 +312,11 @@ def test_what_differs_without_being_refused_is_noted(capsys):
             "first second --benchmarks sums,x",
             "benchmark 'x' is not in every evaluation: first has sums, proofs; second has sums",
         ),
-        ("first second --output file/out", "--output file/out: Not a directory; name a folder that can be written"),
     ],
 )
 def test_wrong_arguments(argv, message, capsys):
     write_evaluation("first", {"sums": FIRST, "proofs": FIRST})
     write_evaluation("second", {"sums": SECOND})
-    Path("file").write_text("")
     assert refusal(capsys, *argv.split()) == message
 
 
@@ -340,63 +339,18 @@ def test_text(capsys):
     assert "second - first (Acc@2)" in lines
     (row,) = [line for line in lines if line.startswith("SUMS 3 +33.33 ")]
     assert row.endswith(" 0.0286 0.0286 3 0 33.17")
-    (small,) = [line for line in lines if line.startswith("SUMS 3 0.0286 ")]
-    assert small.endswith(" 0.1250")  # all three prompts better: 1 / 2^3
 
 
-def test_latex_has_the_papers_layout(capsys):
-    titles = {"sums": {"group": "ID"}, "products": {"group": "ID"}, "proofs": {"group": "OOD", "title": "P & Q"}}
-    for name, scores in (("grpo_dbb", SECOND), ("grpo", FIRST)):
-        write_evaluation(name, dict.fromkeys(("sums", "products", "proofs"), scores), titles=titles)
-    command("grpo", "grpo_dbb", "--of", "grpo_dbb", "--format", "latex")
-    lines = capsys.readouterr().out.splitlines()
-    body = lines[lines.index(r"\toprule") :]
-    cell, best = r"33.33{\tiny$\pm$23.57}", r"\textbf{66.67}{\tiny$\pm$0.00}"
-    delta = body[8].split(" & ")
-    assert body == [
-        r"\toprule",
-        r" & \multicolumn{3}{c|}{\textbf{ID}} & \multicolumn{1}{c}{\textbf{OOD}} \\",
-        r"\cmidrule(lr){2-4} \cmidrule(lr){5-5}",
-        r"Method & SUMS & PRODUCTS & Avg. & P \& Q \\",
-        r"\midrule",
-        rf"grpo & {cell} & {cell} & {cell} & {cell} \\",
-        rf"grpo\_dbb & {best} & {best} & {best} & {best} \\",
-        r"\midrule",
-        body[8],
-        r"\bottomrule",
-        r"\end{tabular}",
-        "}",
-        r"\end{table*}",
-    ]
-    assert delta[:2] == [r"$\Delta$ w.r.t.\ grpo", r"+33.33{\tiny\,(0.0286)}"]
-    assert len(delta) == 5
-    assert r"\begin{tabular}{lccc|c}" in lines
-
-
-def test_output(capsys):
-    write_evaluation("first", {"sums": FIRST, "a|b": SECOND})
-    write_evaluation("second", {"sums": SECOND, "a|b": FIRST})
-    command("first", "second", "--output", "out/here", "--format", "csv")
-    out, error = capsys.readouterr()
-    names = ["comparison.md", "comparison.tex", "differences.csv", "measures.csv", "differences.png", "differences.svg"]
-    assert error.splitlines() == [f"wrote out/here/{name}" for name in names]
-    folder = Path("out/here")
-    assert (folder / "differences.csv").read_text() == out
-    assert (folder / "differences.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "differences.svg").read_text().startswith("<?xml")
-    assert "| A\\|B | 3 | 66.67 \u00b1 0.00 | 33.33 \u00b1 23.57 |" in (folder / "comparison.md").read_text()
-    measures = list(csv.DictReader((folder / "measures.csv").open()))
-    command("first", "second", "--format", "json")
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() == {"differences", "measures", "notes"}
-    assert [row["difference"] for row in found["differences"]] == [
-        float(row["difference"]) for row in csv.DictReader(io.StringIO(out))
-    ]
-    assert [row["mean"] for row in found["measures"]] == [float(row["mean"]) for row in measures]
-    (row,) = (row for row in measures if [*row.values()][:3] == ["sums", "first", "pass@2"])
-    assert (float(row["mean"]), row["runs"]) == (pytest.approx(0.5), "2")
-    command("first", "second", "--output", "again")
-    assert [(Path("again") / name).read_bytes() for name in names] == [(folder / name).read_bytes() for name in names]
+def test_json_has_every_measure_of_every_model(capsys):
+    write_evaluation("first", {"sums": FIRST})
+    write_evaluation("second", {"sums": SECOND})
+    printed = as_json(capsys, "first", "second")
+    assert printed.keys() == {"differences", "measures", "notes"}
+    mean = {(row["model"], row["measure"]): row["mean"] for row in printed["measures"]}
+    # Best@2: 2/3 and 1/3 of the prompts in the two runs of first; all three and two of three have one in second.
+    assert mean["first", "pass@2"] == mean["first", "Best@2"] == pytest.approx(0.5)
+    assert mean["second", "Best@2"] == pytest.approx((2 / 3 + 1) / 2)
+    assert {row["runs"] for row in printed["measures"]} == {2}
 
 
 def test_comparing_loads_nothing_heavy():

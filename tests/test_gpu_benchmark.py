@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.evaluation.training_curves import Scalars
+from openrlhf_dbb.evaluation.event_files import Scalars
 
 ROOT = Path(__file__).parents[1]
 

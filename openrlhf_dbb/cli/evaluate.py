@@ -1,4 +1,4 @@
-"""The command evaluate: a model on benchmarks; ``compare`` and ``plot`` show results, and need no torch.
+"""The command evaluate: a model on benchmarks; ``compare`` shows differences and needs no torch.
 
 openrlhf-dbb evaluate --model runs/my-run --benchmarks math500,minerva
 openrlhf-dbb evaluate compare my-run other-run
@@ -13,7 +13,7 @@ from typing import Any
 from openrlhf_dbb import options
 from openrlhf_dbb.cli import stack
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, compare, dynamics, results
+from openrlhf_dbb.evaluation import benchmarks, compare, results
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
@@ -31,15 +31,12 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("evaluate", evaluate, opens_store=False)
-    parser.usage = (
-        "%(prog)s {--model MODEL,--run RUN} --benchmarks NAME,... [flags]\n       %(prog)s {compare,plot} ..."
-    )
+    parser.usage = "%(prog)s {--model MODEL,--run RUN} --benchmarks NAME,... [flags]\n       %(prog)s compare ..."
     parser.epilog = "Repeat a stopped evaluation to continue it."
     add_arguments(parser)
     title = "commands, instead of flags"
     commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title=title, action=_Commands)
-    for module in (compare, dynamics):
-        module.add_command(commands)
+    compare.add_command(commands)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -50,7 +47,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         ray.exceptions.RayError: an engine failed.
     """
     if (arguments.model is None and arguments.run is None) or arguments.benchmarks is None:
-        raise UsageError("evaluate needs --model (or --run) and --benchmarks, or a command: compare, plot")
+        raise UsageError("evaluate needs --model (or --run) and --benchmarks, or the command compare")
     stack.require("openrlhf-dbb evaluate --model")
     # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")

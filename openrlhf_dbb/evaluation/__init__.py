@@ -1,4 +1,4 @@
-"""Evaluation: models on benchmarks, measured and compared; comparing and plotting need no torch.
+"""Evaluation: models on benchmarks, measured and compared; comparing needs no torch.
 
 pipeline     the command evaluate: from its arguments to files on disk; repeated, it continues where it stopped
   benchmarks/       what can be evaluated, one TOML file each
@@ -15,16 +15,13 @@ pipeline     the command evaluate: from its arguments to files on disk; repeated
   record            results into the posterior store
 results      evaluations on disk, and how they are read
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
-statistics   paired tests, bootstrap intervals, Holm's correction, detectable differences
+statistics   paired tests, intervals, Holm's correction, detectable differences
 formats      how tables write numbers
 compare      the command compare
   alignment           what evaluations share: the same benchmarks, prompt by prompt
   differences         models against each other on these
-  comparison_tables   as text, Markdown and CSV
-  latex_table         as the paper's table
-  forest              as a figure
-dynamics     the command plot
-  training_curves     what it draws, from the store and from TensorBoard's event files
+  comparison_tables   as text and JSON
+event_files  scalars that a training logged
 
 Evaluations during training are in ``openrlhf_dbb.actors.evaluation``.
 """

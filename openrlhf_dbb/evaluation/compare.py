@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import figures, options
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import alignment, forest, results
-from openrlhf_dbb.evaluation.comparison_tables import as_json, differences_csv, markdown, measures_csv, text
-from openrlhf_dbb.evaluation.differences import Comparison, compare_models
-from openrlhf_dbb.evaluation.latex_table import latex
+from openrlhf_dbb.evaluation import alignment, results
+from openrlhf_dbb.evaluation.comparison_tables import as_json, text
+from openrlhf_dbb.evaluation.differences import compare_models
 from openrlhf_dbb.evaluation.results import Evaluation
-
-FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "text": text,
-    "markdown": markdown,
-    "latex": latex,
-    "csv": differences_csv,
-    "json": as_json,
-}
 
 
 def add_command(commands: Any) -> None:
     """Add ``compare`` to the sub-parsers of the evaluate command."""
-    text = "are differences between evaluations real: paired tests over prompts, intervals"
-    parser = commands.add_parser("compare", help=text, description=text)
+    summary = "are differences between evaluations real: paired tests over prompts, intervals"
+    parser = commands.add_parser("compare", help=summary, description=summary)
     parser.set_defaults(command=compare)
     parser.add_argument(
         "evaluations", nargs="+", metavar="EVALUATION", help=f"two or more: folders, or names under {results.FOLDER}/"
@@ -37,27 +26,22 @@ def add_command(commands: Any) -> None:
     reference.add_argument("--against", metavar="NAME", help="compare all others with this one (default: the first)")
     reference.add_argument("--of", metavar="NAME", help="compare this one with all others, as in the paper's Table 1")
     parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
-    parser.add_argument("--format", choices=FORMATS, default="text", help="what is printed (default: text)")
-    options.add_folder(parser, "folder for Markdown, LaTeX, CSV and the forest plot", default=None)
+    parser.add_argument("--json", action="store_true", help="print JSON: differences, measures and notes, all digits")
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print a comparison, and write its files if ``--output`` is given.
+    """Print a comparison as tables or JSON.
 
     Raises:
         UsageError: an evaluation or a flag does not fit, or the evaluations have different prompts.
     """
-    folder = None if arguments.output is None else figures.folder(arguments.output)
     evaluations = _read(arguments.evaluations)
     models = [evaluation.name for evaluation in evaluations]
     pairs = _pairs(models, arguments.against, arguments.of)
     chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
     benchmarks = alignment.shared(evaluations, chosen)
     comparison = compare_models(models, benchmarks, pairs, alignment.notes(evaluations, benchmarks))
-    print(FORMATS[arguments.format](comparison), end="")
-    if folder is not None:
-        for path in _write(comparison, folder):
-            print(f"wrote {path}", file=sys.stderr)
+    print(as_json(comparison) if arguments.json else text(comparison), end="")
 
 
 def _read(names: Sequence[str]) -> list[Evaluation]:
@@ -80,15 +64,3 @@ def _pairs(models: Sequence[str], against: str | None, of: str | None) -> list[t
         raise UsageError(f"{flag} {name} is not one of the evaluations: {', '.join(models)}")
     others = [model for model in models if model != reference]
     return [(other, reference) if of is None else (reference, other) for other in others]
-
-
-def _write(comparison: Comparison, folder: Path) -> list[Path]:
-    texts = {
-        "comparison.md": markdown,
-        "comparison.tex": latex,
-        "differences.csv": differences_csv,
-        "measures.csv": measures_csv,
-    }
-    for name, render in texts.items():
-        (folder / name).write_text(render(comparison), encoding="utf-8")
-    return [*(folder / name for name in texts), *forest.draw(comparison, folder)]

@@ -1,21 +1,15 @@
-"""A comparison of models as text, Markdown, CSV and JSON."""
+"""A comparison of models as text and JSON."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.evaluation import statistics as st
 from openrlhf_dbb.evaluation.differences import Comparison, Difference
 from openrlhf_dbb.evaluation.formats import mean_and_std, p_value, percent, points, runs_in_words
 from openrlhf_dbb.evaluation.metrics import OverRuns, Summary
 from openrlhf_dbb.terminal import json_text, records, shown, table
-
-SMALL = 50
-"""With fewer prompts the signed-rank and the sign test are printed beside the t-test, which needs nearly normal means.
-The number of prompts decides, before any p-value is known; the CSV always has all three."""
 
 
 class Section(NamedTuple):
@@ -32,27 +26,10 @@ def text(comparison: Comparison) -> str:
     return "\n\n".join([*parts, "\n".join(shown(line, width=None) for line in explained(comparison))]) + "\n"
 
 
-def markdown(comparison: Comparison) -> str:
-    """The same tables in Markdown."""
-    parts = [f"**{_escaped(part.title)}**\n\n{_markdown_table(part)}" for part in _sections(comparison)]
-    return "\n\n".join([*parts, "\n".join(f"- {_escaped(line)}" for line in explained(comparison))]) + "\n"
-
-
-def differences_csv(comparison: Comparison) -> str:
-    """A row per pair and column with all digits; accuracies and differences are fractions, not percent."""
-    rows = [_csv_row(difference, comparison) for difference in comparison.differences]
-    return _csv(list(rows[0]), (list(row.values()) for row in rows))
-
-
-def measures_csv(comparison: Comparison) -> str:
-    """A row per benchmark, model and measure: mean and standard deviation over runs; shares are fractions of 1."""
-    return _csv(_MEASURE_COLUMNS, _measure_rows(comparison))
-
-
 def as_json(comparison: Comparison) -> str:
-    """The rows of both CSV files, and the notes, as one JSON object."""
+    """Return the differences (fractions, not percent), each model's measures, and the notes as one JSON object."""
     document = {
-        "differences": [_csv_row(difference, comparison) for difference in comparison.differences],
+        "differences": [_difference_row(difference, comparison) for difference in comparison.differences],
         "measures": records(_MEASURE_COLUMNS, _measure_rows(comparison)),
         "notes": comparison.notes,
     }
@@ -71,14 +48,14 @@ def explained(comparison: Comparison) -> list[str]:
     tests = len(comparison.differences) - averages
     lines = [
         "difference: in percentage points; missing samples are left out, not counted as wrong",
-        f"95 % interval: two-sided, bootstrap over prompts and runs, {st.DRAWS} draws",
+        "95 % interval: two-sided, of the t-test over prompts",
         "p: one-sided paired t-test over prompts, H1: the model named first is better",
         f"p (Holm): corrected for all {tests} tests of benchmarks" + (f", {averages} of averages" if averages else ""),
         "better, worse: prompts on which the model's accuracy is higher, lower",
         f"detectable: the true difference that gives p < {st.ALPHA:g} with probability {st.POWER:g}",
     ]
     if averages:
-        lines.append("Avg.: every benchmark has the same weight; t-test and bootstrap are stratified by benchmark")
+        lines.append("Avg.: every benchmark has the same weight; the t-test is stratified by benchmark")
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
 
 
@@ -92,13 +69,6 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
             ("", "prompts", "difference", "95 % interval", "p", "p (Holm)", "better", "worse", "detectable"),
             [_difference_cells(difference) for difference in found],
         )
-        small = [d for d in found if not d.column.is_average and d.column.prompts < SMALL]
-        if small:
-            yield Section(
-                f"{model} - {baseline}, fewer than {SMALL} prompts: one-sided tests that do not assume normality",
-                ("", "prompts", "p (t)", "p (signed-rank)", "p (sign)"),
-                [[d.column.title, str(d.column.prompts), *map(p_value, (d.test.p, d.wilcoxon, d.sign))] for d in small],
-            )
 
 
 def _accuracies(comparison: Comparison) -> Section:
@@ -135,15 +105,6 @@ def _difference_cells(found: Difference) -> list[str]:
     ]
 
 
-def _markdown_table(part: Section) -> str:
-    rows = [part.header, ["---"] * len(part.header), *part.rows]
-    return "\n".join("| " + " | ".join(_escaped(cell.strip()) for cell in row) + " |" for row in rows)
-
-
-def _escaped(value: str) -> str:
-    return shown(value, width=None).replace("|", "\\|").replace("<", "&lt;")
-
-
 def _measures(summary: Summary) -> dict[str, OverRuns]:
     named = {f"Acc@{summary.samples}": summary.accuracy, f"Best@{summary.samples}": summary.best}
     named |= {f"pass@{k}": measure for k, measure in summary.pass_at.items()}
@@ -162,7 +123,7 @@ def _measure_rows(comparison: Comparison) -> list[tuple[Any, ...]]:
     ]
 
 
-def _csv_row(found: Difference, comparison: Comparison) -> dict[str, Any]:
+def _difference_row(found: Difference, comparison: Comparison) -> dict[str, Any]:
     column, test = found.column, found.test
     row: dict[str, Any] = {"model": found.model, "baseline": found.baseline, "benchmark": column.name}
     row |= {"group": column.group, "prompts": column.prompts, "prompts left out": column.left_out}
@@ -171,12 +132,5 @@ def _csv_row(found: Difference, comparison: Comparison) -> dict[str, Any]:
         row |= {f"{which} runs": comparison.runs[name], f"{which} n": comparison.samples[name]}
     row |= {"difference": test.difference, "interval low": found.low, "interval high": found.high}
     row |= {"standard error": test.error, "t": test.t, "degrees of freedom": test.degrees}
-    row |= {"p": test.p, "p Holm": found.holm, "p signed-rank": found.wilcoxon, "p sign": found.sign}
+    row |= {"p": test.p, "p Holm": found.holm}
     return row | {"better": found.better, "worse": found.worse, "detectable": found.detectable}
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV text; NaN is an empty field."""
-    file = io.StringIO()
-    write_rows(file, header, ([None if value != value else value for value in row] for row in rows))
-    return file.getvalue()

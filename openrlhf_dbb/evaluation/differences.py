@@ -1,6 +1,6 @@
 """Differences between models on shared benchmarks, with tests and intervals: the content of tables and figures.
 
-Axes: M models, R evaluation runs (seeds), P prompts of a benchmark, B bootstrap draws.
+Axes: M models, R evaluation runs (seeds), P prompts of a benchmark.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class Difference:
     Attributes:
         model, baseline: their names.
         column: the benchmark or average.
-        low, high: 95 % bootstrap interval, two-sided.
+        low, high: two-sided 95 % interval of the t-test over prompts; NaN for a single prompt.
         test: paired t-test over prompts, H1: the model is better; its ``difference`` is the estimate.
         holm: the test's p, corrected for all tests of benchmarks, or of averages, in the comparison.
-        wilcoxon, sign: p of the signed-rank test and of the sign test; NaN for averages.
         better, worse: prompts on which the model's accuracy is higher, lower.
         detectable: the difference found with probability 0.8.
     """
@@ -66,8 +65,6 @@ class Difference:
     high: float
     test: st.PairedTest
     holm: float
-    wilcoxon: float
-    sign: float
     better: int
     worse: int
     detectable: float
@@ -104,11 +101,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A benchmark's column, accuracies by model and prompt (P,), and bootstrap draws of each model's accuracy (B,)."""
+    """A benchmark's column, and each model's accuracy on every prompt over its runs (P,)."""
 
     column: Column
     accuracy_P: dict[str, Floats]
-    draws_B: dict[str, Floats]
 
 
 def compare_models(
@@ -154,9 +150,6 @@ def compare_models(
 
 def _measure(models: Sequence[str], shared: Shared, summaries: dict[str, Summary]) -> _Measured:
     accuracies = [metrics.accuracy(results.scores_R_P_N) for results in shared.results]
-    # The same in every comparison, and independent of the draws of other benchmarks.
-    rng = np.random.default_rng(list(shared.benchmark.encode()))
-    draws_M_B = st.bootstrap_means(accuracies, rng)
     column = Column(
         name=shared.benchmark,
         title=shared.title,
@@ -167,7 +160,7 @@ def _measure(models: Sequence[str], shared: Shared, summaries: dict[str, Summary
         accuracy={model: summary.accuracy for model, summary in summaries.items()},
     )
     by_prompt = map(st.prompt_means, accuracies)
-    return _Measured(column, dict(zip(models, by_prompt, strict=True)), dict(zip(models, draws_M_B, strict=True)))
+    return _Measured(column, dict(zip(models, by_prompt, strict=True)))
 
 
 def _average(models: Sequence[str], members: Sequence[_Measured], *, alone: bool) -> Column:
@@ -188,9 +181,8 @@ def _average(models: Sequence[str], members: Sequence[_Measured], *, alone: bool
 def _difference(pair: tuple[str, str], members: Sequence[_Measured], column: Column) -> Difference:
     model, baseline = pair
     differences = [member.accuracy_P[model] - member.accuracy_P[baseline] for member in members]
-    draws_B = np.mean([member.draws_B[model] - member.draws_B[baseline] for member in members], axis=0)
-    low, high = st.interval(draws_B)
     test = st.stratified_t(differences)
+    low, high = st.t_interval(test)
     return Difference(
         model=model,
         baseline=baseline,
@@ -199,8 +191,6 @@ def _difference(pair: tuple[str, str], members: Sequence[_Measured], column: Col
         high=high,
         test=test,
         holm=float("nan"),
-        wilcoxon=float("nan") if column.is_average else st.wilcoxon_signed_rank(differences[0]),
-        sign=float("nan") if column.is_average else st.sign_test(differences[0]),
         better=sum(int((difference_P > 0).sum()) for difference_P in differences),
         worse=sum(int((difference_P < 0).sum()) for difference_P in differences),
         detectable=st.minimum_detectable(test),

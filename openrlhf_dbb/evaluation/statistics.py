@@ -1,6 +1,6 @@
-"""Statistics of paired differences: tests, bootstrap intervals, Holm's correction, what could have been detected.
+"""Statistics of paired differences: tests, intervals, Holm's correction, what could have been detected.
 
-Axes: M models, R evaluation runs (seeds), P prompts of a benchmark, B bootstrap draws. Accuracies are in [0, 1].
+Axes: R evaluation runs (seeds), P prompts of a benchmark. Accuracies are in [0, 1].
 
 Tests generalize over prompts: two samples of the same prompt depend on each other, two prompts do not.
 """
@@ -17,14 +17,12 @@ from openrlhf_dbb.evaluation.metrics import accuracy
 
 Floats = NDArray[np.float64]
 
-DRAWS = 10_000
 LEVEL = 0.95
 """Probability of an interval, two-sided."""
 ALPHA = 0.05
 """Level of the tests."""
 POWER = 0.8
 
-_CHUNK = 50_000  # resampled prompts at a time, to fit into a core's cache; a million took five times as long
 _DECIMALS = 12  # differences of accuracies that are equal on paper may differ beyond
 
 
@@ -114,30 +112,6 @@ def t_interval(test: PairedTest) -> tuple[float, float]:
     return test.difference - half, test.difference + half
 
 
-def wilcoxon_signed_rank(difference_P: Floats) -> float:
-    """One-sided p-value of Wilcoxon's signed-rank test, H1: the differences are above 0; 1 if all are 0.
-
-    Differences of 0 are left out. Exact where scipy can (few prompts, no ties), else by the normal approximation.
-    """
-    from scipy.stats import wilcoxon
-
-    difference_P = _rounded(difference_P)
-    if not difference_P.any():
-        return 1.0
-    return float(wilcoxon(difference_P, zero_method="wilcox", alternative="greater").pvalue)
-
-
-def sign_test(difference_P: Floats) -> float:
-    """One-sided exact p-value of the sign test, H1: more differences are above 0 than below; 1 if all are 0."""
-    from scipy.stats import binomtest
-
-    difference_P = _rounded(difference_P)
-    wins, losses = int((difference_P > 0).sum()), int((difference_P < 0).sum())
-    if not wins + losses:
-        return 1.0
-    return float(binomtest(wins, wins + losses, alternative="greater").pvalue)
-
-
 def _rounded(difference_P: Floats) -> Floats:
     return np.round(difference_P, _DECIMALS)
 
@@ -179,75 +153,6 @@ def minimum_detectable(test: PairedTest, *, two_sided: bool = False) -> float:
     return float(t.ppf(1 - level, test.degrees) + t.ppf(POWER, test.degrees)) * test.error
 
 
-def bootstrap_means(accuracies: Sequence[Floats], rng: np.random.Generator, draws: int = DRAWS) -> Floats:
-    """Accuracies of M models as they might have been with other prompts and other runs, (M, B).
-
-    Each draw takes P prompts with replacement, the same ones for all models, so that differences of models stay paired,
-    and R runs with replacement, separately for each model. A model's accuracy in a draw is that of the drawn prompts,
-    over all runs, plus the mean of the drawn runs' :func:`run_effects`.
-
-    The drawn runs' accuracies are not used as they are, because the accuracies of the prompts already contain the
-    variance of sampling answers. Drawing runs of drawn prompts would count it 1 + 2 (R - 1) / R times, 2.5 times with
-    4 runs, and the interval of two equal models would be half again too wide.
-
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap"; the factor sqrt(P / (P - 1)) on the prompts'
-    part corrects the narrowness bias of Hesterberg 2015, "What Teachers Should Know About the Bootstrap".
-
-    Args:
-        accuracies: of each model, (R, P), NaN where a prompt has no verified sample in a run; every prompt has one in
-            some run. R may differ between models, P >= 1 may not.
-        rng: the same state gives the same draws.
-        draws: B.
-    """
-    mean_P_M = np.stack([prompt_means(accuracy_R_P) for accuracy_R_P in accuracies], axis=1)
-    prompts = len(mean_P_M)
-    around_P_M = (mean_P_M - mean_P_M.mean(axis=0)) * np.sqrt(prompts / max(prompts - 1, 1))
-    chunk = _CHUNK // prompts + 1
-    by_prompts = [
-        _times_drawn(rng, prompts, min(chunk, draws - start)) @ around_P_M / prompts for start in range(0, draws, chunk)
-    ]
-    means_B_M = mean_P_M.mean(axis=0) + np.concatenate(by_prompts)
-    for model, accuracy_R_P in enumerate(accuracies):
-        effects_R = run_effects(accuracy_R_P)
-        means_B_M[:, model] += _times_drawn(rng, len(effects_R), draws) @ effects_R / len(effects_R)
-    return np.asarray(means_B_M.T)
-
-
-def _times_drawn(rng: np.random.Generator, size: int, draws: int) -> Floats:
-    """How often each of ``size`` items is drawn when ``size`` are drawn with replacement, (draws, size)."""
-    chosen = rng.integers(size, size=(draws, size)) + size * np.arange(draws)[:, None]
-    return np.bincount(chosen.ravel(), minlength=draws * size).reshape(draws, size).astype(np.float64)
-
-
 def prompt_means(accuracy_R_P: Floats) -> Floats:
     """Accuracy of each prompt over its runs, (P,); NaN where no run has any."""
     return accuracy(accuracy_R_P.T)
-
-
-def run_effects(accuracy_R_P: Floats) -> Floats:
-    """By how much each run as a whole is better than the mean, beyond the noise of sampling answers, (R,).
-
-    Two-way layout: ``accuracy[r, p] = prompt[p] + effect[r] + noise[r, p]``. Noise alone gives the runs' means a
-    variance of ``within``; of their variance ``between`` the part above it is kept (nothing if it is below), and
-    R / (R - 1) makes up for the narrowness of a resample of R runs. Independent samples have no run effects, and then
-    little is kept.
-
-    Source: variance components by the method of moments; Searle, Casella and McCulloch 1992, "Variance Components".
-    """
-    runs, prompts = accuracy_R_P.shape
-    if runs < 2 or prompts < 2:
-        return np.zeros(runs)
-    around_R_P = accuracy_R_P - prompt_means(accuracy_R_P)
-    effect_R = np.nan_to_num(accuracy(around_R_P))
-    effect_R -= effect_R.mean()  # it is not 0 where groups are missing
-    within = np.nansum((around_R_P - effect_R[:, None]) ** 2) / ((runs - 1) * (prompts - 1) * prompts)
-    between = effect_R.var(ddof=1)
-    if not between > within:
-        return np.zeros(runs)
-    return np.asarray(effect_R * np.sqrt((1 - within / between) * runs / (runs - 1)))
-
-
-def interval(draws_B: Floats) -> tuple[float, float]:
-    """Bounds of the central 95 % of bootstrap draws."""
-    low, high = np.quantile(draws_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)

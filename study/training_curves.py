@@ -1,6 +1,6 @@
-"""Curves of a run over its training, from the store and from the TensorBoard events that OpenRLHF wrote.
+"""Curves of a run over its training, read from the store.
 
-Axes: T points of a curve, K runs of a group.
+Axes: T points of a curve.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +16,6 @@ import storage
 from storage.evaluations import TRAINING
 
 Floats = NDArray[np.float64]
-
-ENTROPY = "train/entropy_loss"
-"""OpenRLHF's tag of the policy's mean entropy, logged if ``--actor.entropy_coef`` is given."""
-
-
-class Scalars(NamedTuple):
-    """One TensorBoard tag.
-
-    Attributes:
-        step: (T,) ascending.
-        value: (T,) logged at these steps.
-        wall_time: (T,) seconds since 1970 when they were logged.
-    """
-
-    step: Floats
-    value: Floats
-    wall_time: Floats
-
-
-def read_scalars(folder: Path) -> dict[str, Scalars]:
-    """All scalars in a folder's event files, by tag; empty without event files.
-
-    Of a step that was logged more than once, because a resume repeated it, the last value counts.
-
-    Raises:
-        ImportError: tensorboard is not installed.
-    """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
-    accumulator.Reload()
-    found = {}
-    for tag in accumulator.Tags()["scalars"]:
-        last = {event.step: event for event in sorted(accumulator.Scalars(tag), key=lambda event: event.wall_time)}
-        rows = [(step, last[step].value, last[step].wall_time) for step in sorted(last)]
-        found[tag] = Scalars(*np.array(rows, dtype=np.float64).T)
-    return found
 
 
 @dataclass(frozen=True)
@@ -68,16 +29,6 @@ class TrainingCurve:
 
     x: Floats
     y: Floats
-
-
-@dataclass(frozen=True)
-class Band:
-    """The curves of several runs: (T,) their mean, lowest and highest at each x."""
-
-    x: Floats
-    mean: Floats
-    low: Floats
-    high: Floats
 
 
 @dataclass(frozen=True)
@@ -155,56 +106,9 @@ def validation(store: storage.PosteriorStore, run: storage.RunRecord) -> Validat
     )
 
 
-def entropy(run: storage.RunRecord, events: Path | None) -> TrainingCurve | str:
-    """The policy's mean entropy over steps, in nats per token; or why there is none.
-
-    Args:
-        events: a folder with the run's TensorBoard folder somewhere below it; None for the place in the run's
-            configuration, relative to the working directory.
-    """
-    folder = _event_folder(run, events)
-    if folder is None:
-        return "no event files found"
-    try:
-        logged = read_scalars(folder).get(ENTROPY)
-    except ImportError:
-        return "tensorboard is not installed"
-    if logged is None:
-        return "not logged; train with --actor.entropy_coef 0 to log it"
-    kept = logged.step <= run.last_step
-    return TrainingCurve(logged.step[kept], logged.value[kept])
-
-
-def _event_folder(run: storage.RunRecord, events: Path | None) -> Path | None:
-    folder, name = (run.config.get(f"logger.{flag}") for flag in ("tensorboard_dir", "wandb.run_name"))
-    if not folder or not name:
-        return None
-    candidates = [Path(folder) / name] if events is None else [events, *sorted(events.rglob(name))]
-    for candidate in candidates:
-        if candidate.name == name and any(candidate.glob("events.out.tfevents.*")):
-            return candidate
-    return None
-
-
-def over_rollouts(curve: TrainingCurve, rollouts: TrainingCurve) -> TrainingCurve:
-    """A curve over steps as one over rollouts; there are none before the first step."""
-    return TrainingCurve(np.interp(curve.x, np.append(0, rollouts.x), np.append(0, rollouts.y)), curve.y)
-
-
 def average(curves: Sequence[TrainingCurve]) -> TrainingCurve:
     """The mean of curves at the points they share."""
     x = curves[0].x
     for curve in curves[1:]:
         x = np.intersect1d(x, curve.x)
     return TrainingCurve(x, np.mean([curve.y[np.isin(curve.x, x)] for curve in curves], axis=0))
-
-
-def band(curves: Sequence[TrainingCurve]) -> Band:
-    """Mean, lowest and highest of the curves of K runs, where all have started and none has ended.
-
-    Curves are interpolated linearly at the points of all of them.
-    """
-    x = np.unique(np.concatenate([curve.x for curve in curves]))
-    x = x[(x >= max(curve.x[0] for curve in curves)) & (x <= min(curve.x[-1] for curve in curves))]
-    y_K_T = np.array([np.interp(x, curve.x, curve.y) for curve in curves])
-    return Band(x, y_K_T.mean(axis=0), y_K_T.min(axis=0), y_K_T.max(axis=0))
