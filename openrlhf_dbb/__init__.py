@@ -17,7 +17,7 @@ rewards     verifiers that run as OpenRLHF reward functions
 methods     published training methods, as flag values
 presets     flag values for a model
 tiny        the task and the model of the tiny preset
-upstream    OpenRLHF's internals: how they are reached, and the list of them
+upstream    OpenRLHF's internals: how they are reached
 weight_buckets  the policy's weights on their way to vLLM, many in one message
 cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
 cuda        what it needs where there is CUDA, and flag values that are fast there

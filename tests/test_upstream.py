@@ -8,12 +8,13 @@ import pytest
 
 pytest.importorskip("openrlhf")
 
-from openrlhf_dbb.upstream import installed_source
-from openrlhf_dbb.upstream.internals import INTERNALS, problems
-from openrlhf_dbb.upstream.source import Package, parameters
+from package_source import Package, parameters
+from upstream_internals import INTERNALS, problems
+
+from openrlhf_dbb.upstream import installed_folder
 
 ROOT = Path(__file__).parents[1] / "openrlhf_dbb"
-OPENRLHF = installed_source()
+OPENRLHF = Package(installed_folder())
 FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 

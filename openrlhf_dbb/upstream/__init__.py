@@ -1,7 +1,5 @@
 """How OpenRLHF's internals are reached.
 
-internals  the list of them, compared with what is installed
-source     names and signatures of a package, read without importing it
 deferred   imports that leave out what a module only names
 """
 
@@ -25,7 +23,6 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.upstream.deferred import deferring
-from openrlhf_dbb.upstream.source import Package
 
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
@@ -51,31 +48,39 @@ def check_version() -> None:
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
-            f"pip install openrlhf=={CHECKED_VERSIONS[-1]} "
-            "(python -m openrlhf_dbb.upstream.internals lists what has changed)"
+            f"pip install openrlhf=={CHECKED_VERSIONS[-1]}"
         )
 
 
-def installed_source() -> Package:
-    """The source of the installed OpenRLHF.
+def installed_folder() -> Path:
+    """Return the folder of the installed OpenRLHF, which is not imported.
 
     Raises:
-        UsageError: there is none.
+        UsageError: OpenRLHF is not installed.
     """
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or spec.origin is None:
         raise UsageError(f"openrlhf cannot be found; pip install openrlhf=={CHECKED_VERSIONS[-1]}")
-    return Package(Path(spec.origin).parent)
+    return Path(spec.origin).parent
 
 
-def main_block(package: Package) -> tuple[ast.Module, ast.Module] | None:
+def _tree(module: str) -> ast.Module:
+    """The syntax tree of a module of OpenRLHF."""
+    path = installed_folder().joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def main_block(tree: ast.Module) -> tuple[ast.Module, ast.Module] | None:
     """OpenRLHF builds its parser under ``if __name__ == "__main__"``: that block's code, without the import.
+
+    Args:
+        tree: of the module ``COMMAND``.
 
     Returns:
         The statements before ``args = parser.parse_args()``, and those after it up to ``train(args)``; None if the
         block is not of this form.
     """
-    for node in package.tree(COMMAND).body:
+    for node in tree.body:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
             texts = [ast.unparse(statement) for statement in node.body]
             if "args = parser.parse_args()" in texts and texts[-1] == "train(args)":
@@ -87,7 +92,7 @@ def main_block(package: Package) -> tuple[ast.Module, ast.Module] | None:
 
 
 def _run_main_block(part: int, names: dict[str, Any]) -> None:
-    parts = main_block(installed_source())
+    parts = main_block(_tree(COMMAND))
     if parts is None:
         raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
     exec(compile(parts[part], COMMAND, "exec"), names)
@@ -143,7 +148,7 @@ def _what_failed(error: Exception, flags: dict[str, Any]) -> str:
     line = max(frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == COMMAND)
     statements = [
         node
-        for node in ast.walk(installed_source().tree(COMMAND))
+        for node in ast.walk(_tree(COMMAND))
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     innermost = max(statements, key=lambda node: node.lineno)
@@ -157,7 +162,7 @@ def _what_failed(error: Exception, flags: dict[str, Any]) -> str:
 
 def load(module: str, name: str) -> Any:
     """``name`` of a module of OpenRLHF, by its file: an import of its package would import torch."""
-    path = installed_source().folder.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    path = installed_folder().joinpath(*module.split(".")[1:]).with_suffix(".py")
     return runpy.run_path(str(path))[name]
 
 

@@ -1,7 +1,7 @@
-"""What is used of OpenRLHF beyond its command line, every name, and where the installed OpenRLHF differs from it.
+"""List every name of OpenRLHF that the product uses beyond its command line, compared with the installed OpenRLHF.
 
-A name that is not in the list fails a test of ours; a name that an upgrade has changed is a line of
-``python -m openrlhf_dbb.upstream.internals``.
+A name that is not in the list fails a test. A name that an upgrade has changed is a line of
+``python tests/upstream_internals.py``, which names the file that has to follow.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from openrlhf_dbb.upstream import COMMAND, installed_source, main_block
-from openrlhf_dbb.upstream.source import Package, parameters
+from package_source import Package, parameters
+
+from openrlhf_dbb.upstream import COMMAND, installed_folder, main_block
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("PPOTrainer.fit", "overridden", "actors/trainer.py", "global_step"),
         Internal("PPOTrainer.init_checkpoint_states", "overridden", "actors/trainer.py", ""),
         Internal("PPOTrainer.train_step", "overridden", "actors/trainer.py", "rollout_samples, global_step"),
+        Internal("PPOTrainer.ppo_train", "overridden", "actors/trainer.py", "global_steps"),
         Internal("PPOTrainer.broadcast_to_vllm", "overridden", "actors/trainer.py", ""),
         Internal("PPOTrainer.save_logs_and_checkpoints", "overridden", "actors/trainer.py",
                  "global_step, logs_dict, client_states"),
@@ -153,22 +155,21 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "master_address, master_port, rank, world_size, device"),
         Internal("ActorPPOTrainer", "used", "actors/policy_actor.py",
                  attributes="actor, actor_loss_fn, replay_buffer, use_cuda_ipc, vllm_engines, _model_update_group"),
+        Internal("ActorPPOTrainer.training_step", "called", "actors/policy_actor.py",
+                 "experience, kl_ctl, step, loss_batch_info"),
         Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="actor, strategy, trainer"),
         Internal("PolicyModelActor.__init__", "overridden", "actors/policy_actor.py",
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
                  "strategy, pretrain, max_steps, vllm_engines"),
+        Internal("PolicyModelActor.forward", "overridden", "actors/policy_actor.py",
+                 "sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list"),
         Internal("PolicyModelActor.save_checkpoint", "overridden", "actors/policy_actor.py",
                  "tag, client_states, metric_value, metric_key"),
         Internal("PolicyModelActor.save_model", "called", "actors/policy_actor.py", ""),
         Internal("PolicyModelActor.get_checkpoint_states", "called", "actors/trainer.py", ""),
         Internal("PolicyModelActor.fit", "overridden", "actors/policy_actor.py", "kl_ctl"),
         Internal("PolicyModelActor.broadcast_to_vllm", "overridden", "actors/policy_actor.py", ""),
-        Internal("PolicyModelActor", "subclassed", "study/shared_actors.py",
-                 attributes="actor, actor_optim, actor_scheduler, trainer"),
-        Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "study/shared_actors.py",
-                 "strategy, pretrain, max_steps, vllm_engines"),
-        Internal("PolicyModelActor.broadcast_to_vllm", "called", "study/shared_actors.py", ""),
     ),
     "openrlhf.trainer.ray.vllm_engine": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
@@ -185,7 +186,6 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("RolloutRayActor.pause_generation", "called", "actors/ahead.py", ""),
         Internal("RolloutRayActor.resume_generation", "called", "actors/ahead.py", ""),
         Internal("RolloutRayActor.get_num_unfinished_requests", "called", "driver/launch.py", ""),
-        Internal("RolloutRayActor", "subclassed", "study/shared_actors.py", attributes="executor, llm"),
     ),
     "openrlhf.trainer.ray.vllm_worker_wrap": (
         Internal("WorkerWrap", "subclassed", "actors/vllm_worker.py"),
@@ -218,7 +218,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.utils.deepspeed": (
         Internal("DeepspeedStrategy", "subclassed", "training_strategy.py",
-                 attributes="adam_offload, use_dynamic_batch"),
+                 attributes="adam_offload, use_dynamic_batch, args, _unwrap_model"),
         Internal("DeepspeedStrategy", "subclassed", "cpu/deepspeed_strategy.py", attributes="setup_distributed"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
         Internal("DeepspeedStrategy.load_ckpt", "called", "driver/strategy.py",
@@ -231,6 +231,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "replay_buffer, batch_size, pin_memory, shuffle, collate_fn, drop_last, sampler, consumed_samples, "
                  "num_workers"),
         Internal("DeepspeedStrategy.setup_distributed", "overridden", "cpu/deepspeed_strategy.py", "timeout"),
+        Internal("DeepspeedStrategy.save_model", "overridden", "training_strategy.py",
+                 "model, tokenizer, output_dir, **kwargs"),
         Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "training_strategy.py",
                  "optim_dict, *, max_norm"),
     ),
@@ -258,9 +260,9 @@ def problems(package: Package | None = None) -> list[str]:
     Args:
         package: OpenRLHF's source; the installed one if not given.
     """
-    package = package or installed_source()
+    package = package or Package(installed_folder())
     lines = [line for module in INTERNALS for each in INTERNALS[module] for line in _differs(package, module, each)]
-    if main_block(package) is None:
+    if main_block(package.tree(COMMAND)) is None:
         lines.append(f"{COMMAND} no longer builds its parser under __main__ (called in upstream/__init__.py)")
     return lines
 
