@@ -5,7 +5,7 @@ Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -57,12 +57,9 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a
     single rollout cannot be estimated. With N = 1 a pair is judged instead by how well the history alone predicted it,
     plus, from the third visit, by how well the last visit's estimate did: the squared error of the latter exceeds the
-    estimate's own by the same amount for all pairs, if what moves p averages 0 and does not depend on the past. With
-    ``criterion="likelihood"`` it is the pair that predicted the groups best, one visit ahead::
+    estimate's own by the same amount for all pairs, if what moves p averages 0 and does not depend on the past.
 
-        log BetaBinomial(S | N, weight * a + A, weight * b + B)
-
-    In both, the weight of a group halves in 0.7 passes over the prompts seen so far (in 0.15 for the fit of the
+    The weight of a group in these scores halves in 0.7 passes over the prompts seen so far (in 0.15 for the fit of the
     prior); nothing is forgotten until prompts come back. Weight and discount are chosen together because one
     discount cannot serve both the prior and the history.
 
@@ -75,9 +72,6 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     prompt, ages in time are ``(v - g_k) / E``, also for the group itself; given discount and E, the order in which
     groups are observed then makes no difference. Ages in visits are in the order of g, and the group itself has age 0.
     The run's numbers are fitted to groups as they come.
-
-    Args:
-        criterion: "risk" (least squared error) or "likelihood" (best prediction one visit ahead).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
@@ -94,9 +88,6 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         prompts (shared): number of distinct prompts seen.
         clock (shared): numbers of updates and of groups so far.
 
-    Raises:
-        ValueError: an unknown criterion.
-
     Example:
         >>> auto = SelfTuningBetaBernoulli()
         >>> state = auto.initial_state(3)
@@ -111,8 +102,6 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     a discount that adapts (conclusion) as future work.
     """
 
-    criterion: str = field(default="risk", metadata={"help": "how the discount is chosen: by risk or likelihood"})
-
     name: ClassVar[str] = "auto"
     version: ClassVar[int] = 2  # 1 forgot by visits
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
@@ -120,10 +109,6 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock"
     )  # fmt: skip
     never_collapses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.criterion not in ("risk", "likelihood"):
-            raise ValueError(f"auto.criterion = {self.criterion!r} is neither 'risk' nor 'likelihood'")
 
     @property
     def support(self) -> Literal["binary", "unit", "real"]:
@@ -195,7 +180,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         """Scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
         scores_W_X = self._scored(past, 1, seen_at, successes_V, rollouts_V)
         again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
-        if self.criterion == "risk" and len(again):
+        if len(again):
             past = past | {name: past[name][again] for name in self.state_fields}
             scores_W_X = scores_W_X + self._scored(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
         return scores_W_X.ravel()
@@ -205,8 +190,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
         alpha = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
         total = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
-        judge = _log_likelihood if self.criterion == "likelihood" else _negative_risk
-        return judge(alpha, total, successes_V, rollouts_V)
+        return _negative_risk(alpha, total, successes_V, rollouts_V)
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return bernoulli(state["alpha"], state["beta"])
@@ -296,26 +280,3 @@ def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V
     # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
     shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
     return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))
-
-
-def _log_likelihood(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-    """Beta-binomial log-likelihood of each pair, summed over the V groups: (W, X); arguments as above."""
-    return np.asarray(
-        _log_rising(alpha, successes_V)
-        + _log_rising(total - alpha, rollouts_V - successes_V)
-        - _log_rising(total, rollouts_V)
-    )
-
-
-def _log_rising(x_V_W_X: Floats, times_V: Floats) -> Floats:
-    """``log Gamma(x + times) - log Gamma(x)``, summed over V, for whole ``times``: products, then one logarithm."""
-    order = np.argsort(-times_V, kind="stable")
-    x, longest_first = x_V_W_X[order], -times_V[order]
-    result, product = np.zeros(x.shape[1:]), np.ones_like(x)
-    for j in range(int(times_V.max())):
-        reached = np.searchsorted(longest_first, -j)
-        product[:reached] *= x[:reached] + j
-        if j % 32 == 31:  # long before the product could overflow
-            result += np.log(product).sum(axis=0)
-            product[:] = 1
-    return np.asarray(result + np.log(product).sum(axis=0))

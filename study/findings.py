@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.statistics import DRAWS, LEVEL
+from openrlhf_dbb.evaluation.statistics import LEVEL
 from study import analysis
 from study.claims import Claim, Test
 from study.data import Floats, Study
@@ -23,6 +23,8 @@ LOGGED = ("entropy", "length", "clip_fraction", "grad_norm", "loss")
 """Outcomes that are means over all steps."""
 DISCOUNT = {"dbb-0.25": 0.25, "dbb": 0.5, "dbb-0.75": 0.75, "dbb-1": 1.0}
 """Arms that differ in the discount alone."""
+DRAWS = 10_000
+"""Bootstrap draws over runs."""
 
 
 @dataclass(frozen=True)

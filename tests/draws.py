@@ -8,13 +8,13 @@ import pytest
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 
 
-def check_draws(database, prompts, *, batch, rollouts, most, discount, floor=0.25, power=0.5):
+def check_draws(database, prompts, *, batch, rollouts, discount, floor=0.25, power=0.5):
     """Every step's probabilities are those of the posteriors right before it, whatever was killed and undone.
 
     Args:
         database: path of a SQLite store with one run.
         prompts: P, of the run.
-        batch, rollouts, most: B, N and the largest group.
+        batch, rollouts: B and N.
     """
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
         history = connection.execute(
@@ -25,7 +25,7 @@ def check_draws(database, prompts, *, batch, rollouts, most, discount, floor=0.2
         rows = [row[1:] for row in history if row[0] == step]
         assert len(rows) == batch
         assert sum(count for _, count, _, _ in rows) == batch * rollouts
-        assert all(1 <= count <= most for _, count, _, _ in rows)
+        assert all(count == rollouts for _, count, _, _ in rows)
         of_all = np.array([*known.values(), *[(1.0, 1.0)] * (prompts - len(known))])
         expected = inclusion(expected_variance(*(discount * of_all).T) ** power, batch, floor)
         place = {prompt: at for at, prompt in enumerate(known)}

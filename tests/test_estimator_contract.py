@@ -15,7 +15,6 @@ import estimators
 CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
 CASES["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
-CASES["auto by likelihood"] = estimators.build("auto", criterion="likelihood")
 for kind in estimators.FEATURES:
     CASES[f"predicted_prior, {kind}"] = estimators.build("predicted_prior", features=kind, updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
@@ -341,7 +340,7 @@ def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * scale_of(visits_T_P_G))
 
 
-@pytest.mark.parametrize("case", ["auto", "auto by likelihood", "empirical_bayes"])
+@pytest.mark.parametrize("case", ["auto", "empirical_bayes"])
 def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(case):
     """The prior has seen the rollout as well: of 256 groups of 4, it is one of 1,024."""
     estimator, random = CASES[case], np.random.default_rng(5)
@@ -357,7 +356,7 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
     assert np.abs(found - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
 
 
-@pytest.mark.parametrize("case", ["dbb", *BY_UPDATES, "auto", "auto by likelihood"])
+@pytest.mark.parametrize("case", ["dbb", *BY_UPDATES, "auto"])
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_predictive_is_a_beta_distribution_of_the_next_visit(case, visits_T_P_G):

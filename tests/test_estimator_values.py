@@ -126,7 +126,6 @@ def test_dbb_by_updates_must_know_the_length_of_an_epoch():
         ("gaussian", {"prior_mean": math.nan}, r"gaussian.prior_mean = nan is not a finite number"),
         ("gaussian", {"prior_variance": 0.0}, r"gaussian.prior_variance = 0.0 is not a finite number above 0"),
         ("gaussian", {"prior_weight": math.inf}, r"gaussian.prior_weight = inf is not a finite number above 0"),
-        ("auto", {"criterion": "mse"}, r"auto.criterion = 'mse' is neither 'risk' nor 'likelihood'"),
         ("point", {"discount": 0.5}, r"'point' has no parameter 'discount'; it has: none"),
     ],
 )
@@ -277,24 +276,6 @@ def test_auto_chooses_the_pair_of_least_estimated_risk():
 
     assert state["evidence"] == pytest.approx([-risk(*pair) for pair in AUTO_GRID], rel=1e-9)
     weight, discount = min(AUTO_GRID, key=lambda pair: risk(*pair))
-    assert (state["weight"][0], state["discount"][0]) == (weight, discount)
-    means = [(a + now) / (a + b + 4) for a, b, now in auto_counts(state["prior"], weight, discount)]
-    assert estimate.mean == pytest.approx(means)
-
-
-def test_auto_by_likelihood_chooses_the_pair_that_predicted_the_groups_best():
-    state, estimate = auto_after_two_visits(criterion="likelihood")
-
-    def log_likelihood(weight, discount):
-        total = 0.0
-        for alpha, beta, now in auto_counts(state["prior"], weight, discount):
-            for outcomes, count in ((now, alpha), (4 - now, beta)):
-                total += math.lgamma(count + outcomes) - math.lgamma(count)
-            total -= math.lgamma(alpha + beta + 4) - math.lgamma(alpha + beta)
-        return total
-
-    assert state["evidence"] == pytest.approx([log_likelihood(*pair) for pair in AUTO_GRID], rel=1e-9)
-    weight, discount = max(AUTO_GRID, key=lambda pair: log_likelihood(*pair))
     assert (state["weight"][0], state["discount"][0]) == (weight, discount)
     means = [(a + now) / (a + b + 4) for a, b, now in auto_counts(state["prior"], weight, discount)]
     assert estimate.mean == pytest.approx(means)

@@ -204,10 +204,10 @@ def test_a_pass_that_has_ended_is_known_once_the_data_loader_has_said_so(generat
     assert made.at_end_of_episode
 
 
-def test_a_strategy_that_draws_decides_on_prompts_and_group_sizes(generator):
-    """Neyman: 4 of 4 prompts in a batch, 8 rollouts; the first varies, the others hardly do."""
+def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generator):
+    """4 of 4 prompts in a batch: each is drawn for certain and counts once."""
     facts = RunFacts(groups=4, rollouts=GROUP, seed=3, form="rloo", loss="seq-mean-token-mean")
-    strategy = PosteriorSampling(allocation="neyman").complete(facts)
+    strategy = PosteriorSampling()
     known = Predictive(np.arange(4), np.array([50, 0.01, 0.01, 0.01]), np.array([50.0, 9, 9, 9]))
     rows = [("", str(i), "10101", None) for i in range(1, 5)]
     data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), columns(rows), strict=True)))
@@ -224,13 +224,12 @@ def test_a_strategy_that_draws_decides_on_prompts_and_group_sizes(generator):
         asked = Counter(rollout.prompts[0] for rollout in full.trained)
         sizes.append(asked)
         assert (len(full), consumed, over, full.skipped) == (4 * GROUP, 4, False, {})
-        assert asked == {"1": 5, "2": 1, "3": 1, "4": 1}
-        # All four are drawn for certain; a prompt counts as much with 5 rollouts as with 1.
+        assert asked == {"1": GROUP, "2": GROUP, "3": GROUP, "4": GROUP}
         info = {
             rollout.prompts[0]: (rollout.info["inclusion"].item(), rollout.info["weight"].item())
             for rollout in full.trained
         }
-        assert info == {"1": (1, GROUP / 5), "2": (1, GROUP), "3": (1, GROUP), "4": (1, GROUP)}
+        assert info == {"1": (1, 1), "2": (1, 1), "3": (1, 1), "4": (1, 1)}
         assert made.generated == (passes + 1) * 4 * GROUP
         assert made.generate_samples()[3]  # a pass is as many prompts as there are
     assert made.metrics()["posterior/certain"] == 1

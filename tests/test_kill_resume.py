@@ -99,8 +99,7 @@ CASES = {
         ["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, by_visits, filters=True, budget=WHOLE
     ),
     "posterior-dbb": Case(
-        [*DBB, "--rollout.strategy", "posterior", "--posterior.allocation", "neyman",
-         "--algo.advantage.estimator", "rloo"],
+        [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"],
         4 * EPOCHS, by_visits, draws=True,
     ),
     "repo": Case(
@@ -178,8 +177,7 @@ def check_all(folder, case):
     check_posteriors(folder, case)
     check_usage(folder, case)
     if case.draws:
-        database, most = folder / "openrlhf_dbb.db", 4 * SAMPLES
-        check_draws(database, PROMPTS, batch=BATCH, rollouts=SAMPLES, most=most, discount=DISCOUNT)
+        check_draws(folder / "openrlhf_dbb.db", PROMPTS, batch=BATCH, rollouts=SAMPLES, discount=DISCOUNT)
     else:
         check_passes(folder)
     check_checkpoint(folder)

@@ -9,7 +9,6 @@ from openrlhf_dbb.core.strategies.posterior import (
     PosteriorSampling,
     expected_variance,
     inclusion,
-    neyman,
     systematic,
 )
 from openrlhf_dbb.driver import arguments, checks
@@ -70,22 +69,6 @@ def test_a_systematic_draw_has_its_size_no_prompt_twice_and_each_with_its_probab
     np.testing.assert_allclose(first / draws, pi / 3, atol=0.04)  # in random order
 
 
-@pytest.mark.parametrize(
-    ("deviation", "total", "most", "expected"),
-    [
-        ([1, 1, 1], 6, 8, [2, 2, 2]),
-        ([1, 2, 3], 12, 8, [2, 4, 6]),
-        ([1, 2, 3], 13, 8, [2, 4, 7]),  # 2.17, 4.33, 6.5: the largest remainder
-        ([0, 1, 3], 10, 6, [1, 3, 6]),  # at least 1, at most 6; the rest to the second
-        ([0, 0, 0], 6, 8, [2, 2, 2]),
-        ([0, 0, 1], 8, 4, [2, 2, 4]),  # no proportion serves: those at 1 share what the limit leaves
-        ([5, 5], 8, 4, [4, 4]),
-    ],
-)
-def test_rollouts_in_proportion_to_the_deviation(deviation, total, most, expected):
-    assert neyman(np.array(deviation, dtype=float), total, most).tolist() == expected
-
-
 def test_weights_undo_what_the_draw_prefers():
     # E[p (1 - p)]: Beta(1, 1): 1/6, Beta(9, 1): 9/110. Of 3 prompts 2 are drawn.
     expected = predictive((1, 1), (9, 1), (9, 1))
@@ -114,27 +97,6 @@ def test_with_full_weights_the_expected_gradient_is_that_of_even_draws():
     assert max(each.weight for each in found) <= 1 / 0.25
 
 
-def test_neyman_keeps_the_rollouts_of_a_batch_and_every_prompt_counts_the_same():
-    expected = predictive((50, 50), (0.02, 10), (0.02, 10), (0.02, 10))
-    facts = RunFacts(groups=4, rollouts=4, seed=5, form="rloo", loss="seq-mean-token-mean")
-    found, _ = drawn_by(PosteriorSampling(allocation="neyman", most=2), expected, facts)
-    rollouts = {each.prompt_id: each.rollouts for each in found}
-    assert sum(rollouts.values()) == 16 and rollouts[10] == 8  # the limit, 2 N; the others share the rest
-    assert sorted(rollouts[i] for i in (20, 30, 40)) == [2, 3, 3]
-    assert all(each.weight == pytest.approx(4 / each.rollouts) for each in found)  # all are drawn: pi = 1
-
-
-def test_neyman_gives_more_to_a_prompt_that_was_drawn_against_the_odds():
-    """v is 1/6 for the first and 1/8 for the others; drawn in proportion to it, n ~ w sqrt(v) ~ 1 / sqrt(v)."""
-    expected = predictive((1, 1), (0.5, 0.5), (0.5, 0.5))
-    facts = RunFacts(groups=2, rollouts=50, seed=1, form="rloo", loss="seq-mean-token-mean")
-    found, _ = drawn_by(PosteriorSampling(power=1, floor=1e-9, allocation="neyman"), expected, facts, batches=10)
-    for first, second in zip(found[::2], found[1::2], strict=True):
-        # 1/6 to 1/8: the square roots of the inverses are as 0.866 to 1, 46.4 to 53.6 of 100.
-        sizes = {each.prompt_id == 10: each.rollouts for each in (first, second)}
-        assert sizes == ({True: 46, False: 54} if True in sizes else {False: 50})
-
-
 def test_metrics_say_how_far_the_draw_is_from_an_even_one():
     expected = predictive((1, 1), (1, 1), (1, 1), (1, 1))
     _, sampler = drawn_by(PosteriorSampling(), expected)
@@ -160,21 +122,6 @@ def test_a_batch_is_drawn_once_with_what_is_known_then():
     for calls in (1, 1, 2, 2, 3):
         sampler.next_prompt(now)
         assert len(asked) == calls
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss": "token-mean"}, r"--posterior.allocation neyman needs a loss .* --actor.loss_agg_mode token-mean"),
-        ({"form": "group_norm"}, r"does not go with --algo.advantage.estimator group_norm, .*; give dr_grpo or rloo"),
-        ({"asynchronous": True}, r"does not go with --train.async_enable, .*; leave one of them out"),
-    ],
-)  # fmt: skip
-def test_neyman_is_refused_where_a_group_size_would_change_the_objective(changes, message):
-    facts = RunFacts(**{**vars(FACTS), **changes})
-    with pytest.raises(ValueError, match=message):
-        PosteriorSampling(allocation="neyman").complete(facts)
-    assert PosteriorSampling().complete(facts) == PosteriorSampling()
 
 
 def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():

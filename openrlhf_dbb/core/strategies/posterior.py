@@ -45,14 +45,9 @@ class PosteriorSampling(RolloutStrategy):
     before anything is generated, the weights are exact. With weights, power 1/2 is what makes the gradient least noisy
     if v is right; without, a higher one makes a steeper curriculum.
 
-    With ``allocation="neyman"`` the batch's B N rollouts are divided in proportion to the weight times sqrt(v_i),
-    between 1 and ``most N`` for each prompt, and an advantage is multiplied by N / n_i as well, so that every prompt
-    counts as much as with N rollouts. n_i, too, is fixed before the group is seen.
-
     A prompt's v is as good as the estimator's forecast of it; the floor bounds what a wrong one costs.
 
-    Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952), allocation (Neyman 1934); with
-    this posterior our own.
+    Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
 
     power: float = parameter(0.5, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]")
@@ -60,40 +55,15 @@ class PosteriorSampling(RolloutStrategy):
     weight_power: float = parameter(
         1.0, "power of the importance weights; 1: unbiased, 0: none, a curriculum", within="[0, 1]"
     )
-    allocation: str = parameter(
-        "equal", "equal: N rollouts for each prompt; neyman: more where rewards vary more", choices=("equal", "neyman")
-    )
-    most: int = parameter(4, "largest group with neyman, in N", least=1)
 
     name: ClassVar[str] = "posterior"
     draws: ClassVar[bool] = True
-
-    def complete(self, facts: RunFacts) -> PosteriorSampling:
-        if self.allocation == "neyman":
-            asked = "--posterior.allocation neyman"
-            if facts.loss == "token-mean":
-                raise ValueError(
-                    f"{asked} needs a loss in which every rollout counts the same, not --actor.loss_agg_mode "
-                    f"{facts.loss}; give seq-mean-token-mean or seq-mean-token-sum-norm"
-                )
-            if facts.form == "group_norm":
-                raise ValueError(
-                    f"{asked} does not go with --algo.advantage.estimator {facts.form}, which divides by the "
-                    "deviation, so that no prompt's advantages vary more than another's; give dr_grpo or rloo"
-                )
-            if facts.asynchronous:
-                raise ValueError(
-                    f"{asked} does not go with --train.async_enable, where a stale group leaves a batch with another "
-                    "number of rollouts; leave one of them out"
-                )
-        return self
 
     def describe(self) -> str:
         weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(
             self.weight_power, f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
         )
-        groups = f", groups of 1 to {self.most} N" if self.allocation == "neyman" else ""
-        return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}{groups}"
+        return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}"
 
     def sampler(self, facts: RunFacts) -> PosteriorSampler:
         return PosteriorSampler(self, facts)
@@ -124,17 +94,13 @@ class PosteriorSampler(Sampler):
         variance = expected_variance(predictive.alpha, predictive.beta)
         pi = inclusion(variance**strategy.power, batch, strategy.floor)
         drawn = systematic(pi, self._random)
-        whole = self.facts.rollouts
-        rollouts, weights = np.full(batch, whole), (batch / (prompts * pi[drawn])) ** strategy.weight_power
-        if strategy.allocation == "neyman":
-            rollouts = neyman(weights * np.sqrt(variance[drawn]), batch * whole, strategy.most * whole)
-        weights = weights * whole / rollouts
+        weights = (batch / (prompts * pi[drawn])) ** strategy.weight_power
         self._metrics = {
             "posterior/lift": float(variance[drawn].mean() / variance.mean()) if variance.any() else 1.0,
             "posterior/certain": float(np.mean(pi == 1)),
             "posterior/effective": float(weights.sum() ** 2 / (batch * (weights @ weights))),
         }
-        columns = (predictive.prompt_ids[drawn], rollouts, pi[drawn], weights)
+        columns = (predictive.prompt_ids[drawn], np.full(batch, self.facts.rollouts), pi[drawn], weights)
         return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def metrics(self) -> dict[str, float]:
@@ -199,25 +165,3 @@ def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
         ends *= size / ends[-1]  # its last is whole but for rounding
     drawn = others[np.searchsorted(ends, random.random() + np.arange(size), side="right")]
     return random.permutation(np.concatenate([certain, drawn]))
-
-
-def neyman(deviation_B: Floats, total: int, most: int) -> NDArray[np.int64]:
-    """Rollouts of each prompt, (B,) in [1, most] with the sum ``total``, as nearly in proportion as can be.
-
-    Args:
-        deviation_B: >= 0, standard deviation of one reward.
-        total: from B to ``most * B``.
-    """
-    low, high = 0.0, most / max(deviation_B[deviation_B > 0].min(initial=1.0), 1e-300)
-    for _ in range(200):
-        middle = (low + high) / 2
-        below = np.clip(middle * deviation_B, 1, most).sum() < total
-        low, high = (middle, high) if below else (low, middle)
-    exact_B = np.clip(high * deviation_B, 1, most)
-    rollouts_B = np.floor(exact_B + 1e-9).astype(np.int64)
-    # The largest remainders first; those at the limit last. More rounds only where too few deviations are above 0.
-    while (missing := total - int(rollouts_B.sum())) > 0:
-        order = np.argsort(-np.where(rollouts_B < most, exact_B - rollouts_B, -np.inf), kind="stable")
-        free = order[: int(np.sum(rollouts_B < most))]
-        rollouts_B[free[:missing]] += 1
-    return rollouts_B
