@@ -41,6 +41,9 @@ def _reward(query: str, prompt: str, label: str | int) -> float | None:
     response, label = response_text(query, prompt), str(label)
     if not label.strip():
         raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of the answers with --data.label_key")
+    correct = same_integer(response, label)
+    if correct is not None:  # the response is nothing else, as of a small model that was taught to answer so
+        return float(correct)
     answer = final_answer(response, label, prompt)
     if answer is None and is_value(label):
         return 0.0
