@@ -252,7 +252,7 @@ FEW = (
 @pytest.mark.parametrize(
     ("argv", "line", "daemons"),
     [
-        (["--data.label_key", "answer"], LABELS, {"gcs_server"}),
+        (["--data.label_key", "answer"], LABELS, set()),  # at times before Ray's first daemon
         (["--rollout.batch_size", "16"], FEW, {"gcs_server", "raylet"}),  # known only after the tokenizer
     ],
     ids=["early", "late"],
