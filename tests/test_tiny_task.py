@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from openrlhf_dbb.rewards.answers import compare_integers
+from openrlhf_dbb.rewards.answers import same_integer
 from openrlhf_dbb.tiny.task import CHARACTERS, MAX_SIZE, SPLITS, generate
 
 
@@ -70,7 +70,7 @@ def test_labels_are_integers_whose_value_and_text_agree_and_copying_the_question
     for row in rows:
         label = row["label"]
         assert str(int(label)) == label
-        assert compare_integers(label, label) is True
+        assert same_integer(label, label) is True
         assert 2 <= len(label) <= 7
         question = row["input"].removesuffix("=")
         if not question.startswith("s"):

@@ -114,7 +114,6 @@ def test_the_held_out_questions_were_evaluated(killed):
     [
         (["runs"], "trl"),
         (["show", "trl"], "estimator:         dbb"),
-        (["check"], "the database is consistent"),
         (["costs"], "trl"),
         (["compare", "trl", "trl"], "trl"),
         (["history", "74+8=", "trl"], "74+8="),
