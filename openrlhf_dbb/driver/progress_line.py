@@ -64,8 +64,8 @@ def duration(seconds: float) -> str:
 def _phase(progress: Any, done: int | None, now: float) -> str:
     seconds = now - progress.since
     count = f" {min(done, progress.size)}/{progress.size}" if done is not None and progress.size else ""
-    # The time shows that an uncounted phase is not frozen.
-    return f"{progress.phase}{count}" + (f" {duration(seconds)}" if not count and seconds >= 2 else "")
+    # The time shows that the run is not frozen where nothing is counted, or where the count stands still.
+    return f"{progress.phase}{count}" + (f" {duration(seconds)}" if seconds >= (10 if count else 2) else "")
 
 
 class ProgressLine:
