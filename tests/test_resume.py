@@ -204,13 +204,17 @@ FORBIDDEN = mounting_is_forbidden()
 
 @pytest.mark.skipif(FORBIDDEN is not None, reason=str(FORBIDDEN))
 def test_a_disk_that_fills_up_while_a_checkpoint_is_saved_leaves_the_one_before(tmp_path):
-    """Room for two checkpoints of 1.9 MB each and a part of the third."""
+    """Room for three checkpoints of 1.9 MB each at the start; then another file takes 1.5 MB of it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     flags = [*FLAGS, "--replay.samples", "0", "--eval.steps", "-1", "--ckpt.best_metric_key", "none"]
     command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags, "--run_name", "mine"]
     train = shlex.join([*command, "--train.num_episodes", "4", "--ckpt.path", str(disk / "checkpoints")])
-    script = f"mount -t tmpfs -o size=5m tmpfs {disk}; {train}; echo $? > status; cp -r {disk}/checkpoints left"
+    ballast = f"head -c 1500000 /dev/zero > {disk}/ballast"
+    later = f'until [ "$(du -sk {disk} | cut -f1)" -gt 1500 ]; do sleep 0.1; done; {ballast}'
+    script = (
+        f"mount -t tmpfs -o size=6m tmpfs {disk}; ({later}) & {train}; echo $? > status; cp -r {disk}/checkpoints left"
+    )
     ended = subprocess.run(["unshare", "-Urm", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert (tmp_path / "status").read_text() == "1\n"
     *_, unfinished, line = ended.stderr.splitlines()
