@@ -97,8 +97,8 @@ def test_engines_on_gpus_of_their_own_share_no_memory_with_the_policy():
     expected = dataclasses.replace(needs(), asleep=16 * 10**9, host=0)
     assert needs(*alone, gpus="2x80") == expected
     assert check(18, *alone, gpus="2x80")[0].startswith("warning: ")  # 16 GB and a sequence, without vLLM's share
-    with pytest.raises(UsageError, match=r"training takes 16 GiB of a GPU at least .*, and a G has 15 GiB"):
-        check(15, *alone, gpus="2x80")
+    [line] = check(15, *alone, gpus="2x80")
+    assert re.search(r"training takes 16 GiB of a GPU at least .*, and a G has 15 GiB", line)
 
 
 def test_replays_and_dynamic_batches_size_a_micro_batch():
@@ -115,42 +115,32 @@ def check(gibibytes, *more, host=1000, gpus="1x80"):
     return capacity.check(SHAPE, args, [Gpu("G", int(gibibytes * GIB), (9, 0))], host=host * GIB)
 
 
-def test_what_cannot_fit_is_one_line_with_the_flags_to_change():
+def test_what_cannot_fit_is_one_warning_with_the_flags_to_change():
     assert check(80) == []
-    with pytest.raises(
-        UsageError, match=r"training takes 16 GiB of a GPU at least \(14.9 GiB weights, gradients and .*1.14"
-    ):
-        check(15)
-    with pytest.raises(
-        UsageError, match=r"a G has 15 GiB; use more GPUs, --ds.zero_stage 3 or --ds.adam_offload or a lower"
-    ):
-        check(15)
-    with pytest.raises(
-        UsageError, match=r"vLLM's weights take 1.86 GiB of each GPU, --vllm.gpu_memory_utilization 0.02 gives"
-    ):
-        check(80, "--vllm.gpu_memory_utilization", "0.02")
-    with pytest.raises(
-        UsageError, match=r"vLLM has its 14 GiB of a GPU, the policy keeps 14.9 GiB there, .* --ds.enable_sleep$"
-    ):
-        check(20, "--no-ds.enable_sleep")
-    with pytest.raises(
-        UsageError, match=r"vLLM, which does not sleep\), and a G has 40 GiB; use more GPUs, --vllm.enable_sle"
-    ):
-        check(40, "--no-vllm.enable_sleep")
-    with pytest.raises(
-        UsageError, match=r"what sleeps or is offloaded takes 13 GiB of main memory, there are 8 GiB; leave out"
-    ):
-        check(80, host=8)
+    [line] = check(15)
+    assert re.search(r"training takes 16 GiB of a GPU at least \(14.9 GiB weights, gradients and .*1.14", line)
+    [line] = check(15)
+    assert re.search(r"a G has 15 GiB; use more GPUs, --ds.zero_stage 3 or --ds.adam_offload or a lower", line)
+    [line] = check(80, "--vllm.gpu_memory_utilization", "0.02")
+    assert re.search(r"vLLM's weights take 1.86 GiB of each GPU, --vllm.gpu_memory_utilization 0.02 gives", line)
+    [line] = check(20, "--no-ds.enable_sleep")
+    assert re.search(r"vLLM has its 14 GiB of a GPU, the policy keeps 14.9 .* --ds.enable_sleep \(estimated\)$", line)
+    [line] = check(40, "--no-vllm.enable_sleep")
+    assert re.search(r"vLLM, which does not sleep\), and a G has 40 GiB; use more GPUs, --vllm.enable_sle", line)
+    [line] = check(80, host=8)
+    assert re.search(r"what sleeps or is offloaded takes 13 GiB of main memory, there are 8 GiB; leave out", line)
 
 
 def test_what_may_not_fit_is_a_warning_with_a_value_that_would():
     # 14.9 GiB of states; 4 sequences 4.55, 16 to score 8.94.
     scoring = check(22)
     assert len(scoring) == 1
-    assert re.search(r"the log-probabilities may take 23.8 GiB .* then give --rollout.micro_batch_size 8$", scoring[0])
+    assert re.search(
+        r"the log-probabilities may take 23.8 GiB .* then give --rollout.micro_batch_size 8 \(estimated\)$", scoring[0]
+    )
     training, scoring = check(18)
-    assert re.search(r"training may take 19.4 GiB of a GPU \(estimated\), .* --train.micro_batch_size 2$", training)
-    assert scoring.endswith("--rollout.micro_batch_size 4")
+    assert re.search(r"training may take 19.4 GiB of a GPU, .* --train.micro_batch_size 2 \(estimated\)$", training)
+    assert scoring.endswith("--rollout.micro_batch_size 4 (estimated)")
 
 
 def test_dynamic_batches_get_what_the_gpu_has_room_for():
@@ -188,8 +178,8 @@ def test_a_preset_works_on_the_machine_it_says(name):
     assert capacity.check(shape, apart.args, apart.machine.gpus, host=memory * GIB) == []
     assert capacity.check(shape, made.args, made.machine.gpus, host=memory * GIB) == []
     assert capacity.needs(shape, made.args).disk <= disk * GIB < 1.1 * capacity.needs(shape, made.args).disk
-    with pytest.raises(UsageError, match=r"vLLM's weights take|training takes"):
-        capacity.check(shape, made.args, [Gpu("small", 16 * GIB, (9, 0))], host=memory * GIB)
+    [line] = capacity.check(shape, made.args, [Gpu("small", 16 * GIB, (9, 0))], host=memory * GIB)
+    assert re.search(r"vLLM's weights take|training takes", line)
 
 
 def test_the_start_says_what_a_checkpoint_takes_and_how_many_are_kept():

@@ -1,7 +1,7 @@
 """Does it fit: what a training takes of GPU memory, main memory and disk, compared with what there is.
 
-What cannot fit is refused. What may not fit, if many responses are as long as they can be, is a warning: that number is
-an estimate, and has not been compared with a GPU yet. Mixtures of experts and other models whose configuration does not
+Memory that does not fit is a warning: the estimates have not been compared with a GPU yet. A disk without room for the
+checkpoints is refused: their size has been measured. Mixtures of experts and other models whose configuration does not
 tell their size are not checked.
 
 P parameters, R ranks, V words of the vocabulary, T tokens of a micro-batch.
@@ -172,54 +172,58 @@ def _beside(args: SimpleNamespace, memory: int) -> float:
 
 
 def check(shape: Shape, args: SimpleNamespace, gpus: Sequence[Gpu], *, host: float) -> list[str]:
-    """Refuse what does not fit in memory.
+    """Return warnings about what does not fit in memory, or may not, each with the flags to change.
+
+    Nothing is refused: the estimates have not been compared with a GPU.
 
     Args:
         gpus: to train on.
         host: bytes of main memory.
-
-    Returns:
-        Warnings about what may not fit.
-
-    Raises:
-        UsageError: what is too small, for what, and the flags to change.
     """
     needed = needs(shape, args)
-    smallest = min(gpus, key=lambda gpu: gpu.memory)
+    lines = []
     if needed.host > host:
-        raise UsageError(
+        lines.append(
             f"what sleeps or is offloaded takes {_gib(needed.host)} of main memory, there are {_gib(host)}; leave out "
             "--ds.enable_sleep, --vllm.enable_sleep or --ds.adam_offload, or use more hosts"
         )
-    return _check_gpu(needed, args, smallest)
+    smallest = min(gpus, key=lambda gpu: gpu.memory)
+    lines += _at_least(needed, args, smallest) or _at_most(needed, args, smallest)
+    return [f"warning: {line} (estimated)" for line in lines]
 
 
-def _check_gpu(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
+def _at_least(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
+    """What does not fit on a GPU even if all responses are short."""
     has = f"a {gpu.name} has {_gib(gpu.memory)}"
     share = args.vllm.gpu_memory_utilization * gpu.memory
     if needed.engine > share:
-        raise UsageError(
+        return [
             f"vLLM's weights take {_gib(needed.engine)} of each GPU, --vllm.gpu_memory_utilization "
             f"{args.vllm.gpu_memory_utilization:g} gives it {_gib(share)} ({has}); raise it, or "
             "--vllm.tensor_parallel_size"
-        )
+        ]
     shared = args.train.colocate_all and not args.train.async_enable
     if shared and needed.asleep + share > gpu.memory:
         sleep = "" if args.ds.enable_sleep else " or give --ds.enable_sleep"
-        raise UsageError(
+        return [
             f"while vLLM has its {_gib(share)} of a GPU, the policy keeps {_gib(needed.asleep)} there, and {has}; "
             f"lower --vllm.gpu_memory_utilization{sleep}"
-        )
+        ]
     beside = _beside(args, gpu.memory)
     least = needed.states + needed.longest + beside
     if least > gpu.memory:
-        raise UsageError(
+        return [
             f"training takes {_gib(least)} of a GPU at least ({_gib(needed.states)} weights, gradients and optimizer, "
             f"{_gib(needed.longest)} a sequence of --data.max_len {args.data.max_len}{_vllm(beside)}), and {has}; "
             f"{_ways_out(args, beside)}"
-        )
+        ]
+    return []
+
+
+def _at_most(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
+    """What does not fit on a GPU if all responses of a micro-batch are as long as they can be."""
     lines = []
-    room = gpu.memory - needed.states - beside
+    room = gpu.memory - needed.states - _beside(args, gpu.memory)
     for part, what, takes in (
         ("train", "training", needed.training),
         ("rollout", "the log-probabilities", needed.scoring),
@@ -227,8 +231,9 @@ def _check_gpu(needed: Needs, args: SimpleNamespace, gpu: Gpu) -> list[str]:
         if takes > room:
             flag, fits = _smaller(args, part, room / takes)
             lines.append(
-                f"warning: if all responses of a micro-batch are as long as they can be, {what} may take "
-                f"{_gib(gpu.memory - room + takes)} of a GPU (estimated), and {has}; then give --{flag} {fits}"
+                f"if all responses of a micro-batch are as long as they can be, {what} may take "
+                f"{_gib(gpu.memory - room + takes)} of a GPU, and a {gpu.name} has {_gib(gpu.memory)}; then give "
+                f"--{flag} {fits}"
             )
     return lines
 

@@ -217,13 +217,13 @@ def _with_proven_attention(settings: Settings) -> Settings:
 
 
 def _fitted(settings: Settings, config: Any) -> Settings:
-    """The settings, with dynamic micro-batches sized for the GPUs; says what may not fit.
+    """Return the settings with dynamic micro-batches sized for the GPUs, and print what may not fit.
 
     Args:
         config: the model's.
 
     Raises:
-        UsageError: what cannot fit, see :mod:`openrlhf_dbb.driver.capacity`.
+        UsageError: the disk has no room for the checkpoints.
     """
     shape, host = capacity.Shape.of(config), settings.machine
     if shape is None:
