@@ -57,7 +57,7 @@ setup(
     # shims/modules is not a package but a folder that is put on the import path.
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
-        "openrlhf_dbb.shims": ["modules/*.py"],
+        "openrlhf_dbb.platform.shims": ["modules/*.py"],
     },
     install_requires=LIGHT,
     extras_require={

@@ -18,22 +18,15 @@ methods     published training methods, as flag values
 presets     flag values for a model
 tiny        the task and the model of the tiny preset
 upstream    OpenRLHF's internals: how they are reached
-weight_buckets  the policy's weights on their way to vLLM, many in one message
-cpu         what OpenRLHF needs where there is no CUDA; does nothing elsewhere
-cuda        what it needs where there is CUDA, and flag values that are fast there
-training_strategy  DeepSpeed's strategy for the policy: torch's Adam, dynamic batches whose gradients add up
-machine     what this host has for CUDA: GPUs, driver, compiler
-shims       stand-ins for compiled modules that are imported but not called
+platform    the machine: with CUDA, without it, and what the processes of a run need on either
 evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order
 watch       runs in the browser: a live page, or one that opens offline
 lab         estimators measured without training
 figures     matplotlib in the house style
-user_cache  the user's folder for what can be made again
 terminal    text from a store, made safe for a terminal
 options     options that several commands have
 csv_files   CSV as every command writes it
-ray_address which Ray cluster a command joins
 spelling    what was probably meant by an unknown name
 errors      UsageError and RunError: what ends a command in one line
 """

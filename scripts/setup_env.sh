@@ -101,7 +101,7 @@ install_flash_attn() {
 check_machine() {
     local cuda lacking
     cuda=$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\.[0-9]*\)\..*/\1/p' "$repo/requirements/cuda.lock")
-    if ! lacking=$("$venv/bin/python" -I "$repo/openrlhf_dbb/machine.py" "$cuda" 2>&1); then
+    if ! lacking=$("$venv/bin/python" -I "$repo/openrlhf_dbb/platform/machine.py" "$cuda" 2>&1); then
         fail "this machine cannot run the stack for CUDA $cuda: ${lacking//$'\n'/; }"
     fi
 }

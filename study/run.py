@@ -236,7 +236,7 @@ def lane() -> None:
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # all other output goes to the log
-    from openrlhf_dbb import cpu
+    from openrlhf_dbb.platform import cpu
 
     if cpu.active():
         cpu.prepare_driver()

@@ -9,9 +9,10 @@ from operator import attrgetter
 
 import pytest
 
-from openrlhf_dbb import cpu, machine, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu, machine
 
 ON_CPU = cpu.active()
 MODEL = [

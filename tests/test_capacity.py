@@ -11,7 +11,7 @@ from openrlhf_dbb import presets
 from openrlhf_dbb.driver import arguments, capacity
 from openrlhf_dbb.driver.capacity import Needs, Shape
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.machine import GIB, Gpu
+from openrlhf_dbb.platform.machine import GIB, Gpu
 
 QWEN3 = dict(vocab_size=151936, num_key_value_heads=8, head_dim=128)
 CONFIGS = {

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import storage
-from openrlhf_dbb import cpu
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.core.strategies import SamplingError
+from openrlhf_dbb.platform import cpu
 
 SIZES = [
     "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8",

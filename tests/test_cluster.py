@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import storage
-from openrlhf_dbb import ray_address
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import ray_address
 
 HERE = {
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
@@ -140,7 +140,7 @@ cluster.start(short)
 class Other:
     def environment(self):
         import os, sys
-        return os.environ["PYTHONPATH"], any(path.endswith("openrlhf_dbb/shims/modules") for path in sys.path)
+        return os.environ["PYTHONPATH"], any(path.endswith("openrlhf_dbb/platform/shims/modules") for path in sys.path)
 
 other = Other.remote()
 print(*ray.get(other.environment.remote()))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import estimators
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

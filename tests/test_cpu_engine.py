@@ -7,7 +7,8 @@ import socket
 import pytest
 import torch
 
-from openrlhf_dbb import cpu, tiny
+from openrlhf_dbb import tiny
+from openrlhf_dbb.platform import cpu
 
 if not cpu.active():
     pytest.skip("where there is CUDA, vLLM's own engine is used", allow_module_level=True)
@@ -23,7 +24,7 @@ def engine():
         from vllm import EngineArgs
         from vllm.distributed import cleanup_dist_env_and_memory
 
-        from openrlhf_dbb.cpu.engine import InProcessEngine
+        from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
         arguments = {"model": str(tiny.prepare(tiny.default_folder()).model), "max_model_len": 64, "seed": 1}
         arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "bfloat16"}
@@ -238,8 +239,8 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
 def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_dbb.cpu.gloo import connect
-    from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
+    from openrlhf_dbb.platform.gloo import connect
+    from openrlhf_dbb.platform.weight_buckets import Parameter, buckets, pack
 
     model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32
     q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")

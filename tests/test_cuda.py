@@ -148,13 +148,13 @@ def test_machine(record_property):
 def test_attention(name, shape, gpus, tmp_path, record_property):
     if name != "sdpa":
         cuda_only(gpus, "its kernels are a GPU's")
-    from openrlhf_dbb import machine as host
-    from openrlhf_dbb.cuda import attention
+    from openrlhf_dbb.platform import attention
+    from openrlhf_dbb.platform import machine as host
 
     reason = attention.unavailable(name, host.look().gpus)
     if reason is not None:
         pytest.skip(reason)
-    command = [sys.executable, "-m", "openrlhf_dbb.cuda.attention", name, model_of(shape, tmp_path)]
+    command = [sys.executable, "-m", "openrlhf_dbb.platform.attention", name, model_of(shape, tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stdout.strip(), tail(done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb import cpu, machine, tiny
-from openrlhf_dbb.cuda import attention
+from openrlhf_dbb import tiny
 from openrlhf_dbb.driver import arguments, preflight
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import attention, cpu, machine
 
 cpu.prepare_driver()
 
@@ -90,7 +90,7 @@ def test_one_that_fails_says_so(model):
 @pytest.mark.slow
 def test_the_check_is_a_program_with_one_json_object():
     files = tiny.prepare(tiny.default_folder())
-    command = [sys.executable, "-m", "openrlhf_dbb.cuda.attention"]
+    command = [sys.executable, "-m", "openrlhf_dbb.platform.attention"]
     good = subprocess.run([*command, "sdpa", str(files.model)], capture_output=True, text=True)
     assert good.returncode == 0 and json.loads(good.stdout)["ok"]
     bad = subprocess.run([*command, "flash_attention_4", str(files.model)], capture_output=True, text=True)

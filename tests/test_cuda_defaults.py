@@ -4,10 +4,9 @@ import shutil
 
 import pytest
 
-from openrlhf_dbb import cuda, machine, shims
-from openrlhf_dbb.cuda import attention
 from openrlhf_dbb.driver import arguments, checks, cluster, printed
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import attention, cuda, machine, shims
 
 MODEL = [
     "--actor.model_name_or_path",

@@ -19,11 +19,12 @@ ROOT = Path(__file__).parents[1]
 # All of ours, and what of OpenRLHF a training imports.
 IMPORTS = """
 import importlib, pkgutil, sys
-from openrlhf_dbb import shims
+from openrlhf_dbb.platform import shims
 shims.add()
 import openrlhf_dbb
 names = [m.name for m in pkgutil.walk_packages(openrlhf_dbb.__path__, "openrlhf_dbb.")]
-without_cuda = ("openrlhf_dbb.cpu.weight_sync", "openrlhf_dbb.cpu.engine")  # of vLLM's build without CUDA
+# These two need vLLM's build without CUDA.
+without_cuda = ("openrlhf_dbb.platform.cpu_weight_sync", "openrlhf_dbb.platform.cpu_engine")
 theirs = ["openrlhf.cli.train_ppo_ray", "openrlhf.trainer.ray.vllm_worker_wrap", "flash_attn.bert_padding",
           "flash_attn.ops.triton.cross_entropy", "flash_attn.cute", "vllm", "deepspeed"]
 for name in [name for name in names if name not in without_cuda and not name.endswith("__main__")] + theirs:
@@ -79,7 +80,7 @@ def test_everything_is_imported_without_a_gpu_and_without_a_compiler(call):
     assert done.returncode == 0, done.stderr[-3000:]
     count, cuda, without, stand_in = done.stdout.splitlines()[-1].split()
     assert (int(count) > 100, cuda, without) == (True, "13.0", "False")
-    assert stand_in.endswith("openrlhf_dbb/shims/modules/flash_attn_2_cuda.py")
+    assert stand_in.endswith("openrlhf_dbb/platform/shims/modules/flash_attn_2_cuda.py")
 
 
 def test_openrlhf_is_as_listed_there_too(call):
@@ -131,6 +132,6 @@ def test_the_tiny_preset_passes_all_checks_on_an_assumed_gpu(call):
 
 
 def test_the_attention_check_says_that_there_is_no_gpu(call, model):
-    done = call("python", "-m", "openrlhf_dbb.cuda.attention", "flash_attention_4", model)
+    done = call("python", "-m", "openrlhf_dbb.platform.attention", "flash_attention_4", model)
     assert done.returncode == 1
     assert not json.loads(done.stdout.splitlines()[-1])["ok"]

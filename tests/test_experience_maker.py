@@ -13,8 +13,8 @@ import torch
 
 import estimators
 import storage
-from openrlhf_dbb import cpu
 from openrlhf_dbb.driver import arguments
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

@@ -11,9 +11,10 @@ import pytest
 
 import estimators
 from estimators.forms import Form
-from openrlhf_dbb import cpu, presets, tiny, upstream
+from openrlhf_dbb import presets, tiny, upstream
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
 
 ROOT = Path(__file__).parents[1]
 ON_CPU = pytest.mark.skipif(not cpu.active(), reason="the table is that of a machine without CUDA")

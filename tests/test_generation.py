@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb import cpu, tiny
+from openrlhf_dbb import tiny
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

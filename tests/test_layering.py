@@ -18,21 +18,11 @@ LAYERS = (
     ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs
     (
-        *("", "prompts", "rows", "upstream", "cpu", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
-        *(
-            "inspect",
-            "watch",
-            "figures",
-            "terminal",
-            "options",
-            "csv_files",
-            "weight_buckets",
-            "cuda",
-            "training_strategy",
-        ),
+        *("", "prompts", "rows", "upstream", "platform", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
+        *("inspect", "watch", "figures", "terminal", "options", "csv_files"),
     ),
     ("core",),
-    ("errors", "machine", "ray_address", "shims", "spelling", "user_cache"),
+    ("errors", "spelling"),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb import cuda, machine, shims
 from openrlhf_dbb.driver import arguments, printed
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cuda, machine, shims
 
 ROOT = Path(__file__).parents[1]
 DRIVER = r"""
@@ -28,7 +28,7 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device ? 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = attribute == 75 ? (device ? 8 : 9) : attribute == 76 ? 0 : -1; return 0; }
 """
-LOOK = "from openrlhf_dbb import machine; found = machine.look(); print(found); print(found.describe())"
+LOOK = "from openrlhf_dbb.platform import machine; found = machine.look(); print(found); print(found.describe())"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_driver_is_asked_for_name_memory_and_capability(driver):
 
 
 def test_setup_asks_the_same_file_before_anything_is_installed(driver):
-    program = str(ROOT / "openrlhf_dbb/machine.py")
+    program = str(ROOT / "openrlhf_dbb/platform/machine.py")
     assert driver("-I", "-S", program, "13.0").returncode == 0
     old = driver("-I", "-S", program, "13.0", STUB_VERSION="12040")
     assert old.returncode == 1
@@ -143,7 +143,7 @@ def test_the_cuda_of_a_torch_is_told_by_its_version(tmp_path, build, wanted):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "torch/version.py").write_text(f"cuda = {build}")
-    code = "from openrlhf_dbb import cpu, machine; print(machine.torch_cuda(), cpu.active())"
+    code = "from openrlhf_dbb.platform import cpu, machine; print(machine.torch_cuda(), cpu.active())"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"{wanted} {wanted is None}"
@@ -151,7 +151,7 @@ def test_the_cuda_of_a_torch_is_told_by_its_version(tmp_path, build, wanted):
 
 def test_a_module_is_real_unless_it_is_one_of_the_stand_ins(tmp_path):
     code = (
-        "import sys; from openrlhf_dbb import shims; before = shims.is_real('flash_attn_2_cuda'); shims.add(); "
+        "import sys; from openrlhf_dbb.platform import shims; before = shims.is_real('flash_attn_2_cuda'); shims.add(); "
         "import flash_attn_2_cuda; print(before, shims.is_real('flash_attn_2_cuda'), flash_attn_2_cuda.__file__)"
     )
     run = [sys.executable, "-c", code]

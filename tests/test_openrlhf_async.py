@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 pytestmark = [
     pytest.mark.e2e,

@@ -2,11 +2,12 @@
 
 import pytest
 
-from openrlhf_dbb import cpu, tiny
+from openrlhf_dbb import tiny
+from openrlhf_dbb.platform import cpu
 
 PROGRAM = """
 import itertools, json, sys
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.driver import arguments
 
 rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -15,7 +16,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.driver.strategy import strategy
-from openrlhf_dbb.training_strategy import TrainingStrategy
+from openrlhf_dbb.platform.training_strategy import TrainingStrategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further

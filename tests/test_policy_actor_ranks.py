@@ -9,12 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from openrlhf_dbb import cpu, tiny
+from openrlhf_dbb import tiny
+from openrlhf_dbb.platform import cpu
 
 PROGRAM = """
 import json, sys
 from openrlhf_dbb.driver import arguments
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 args = arguments.parse(sys.argv[4:], world_size=2).args
@@ -81,7 +82,7 @@ def test_ranks_with_and_without_replays_take_the_same_steps(two_ranks, tmp_path)
 
 PRECISIONS = """
 import json, sys
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.driver import arguments
 
 port, model, *flags = sys.argv[1:]
@@ -169,7 +170,7 @@ def test_in_fp32_everything_is_fp32_and_a_checkpoint_continues_exactly(tmp_path)
 FEATURES = """
 import json, sys
 from openrlhf_dbb.driver import arguments
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 args = arguments.parse(sys.argv[4:], world_size=2).args

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrlhf_dbb import cpu
 from openrlhf_dbb.driver import arguments
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb import cpu, prompts
+from openrlhf_dbb import prompts
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILES
 
 cpu.prepare_driver()

@@ -7,11 +7,11 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf_dbb.training_strategy import TrainingStrategy  # noqa: E402
+from openrlhf_dbb.platform.training_strategy import TrainingStrategy  # noqa: E402
 
 
 @pytest.fixture

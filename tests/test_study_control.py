@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

@@ -83,7 +83,7 @@ def test_every_start_belongs_to_one_task():
 
 def test_openrlhf_reads_the_files_and_the_evaluation_has_both_data_sources(tmp_path, short, monkeypatch):
     pytest.importorskip("openrlhf")
-    from openrlhf_dbb import cpu
+    from openrlhf_dbb.platform import cpu
 
     cpu.prepare_driver()
     import torch

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from openrlhf_dbb import cpu
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.upstream.deferred import deferring
 
 FILES = {
@@ -190,7 +190,8 @@ def test_the_driver_imports_its_classes_without_deepspeed_and_vllm():
     pytest.importorskip("openrlhf")
     code = """
 import sys
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import upstream
+from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 with upstream.imports_for_driver():
     import openrlhf_dbb.actors.trainer, openrlhf_dbb.actors.policy_actor

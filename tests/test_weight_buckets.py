@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from openrlhf_dbb import shims
-from openrlhf_dbb.weight_buckets import Parameter, buckets, empty, pack, unpack
+from openrlhf_dbb.platform import shims
+from openrlhf_dbb.platform.weight_buckets import Parameter, buckets, empty, pack, unpack
 
 WEIGHTS = {
     "odd": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),  # 6 bytes
@@ -61,7 +61,7 @@ def test_a_parameter_that_vllm_ignores_is_an_error_where_openrlhf_drops_the_answ
     shims.add()
     from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-    from openrlhf_dbb.actors.vllm_worker import BucketWorker
+    from openrlhf_dbb.platform.vllm_worker import BucketWorker
 
     class Model(torch.nn.Module):
         def load_weights(self, weights):

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb import cpu
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 

@@ -20,9 +20,7 @@ In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor, strict about rewards
 policy_updates    which policy an engine's response was written by
-vllm_worker       the receiving end of the weight sync, with CUDA
 hidden_features   the policy's hidden states at the prompts, as features for estimators
 policy_actor      OpenRLHF's policy actor: Dr.GRPO's loss, replayed rows, the sending end of the weight sync
-network           the interface that gloo and NCCL use
 tokenizers        a tokenizer that other processes load by its name
 """

@@ -14,13 +14,14 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.hidden_features import last_hidden, projected
 from openrlhf_dbb.actors.progress import LOG_PROBS, TRAINING, MicroBatchCounter
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
-from openrlhf_dbb.weight_buckets import Parameter, buckets, pack
+from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform.weight_buckets import Parameter, buckets, pack
 
 with cpu.lean_imports("vllm"):
     import deepspeed

@@ -11,12 +11,13 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import cpu, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import policy_updates
-from openrlhf_dbb.actors.network import use_rays_interface
 from openrlhf_dbb.actors.rewards import RewardError, single_value
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
-from openrlhf_dbb.weight_buckets import Parameter
+from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform.network import use_rays_interface
+from openrlhf_dbb.platform.weight_buckets import Parameter
 
 with cpu.lean_imports():
     import vllm
@@ -127,7 +128,7 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
         use_rays_interface()
         if cpu.active():
             with cpu.lean_imports():
-                from openrlhf_dbb.cpu.engine import InProcessEngine
+                from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
@@ -197,7 +198,7 @@ class StrictRolloutActor(PlatformRolloutActor):
     """The platform's actor with :class:`StrictExecutor`."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        worker = "openrlhf_dbb.actors.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
+        worker = "openrlhf_dbb.platform.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
         # Log-probs, if asked for, are those of the distribution that was sampled from, as the policy's are.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
@@ -206,7 +207,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._updates = policy_updates.PolicyUpdates()
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
-        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.weight_buckets.Receiver`."""
+        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weight_buckets.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     def note_update(self) -> None:

@@ -51,8 +51,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     stack.require("openrlhf-dbb evaluate --model")
     # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
-    from openrlhf_dbb import cpu, cuda
     from openrlhf_dbb.evaluation import pipeline
+    from openrlhf_dbb.platform import cpu, cuda
 
     if cpu.active():
         cpu.prepare_driver()

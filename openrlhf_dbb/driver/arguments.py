@@ -17,8 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import cpu, cuda, machine, methods, presets, shims, tiny, upstream
-from openrlhf_dbb.cuda import defaults
+from openrlhf_dbb import methods, presets, tiny, upstream
 from openrlhf_dbb.driver.flags import (
     NO_ESTIMATOR,
     PROGRAM,
@@ -29,6 +28,8 @@ from openrlhf_dbb.driver.flags import (
 )
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu, cuda, machine, shims
+from openrlhf_dbb.platform import cuda_defaults as defaults
 from openrlhf_dbb.spelling import did_you_mean
 
 MODEL_FLAG = "actor.model_name_or_path"

@@ -19,7 +19,7 @@ from typing import Any
 
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.machine import GIB, Gpu
+from openrlhf_dbb.platform.machine import GIB, Gpu
 
 WEIGHT, OPTIMIZER = 2, 12
 """Bytes a parameter: bfloat16; in 32 bits the weight and Adam's two moments."""

@@ -15,12 +15,13 @@ from typing import Any
 
 import estimators
 from estimators import FORMS, RewardEstimator
-from openrlhf_dbb import cpu, cuda, presets, upstream
+from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.driver import validation
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
+from openrlhf_dbb.platform import cpu, cuda
 
 FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 _FORM = "algo.advantage.estimator"

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import cpu, cuda, ray_address
 from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu, cuda, ray_address
 from storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={ray_address.ALONE} to start one for this run alone"
@@ -84,7 +84,7 @@ def _check_answers(address: str | None) -> None:
 
 
 def start(settings: Settings) -> None:
-    """Start Ray, or join the cluster of :func:`openrlhf_dbb.ray_address.joined`.
+    """Start Ray, or join the cluster of :func:`openrlhf_dbb.platform.ray_address.joined`.
 
     Raises:
         UsageError: the cluster has fewer GPUs than the flags need.
@@ -102,7 +102,7 @@ def start(settings: Settings) -> None:
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
         }
     }
-    runtime["worker_process_setup_hook"] = "openrlhf_dbb.shims.add"  # where the node has it
+    runtime["worker_process_setup_hook"] = "openrlhf_dbb.platform.shims.add"  # where the node has it
     options: dict[str, Any] = {}
     runtime["env_vars"] |= (cpu if settings.on_cpu else cuda).worker_environment()
     if settings.on_cpu and joined is None:

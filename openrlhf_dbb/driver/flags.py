@@ -10,11 +10,12 @@ from typing import Any
 
 import estimators
 from estimators.registry import parameter_fields
-from openrlhf_dbb import machine, methods, presets, upstream
+from openrlhf_dbb import methods, presets, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.core.replay.normalization import NORMALIZERS
 from openrlhf_dbb.core.replay.selection import SELECTIONS
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import machine
 from openrlhf_dbb.spelling import did_you_mean
 
 NO_ESTIMATOR = "none"

@@ -50,7 +50,7 @@ def look(paths: Sequence[str], token: str) -> dict[str, Any]:
 
 def _lacking() -> list[str]:
     try:
-        from openrlhf_dbb import machine
+        from openrlhf_dbb.platform import machine
     except ImportError:  # its version says so
         return []
     return machine.lacks() if machine.torch_cuda() else []

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import storage
-from openrlhf_dbb import machine, presets, tiny, upstream
+from openrlhf_dbb import presets, tiny, upstream
 from openrlhf_dbb.core import probes
-from openrlhf_dbb.cuda import attention, defaults
 from openrlhf_dbb.driver import capacity, checks, cluster, start, validation
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -20,6 +19,8 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import attention, machine
+from openrlhf_dbb.platform import cuda_defaults as defaults
 from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_held_out, load_rows
 from openrlhf_dbb.rewards import reward_file
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import machine
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_parameters
+from openrlhf_dbb.platform import machine
 
 # Never printed, stored or sent to a tracker.
 SECRET_FLAGS = ("store.url", "warm_start_url", "logger.wandb.key")

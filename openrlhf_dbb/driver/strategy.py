@@ -7,9 +7,9 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb.actors.network import use_rays_interface
 from openrlhf_dbb.core.checkpoints import LOADED
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform.network import use_rays_interface
 
 NEWEST = "newest"
 
@@ -71,11 +71,11 @@ def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) ->
     made = get_strategy(args)
     # Same attributes; upstream's factory names its class itself.
     if on_cpu:
-        from openrlhf_dbb.cpu.deepspeed_strategy import CpuStrategy
+        from openrlhf_dbb.platform.cpu_strategy import CpuStrategy
 
         made.__class__ = CpuStrategy
     else:
-        from openrlhf_dbb.training_strategy import TrainingStrategy
+        from openrlhf_dbb.platform.training_strategy import TrainingStrategy
 
         made.__class__ = TrainingStrategy
     if loads != NEWEST:

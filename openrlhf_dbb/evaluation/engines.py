@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from openrlhf_dbb import cpu, cuda, ray_address
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu, cuda, ray_address
 
 CALL_S = 1.0  # an engine reports at least this often
 LEAST_CALL_S = 0.02  # and at most this often while it has work

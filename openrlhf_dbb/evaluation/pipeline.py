@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from openrlhf_dbb import cpu
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, writing
@@ -23,6 +22,7 @@ from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.record import record
 from openrlhf_dbb.evaluation.summary import ProgressBar, summary
+from openrlhf_dbb.platform import cpu
 
 JOURNAL = "journal.jsonl"
 _LOCK = ".lock"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dbb import user_cache
+from openrlhf_dbb.platform import user_cache
 from openrlhf_dbb.tiny import steps, task
 from openrlhf_dbb.tiny.task import CHARACTERS
 

@@ -4,7 +4,7 @@ Whether a process trains with CUDA follows from the build of torch that is insta
 same in every process of a run, also in one that is given no GPU. Set-up runs this file by its path, before anything is
 installed, so that it needs the standard library alone:
 
-    python openrlhf_dbb/machine.py 13.0    what the host lacks for CUDA 13.0, a line each; exit code 1 if anything
+    python openrlhf_dbb/platform/machine.py 13.0    prints what the host lacks for CUDA 13.0; exit code 1 if anything
 """
 
 from __future__ import annotations

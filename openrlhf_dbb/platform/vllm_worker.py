@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-from openrlhf_dbb.weight_buckets import Receiver, nothing_loaded
+from openrlhf_dbb.platform.weight_buckets import Receiver, nothing_loaded
 
 
 class BucketWorker(Receiver, WorkerWrap):

@@ -10,8 +10,8 @@ import torch
 from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.cpu import gloo
-from openrlhf_dbb.training_strategy import TrainingStrategy
+from openrlhf_dbb.platform import gloo
+from openrlhf_dbb.platform.training_strategy import TrainingStrategy
 
 
 class _CpuDevice(str):

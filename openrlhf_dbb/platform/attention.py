@@ -4,7 +4,7 @@ Chosen by what is installed and what the GPU is, without an import of torch: a c
 (kernels made at run time, without nvcc) where the GPU has them, else torch's own (``sdpa``). Before the first training
 on a kind of GPU, a process of its own then trains two layers of the model with it and with ``sdpa``, and compares.
 
-    python -m openrlhf_dbb.cuda.attention NAME MODEL    one JSON object; exit code 0 if they agree
+    python -m openrlhf_dbb.platform.attention NAME MODEL    one JSON object; exit code 0 if they agree
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import machine, shims, user_cache
+from openrlhf_dbb.platform import machine, shims, user_cache
 
 FLASH_2, FLASH_4, TORCH = "flash_attention_2", "flash_attention_4", "sdpa"
 _GPUS = {FLASH_2: range(8, 10), FLASH_4: range(9, 12)}
@@ -101,7 +101,7 @@ def checked(name: str, model: str, gpu: machine.Gpu) -> Checked:
     if file.is_file():
         return Checked(**json.loads(file.read_text(encoding="utf-8")))
     print(f"checking {name} on {gpu.name}, once: it makes its kernels, which may take some minutes", flush=True)
-    command = [sys.executable, "-m", "openrlhf_dbb.cuda.attention", name, model]
+    command = [sys.executable, "-m", "openrlhf_dbb.platform.attention", name, model]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:

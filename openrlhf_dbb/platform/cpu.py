@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import machine, ray_address, shims
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import machine, ray_address, shims
 from openrlhf_dbb.upstream.deferred import deferring
 
 # Flags whose defaults in OpenRLHF cannot work without CUDA, and values that can.
@@ -128,7 +128,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         {"max_num_seqs": 1024}
         | arguments
         | {
-            "worker_extension_cls": "openrlhf_dbb.cpu.weight_sync.WorkerExtension",
+            "worker_extension_cls": "openrlhf_dbb.platform.cpu_weight_sync.WorkerExtension",
             # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
             "kv_cache_memory_bytes": 256 * 2**20,
             "disable_log_stats": True,  # nobody reads them

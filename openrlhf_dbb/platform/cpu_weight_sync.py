@@ -1,6 +1,6 @@
 """Weight broadcast from DeepSpeed rank 0 to the vLLM workers over gloo: the receiving end.
 
-What is in a message is for :mod:`openrlhf_dbb.weight_buckets` to say, or for OpenRLHF, which sends a parameter in each.
+:mod:`openrlhf_dbb.platform.weight_buckets` packs many parameters into a message; OpenRLHF's own message has one.
 Imported in vLLM workers, so it must not import openrlhf or deepspeed, which take seconds and patch other packages.
 """
 
@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import vllm.model_executor.layers.utils as vllm_layers
 
-from openrlhf_dbb.cpu.gloo import connect
-from openrlhf_dbb.weight_buckets import Receiver
+from openrlhf_dbb.platform.gloo import connect
+from openrlhf_dbb.platform.weight_buckets import Receiver
 
 
 def _use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from openrlhf_dbb.cuda import attention
-from openrlhf_dbb.machine import Gpu
+from openrlhf_dbb.platform import attention
+from openrlhf_dbb.platform.machine import Gpu
 
 FAST = "fast on CUDA"
 """Where these values come from, as the configuration prints it."""

@@ -15,10 +15,9 @@ import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
-from openrlhf_dbb import machine
-from openrlhf_dbb.cuda import attention
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.shims import is_real
+from openrlhf_dbb.platform import attention, machine
+from openrlhf_dbb.platform.shims import is_real
 
 # Flag -> the package it needs, which the locks leave out.
 _PACKAGES = {
