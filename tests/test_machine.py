@@ -151,7 +151,8 @@ def test_the_cuda_of_a_torch_is_told_by_its_version(tmp_path, build, wanted):
 
 def test_a_module_is_real_unless_it_is_one_of_the_stand_ins(tmp_path):
     code = (
-        "import sys; from openrlhf_dbb.platform import shims; before = shims.is_real('flash_attn_2_cuda'); shims.add(); "
+        "import sys; from openrlhf_dbb.platform import shims; "
+        "before = shims.is_real('flash_attn_2_cuda'); shims.add(); "
         "import flash_attn_2_cuda; print(before, shims.is_real('flash_attn_2_cuda'), flash_attn_2_cuda.__file__)"
     )
     run = [sys.executable, "-c", code]
