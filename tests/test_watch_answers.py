@@ -2,8 +2,8 @@
 
 import json
 import re
+import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
 
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.watch import visits as visits_module
-from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer, common_prefix
-from openrlhf_dbb.watch.numbers import encoded, rounded
-from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, Visits, states
+from openrlhf_dbb.watch import answers as answers_module
+from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer
+from openrlhf_dbb.watch.cache import Cache
+from openrlhf_dbb.watch.numbers import rounded
+from openrlhf_dbb.watch.runs import template_of
+from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, states, summed
 from storage import ProbeRows, StepRows, open_store
 from storage.rollouts import RolloutRows
 
@@ -23,27 +25,22 @@ HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {
 
 
 class Asked:
-    """Answers about one run of a store, as of now."""
+    """Asks for answers about one run of a store, as of now."""
 
     def __init__(self, store, run):
-        self.answers, self._id = Answers(store, live=True), run.run_id
+        self._answers, self._id = Answers(store, live=True), run.run_id
 
     def __call__(self, name, **query):
-        while not self.answers.runs.poll():
-            pass
-        run = self.answers.runs.find(self._id)
-        while not self.answers.read_probes(run, 1) or not self.answers.read_history(run, 1):
-            pass
         path = name if name == "state" else f"runs/{self._id}/{name}"
         query = {key.rstrip("_"): str(value) for key, value in query.items()}
-        return json.loads(encoded(self.answers.answer(path, query)))
-
-    def fresh(self, store, name, **query):
-        return Asked(store, SimpleNamespace(run_id=self._id))(name, **query)
+        return json.loads(self._answers.ask(path, query))
 
 
-def without_tag(answer):
-    return {name: value for name, value in answer.items() if name != "tag"}
+@pytest.fixture(autouse=True)
+def never_late(monkeypatch):
+    """Read the list of runs and the history of prompts again at every question."""
+    monkeypatch.setattr(answers_module, "EVERY_S", 1e-9)
+    monkeypatch.setattr(answers_module, "_REST", 0.0)
 
 
 def test_numbers_are_short_and_not_wrong():
@@ -73,10 +70,10 @@ WIDTH_1 = {
     "tokens": [40, 80, 120, 160, 200],
     "reward": [1, 0, 0.5, 1, 0.25],
     "zero_variance": [1, 1, 0, 1, 0],
-    "rescued": [1, 1, 0, 1, 0],
+    "given_advantage": [1, 1, 0, 1, 0],
     "length": [10] * 5,
     "mixed": [0, 0, 4, 0, 4],
-    "rescued_n": [4, 4, 0, 4, 0],
+    "given": [4, 4, 0, 4, 0],
     "no_advantage": [0] * 5,
     "filtered": [0] * 5,
     "replayed": [4, 0, 2, 4, 1],
@@ -90,10 +87,10 @@ WIDTH_2 = {
     "tokens": [80, 160, 200],
     "reward": [0.5, 0.75, 0.25],
     "zero_variance": [1, 0.5, 0],
-    "rescued": [1, 0.5, 0],
+    "given_advantage": [1, 0.5, 0],
     "length": [10] * 3,
     "mixed": [0, 2, 4],
-    "rescued_n": [4, 2, 0],
+    "given": [4, 2, 0],
     "no_advantage": [0] * 3,
     "filtered": [0] * 3,
     "replayed": [2, 3, 1],
@@ -107,10 +104,10 @@ WIDTH_4 = {
     "tokens": [160, 200],
     "reward": [0.625, 0.25],
     "zero_variance": [0.75, 0],
-    "rescued": [0.75, 0],
+    "given_advantage": [0.75, 0],
     "length": [10] * 2,
     "mixed": [1, 4],
-    "rescued_n": [3, 0],
+    "given": [3, 0],
     "no_advantage": [0] * 2,
     "filtered": [0] * 2,
     "replayed": [2.5, 1],
@@ -129,11 +126,10 @@ def test_curves_of_one_two_and_four_steps_a_point(five, points, width, curves):
     assert found["curves"] == curves
     assert hours == sorted(hours) and 0 < hours[-1] < 1 / 60
     assert found["totals"] == {
-        "steps": 5, "rollouts_generated": 20, "tokens": 200, "generated": 20, "generated_tokens": 200, "trained": 20,
-        "trained_tokens": 200, "filtered": 0, "replayed": 11, "replayed_tokens": 110, "skipped": 5, "zero_variance": 12,
-        "informative": 20, "rescued": 12, "groups": 5, "informative_groups": 5, "mixed_groups": 2,
-        "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100,
-        "single": False, "unused_rollouts": 0, "unused_tokens": 0,
+        "steps": 5, "generated": 20, "generated_tokens": 200, "trained": 20, "filtered": 0, "replayed": 11,
+        "skipped": 5,
+        "groups": 5, "mixed_groups": 2, "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100, "single": False,
+        "unused_rollouts": 0, "parts": {"mixed": 8, "given": 12, "no_advantage": 0, "filtered": 0},
     }  # fmt: skip
 
 
@@ -143,8 +139,8 @@ def test_zero_variance_is_not_defined_for_one_rollout_a_prompt(store, fill):
     found = Asked(store, run.record)("series", points=5)
     curves = found["curves"]
     assert found["totals"]["single"]
-    assert curves["zero_variance"] == curves["rescued"] == [None]
-    assert (curves["mixed"], curves["rescued_n"], curves["no_advantage"]) == ([0], [2], [0])
+    assert curves["zero_variance"] == curves["given_advantage"] == [None]
+    assert (curves["mixed"], curves["given"], curves["no_advantage"]) == ([0], [2], [0])
 
 
 def test_a_part_of_the_steps_is_drawn_finer(five):
@@ -176,14 +172,8 @@ def test_metrics_that_come_later(five):
     run.record_metrics(4, {"loss": 8.0})
     assert asked("state")["runs"][0]["version"] != state
     after = asked("series", points=5, after=3, width=1, tag=before["tag"])
-    assert after["full"]  # there is a curve that was not there before
-    assert after["curves"]["m:loss"] == [1, 2, 4, 8, 9] and after["curves"]["m:new"] == [None] * 4 + [1]
-    assert after["settled"] == 5
-    assert without_tag(after) == without_tag(asked.fresh(run_store(asked), "series", points=5))
-
-
-def run_store(asked):
-    return asked.answers._store
+    assert not after["full"] and after["settled"] == 5
+    assert after["curves"]["m:loss"] == [8, 9] and after["curves"]["m:new"] == [None, 1]
 
 
 def test_a_roll_back_starts_over(store, fill):
@@ -191,32 +181,13 @@ def test_a_roll_back_starts_over(store, fill):
     run.record_checkpoint(0, "start")
     fill.train(run, ids, range(1, 5))
     asked = Asked(store, run.record)
-    tags = [asked("series")["tag"], asked("prompts")["tag"]]
+    tag = asked("series")["tag"]
     run.roll_back(2)
     for step in (3, 4, 5):
         fill.step(run, step, ids, [4, 4])
-    series, prompts = asked("series", after=4, width=1, tag=tags[0]), asked("prompts", after=4, tag=tags[1])
-    assert series["full"] and prompts["full"] and series["curves"]["reward"][2:] == [1, 1, 1]
-    for name in ("series", "posteriors", "prompts"):
-        assert without_tag(asked(name)) == without_tag(asked.fresh(store, name))
-
-
-def test_a_roll_back_while_the_history_is_read(store, fill, monkeypatch):
-    monkeypatch.setattr(visits_module, "PART", 4)
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    run.record_checkpoint(0, "start")
-    fill.train(run, ids, range(1, 9))
-    asked = Asked(store, run.record)
-    asked.answers.runs.poll()
-    followed = asked.answers.runs.find(run.record.run_id)
-    assert not asked.answers.read_history(followed, 0) and followed.visits.until == 2
-    run.roll_back(1)
-    asked.answers.read_history(followed, 0)  # before the poll that finds it
-    for step in (2, 3):
-        fill.step(run, step, ids, [4, 4])
-    for name in ("series", "posteriors", "prompts"):
-        assert without_tag(asked(name)) == without_tag(asked.fresh(store, name))
-    assert asked("posteriors")["epochs"]["prompts"] == [2, 2, 2]
+    series = asked("series", after=4, width=1, tag=tag)
+    assert series["full"] and series["curves"]["reward"][2:] == [1, 1, 1]
+    assert asked("posteriors")["epochs"]["prompts"] == [2] * 5
 
 
 def test_hours_leave_out_the_time_between_two_sessions(store, fill):
@@ -256,7 +227,7 @@ def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     fill.step(run, 1, ids, [4, 0, 2], usage=usage)
     asked = Asked(store, run.record)
     curves = asked("series")["curves"]
-    assert [curves[name] for name in ("mixed", "rescued_n", "no_advantage", "filtered")] == [[4], [0], [4], [4]]
+    assert [curves[name] for name in ("mixed", "given", "no_advantage", "filtered")] == [[4], [0], [4], [4]]
     assert (
         asked("series")["totals"]["rollouts_per_mixed_group"] == 12
         and asked("state")["runs"][0]["method"] == "dapo+dbb"
@@ -277,11 +248,11 @@ def test_held_out_accuracy(store, fill):
         rows = [fill.evaluation(ids, successes)]
         store.record_evaluation("training", rows, model="", config={}, run=run.record, step=step)
     assert asked("series")["held_out"] == {
-        "step": [0, 2, 3], "rollouts": [0, 24, 36], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4,
+        "step": [0, 2, 3], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4,
     }  # fmt: skip
     assert asked("state")["runs"][0]["held_out"] == {
         "start": 0.0833333, "start_step": 0, "best": 1, "best_step": 2, "last": 0.5, "last_step": 3, "prompts": 3,
-        "samples": 4,
+        "samples": 4, "benchmarks": 1,
     }  # fmt: skip
     # one that is written again keeps its id
     store.record_evaluation("training", [fill.evaluation(ids, [4, 4, 0])], model="", config={}, run=run.record, step=3)
@@ -300,7 +271,7 @@ def test_errors_against_the_probes(store, fill):
     assert found["group"] == [pytest.approx((0 + 0.4**2 - 0.06) / 2)] * 2
     assert (found["step"], found["groups"], found["samples"]) == ([1, 2], 4, 20)
     fill.step(run, 3, ids, [4.0, 0.0], probes=probes)
-    assert asked("series", points=2)["probes"] == asked.fresh(store, "series", points=2)["probes"]
+    assert asked("series", points=2)["probes"]["step"] == [2, 3]  # a point is of two steps now
 
 
 def test_the_list_of_runs(store, fill):
@@ -338,22 +309,18 @@ ROWS = [
 ]  # fmt: skip
 
 
-def accumulated(parts):
-    """Visits of rows of step, prompt, successes of 4, mean; given in parts."""
-    visits = Visits(SimpleNamespace(run_id=1))
-    for rows in parts:
-        step, prompt, successes, mean = (np.array(column) for column in zip(*rows, strict=True))
-        visits.add(step, prompt, np.full(len(rows), 4.0), successes.astype(float), mean)
-    return visits
+def of_rows(rows):
+    """What becomes of prompts 7, 8, 9 by rows of step, prompt, successes of 4, mean."""
+    visits = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in rows], dtype=float)
+    return summed(np.array([[7, 0], [8, 0], [9, 0]], dtype=float), visits)
 
 
-@pytest.mark.parametrize("parts", [[ROWS], [ROWS[:3], ROWS[3:6], ROWS[6:]], [ROWS[:4], ROWS[4:]]])
-def test_states_epochs_and_movers(parts):
-    visits = accumulated(parts)
+def test_states_epochs_and_movers():
+    visits = of_rows(ROWS)
     assert visits.prompt_id.tolist() == [7, 8, 9] and visits.visits.tolist() == [2, 3, 3]
-    assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.state_counts() == [1, 2, 0, 0, 0]
-    assert visits.last_step.tolist() == [2, 3, 3] and visits.current.tolist() == [0.95, 0.1, 0.41]
-    epochs = visits.epochs()
+    assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.last == 3
+    assert visits.last_step.tolist() == [2, 3, 3] and visits.mean.tolist() == [0.95, 0.1, 0.41]
+    epochs = visits.epochs
     assert (epochs["epoch"], epochs["prompts"]) == ([1, 2, 3], [3, 3, 2])
     assert epochs["success_rate"] == rounded(np.array([7 / 12, 4 / 12, 1 / 8]))
     assert epochs["mean"] == rounded(np.array([1.7 / 3, 1.39 / 3, 0.255]))
@@ -363,59 +330,22 @@ def test_states_epochs_and_movers(parts):
     assert visits.prompt_id[rose].tolist() == [7] and visits.prompt_id[fell].tolist() == [9]
 
 
-@st.composite
-def _histories(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_all_prompts_at_once_and_one_after_the_other_agree(seed, steps):
+    rng = np.random.default_rng(seed)
     rows = [
         (step, int(prompt), int(rng.integers(0, 5)), float(rng.integers(0, 21)) / 20)
-        for step in range(1, draw(st.integers(1, 40)) + 1)
+        for step in range(1, steps + 1)
         for prompt in np.sort(rng.choice(30, size=rng.integers(1, 20), replace=False))
     ]
-    return rows, sorted(draw(st.sets(st.integers(1, max(len(rows) - 1, 1)), max_size=8)))
-
-
-@settings(max_examples=50, deadline=None)
-@given(_histories())
-def test_a_history_read_in_parts_is_the_history_read_at_once(history):
-    rows, cuts = history
-    parts = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True) if end > start]
-    once, parted = accumulated([rows]), accumulated(parts)
-    assert parted.epochs() == once.epochs() and parted.state_counts() == once.state_counts()
-    for name in ("prompt_id", "visits", "seen", "state", "mean", "first", "last_step"):
-        np.testing.assert_array_equal(getattr(parted, name), getattr(once, name))
-    # and prompt by prompt, one visit after the other
-    for prompt, state in zip(once.prompt_id, once.state, strict=True):
-        _, _, successes, mean = (np.array(column) for column in zip(*(r for r in rows if r[1] == prompt), strict=True))
-        assert states(mean, successes)[-1] == state
-
-
-def test_a_store_read_in_parts_step_by_step_and_at_once(store, fill, monkeypatch):
-    monkeypatch.setattr(visits_module, "PART", 100)
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 50))
-    asked, rng = Asked(store, run.record), np.random.default_rng(3)
-    for step in range(1, 41):  # 2,000 rows in all
-        some = np.sort(rng.choice(ids, size=50 if step % 3 else 3, replace=False))
-        fill.step(run, step, some, rng.integers(0, 5, len(some)))
-        if step % 7 == 0:
-            asked("posteriors")
-    names = ("series", "posteriors", "prompts")
-    found = [without_tag(asked(name)) for name in names]
-    assert found == [without_tag(asked.fresh(store, name)) for name in names]
-    monkeypatch.setattr(visits_module, "PART", 10**6)
-    assert found == [without_tag(asked.fresh(store, name)) for name in names]
-    assert found[1]["read"] == 1 and sum(found[1]["epochs"]["prompts"]) == sum(found[2]["columns"]["visits"])
-
-
-def test_a_history_that_is_not_read_to_its_end_says_so(store, fill, monkeypatch):
-    monkeypatch.setattr(visits_module, "PART", 10)
-    run, ids = fill.run(store), fill.prompts(store, 10)
-    fill.train(run, ids, range(1, 5))
-    answers = Answers(store, live=True)
-    answers.runs.poll()
-    followed = answers.runs.find(run.record.run_id)
-    assert not answers.read_history(followed, 0)
-    assert followed.visits.share(followed.series.steps()) == 0.25 and followed.visits.until == 1
-    assert followed.visits.visits.tolist() == [4] * 10  # those of the posteriors, whatever was read
+    visits = of_rows(rows)
+    for prompt, state, count in zip(visits.prompt_id, visits.state, visits.visits, strict=True):
+        mine = [row for row in rows if row[1] == prompt]
+        assert count == len(mine)
+        if mine:
+            _, _, successes, mean = (np.array(column) for column in zip(*mine, strict=True))
+            assert states(mean, successes)[-1] == state
 
 
 @pytest.fixture
@@ -437,43 +367,39 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     store, run, ids = trained
     asked = Asked(store, run.record)
     found = asked("prompts")
-    assert (found["last"], found["all"], found["read"], found["full"]) == (2, 4, 1, True)
+    assert found["last"] == 2
     columns = found["columns"]
     assert columns["id"] == ids.tolist() and columns["visits"] == [2, 2, 2, 0]
     assert columns["state"] == [LEARNING, IMPOSSIBLE, LEARNING, NO_VISITS]
     # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
     assert columns["mean"] == rounded(np.array([4.25 / 6.5, 0.25 / 6.5, 5.25 / 6.5, 0.9]))
     assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]
-    assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)] and columns["cut"] == [0] * 4
+    assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)]
     posteriors = asked("posteriors")
     assert posteriors["state_counts"] == [0, 2, 0, 1, 1] and posteriors["all_prompts"] == 4
-    assert posteriors["beta"] and posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
+    assert posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
     assert [each["id"] for each in posteriors["improved"]] == [ids[2]]
     assert [(each["id"], each["first"]) for each in posteriors["regressed"]] == [(ids[0], 0.9), (ids[1], 0.1)]
     curves = asked("series")["curves"]
     assert curves["m:shared/discount"] == [0.5, 0.5] and "m:shared/v" not in curves  # the longer vector is not drawn
-    fill_one = asked("prompts", after=2)
-    assert not fill_one["full"] and fill_one["columns"]["id"] == []
 
 
-def test_only_the_prompts_visited_since_are_sent(trained, fill):
+def test_a_step_more_is_seen_in_the_table_of_prompts(trained, fill):
     store, run, ids = trained
     asked = Asked(store, run.record)
     asked("prompts")
     fill.step(run, 3, ids[[0, 3]], [4.0, 4.0])
-    found = asked("prompts", after=2)
-    assert found["columns"]["id"] == [ids[0], ids[3]] and found["columns"]["visits"] == [3, 1]
+    found = asked("prompts")
+    assert found["columns"]["visits"] == [3, 2, 2, 1] and found["last"] == 3
     # (4.25, 2.25) and (4.5, 0.5), halved, and 4 successes
-    assert found["columns"]["mean"] == rounded(np.array([6.125 / 7.25, 6.25 / 6.5]))
-    assert found["columns"]["state"] == [LEARNING, MASTERED] and (found["last"], found["all"]) == (3, 4)
-    assert asked("prompts")["columns"] == asked.fresh(store, "prompts")["columns"]
+    assert found["columns"]["mean"][::3] == rounded(np.array([6.125 / 7.25, 6.25 / 6.5]))
+    assert found["columns"]["state"][::3] == [LEARNING, MASTERED]
 
 
 def test_one_prompt(trained):
     store, run, ids = trained
     found = Asked(store, run.record)(f"prompts/{ids[0]}")
-    assert found["visits_total"] == 2 and found["state"] == LEARNING and found["level"] == 0.9
-    assert found["usage"] == {"generated": 8, "trained": 8, "skipped": 2, "replayed": 6}
+    assert found["state"] == LEARNING and found["level"] == 0.9
     visits = found["visits"]
     assert visits["step"] == [1, 2] and visits["successes"] == [4, 2] and visits["rollouts"] == [4, 4]
     assert visits["alpha"] == [4.5, 4.25] and visits["beta"] == [0.5, 2.25] and visits["kept"] == [0, 0]
@@ -481,7 +407,7 @@ def test_one_prompt(trained):
     np.testing.assert_allclose(visits["low"], beta_distribution.ppf(0.05, [4.5, 4.25], [0.5, 2.25]), 1e-5)
     asked = Asked(store, run.record)
     unvisited = asked(f"prompts/{ids[3]}")
-    assert (unvisited["state"], unvisited["mean"], unvisited["usage"]) == (NO_VISITS, 0.9, None)
+    assert (unvisited["state"], unvisited["mean"]) == (NO_VISITS, 0.9)
     for wrong in ("999", "x", "9" * 30):
         with pytest.raises(NoSuchAnswer, match=rf"^run 'run' has no prompt '{wrong}'$"):
             asked(f"prompts/{wrong}")
@@ -493,19 +419,36 @@ def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
     series = asked("series")
     assert (series["first"], series["last"], series["totals"], series["probes"]) == (0, 0, None, None)
     assert series["curves"]["step"] == [] and asked("prompts")["columns"]["id"] == []
-    assert asked("posteriors")["epochs"]["epoch"] == [] and asked("posteriors")["read"] == 1
+    assert asked("posteriors")["epochs"]["epoch"] == [] and asked("posteriors")["last"] == 0
     ids, none, one = fill.prompts(store, 1), np.empty((1, 0)), np.array([1.0])
     run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
-    assert asked("posteriors")["beta"] is False
+    assert asked("state")["runs"][0]["mean_name"] == "group mean"
     half = 1.645 * np.sqrt(0.25 / 4)
     assert asked(f"prompts/{ids[0]}")["visits"]["high"] == rounded(np.array([0.25 + half]))
     assert asked(f"prompts/{ids[0]}")["visits"]["alpha"] == [None] and asked("prompts")["columns"]["mean"] == [0.25]
 
 
-def test_common_prefix():
-    texts = [f"Solve the problem. What is {i}" for i in range(10)]
-    assert common_prefix([*texts, "another"]) == "Solve the problem. What is "
-    assert common_prefix(["short 1", "short 2"]) == common_prefix([]) == common_prefix(texts[:1]) == ""
+def test_a_template_that_all_prompts_share():
+    texts = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in "abc"]
+    assert template_of(texts) == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    assert (
+        template_of([*texts, "another"]) == template_of(texts[:2]) == template_of(["1+1=", "2+2=", "3+3="]) == ("", "")
+    )
+
+
+def test_an_answer_is_made_once_and_may_rest():
+    cache, calls = Cache(), []
+
+    def make():
+        calls.append(1)
+        return len(calls)
+
+    assert [cache.get("a", 1, make), cache.get("a", 1, make), cache.get("a", 2, make)] == [1, 1, 2]
+    assert cache.get("slow", 1, lambda: time.sleep(0.01), rest=1e6) is None
+    assert cache.get("slow", 2, make) is None  # an older version, since making it took long
+    with pytest.raises(ZeroDivisionError):
+        cache.get("b", 1, lambda: 1 / 0)
+    assert cache.get("b", 1, make) == 3  # a failure is not kept
 
 
 # ---- rollouts, what a run is
@@ -560,7 +503,7 @@ def test_what_a_run_is(trained):
     [
         ("series", {"points": "1"}, "points is '1'; it must be an integer of at least 2"),
         ("series", {"after": "-3"}, "after is '-3'; it must be an integer of at least 0"),
-        ("prompts", {"after": "\x1b"}, "after is '\\x1b'; it must be an integer of at least 0"),
+        ("series", {"after": "\x1b"}, "after is '\\x1b'; it must be an integer of at least 0"),
         ("rollouts/first", {}, "step is 'first'; it must be an integer of at least 0"),
     ],
 )
@@ -571,14 +514,24 @@ def test_a_wrong_parameter_is_named(trained, name, query, line):
 
 
 @pytest.mark.parametrize(
-    "path", ["", "runs", "runs/1/x", "runs/9/series", "runs/x/series", "runs/1/series/2", "state/1"]
+    "path", ["", "runs", "runs/1/x", "runs/9/series", "runs/x/series", "runs/1/series/2", "state/1", "runs/1/compare/9"]
 )
 def test_what_is_not_there(trained, path):
-    store, run, _ = trained
-    asked = Asked(store, run.record)
-    asked("state")
     with pytest.raises(NoSuchAnswer, match=r"^there is no (answer|run) "):
-        asked.answers.answer(path, {})
+        Answers(trained[0], live=True).ask(path, {})
+
+
+def test_two_runs_are_compared_as_the_command_does(store, fill):
+    """Ten held-out prompts; the second run solves one more of the four samples of each of them."""
+    runs, ids = [fill.run(store, name) for name in ("one", "two")], fill.prompts(store, 10)
+    asked = Asked(store, runs[0].record)
+    assert asked(f"compare/{runs[1].record.run_id}") == {"difference": None}
+    for run, more in zip(runs, (0, 1), strict=True):
+        rows = [fill.evaluation(ids, np.arange(10) % 3 + more)]
+        store.record_evaluation("training", rows, model="", config={}, run=run.record, step=0)
+    found = asked(f"compare/{runs[1].record.run_id}")
+    assert found["difference"]["difference"] == 0.25 and found["difference"]["prompts"] == 10
+    assert found["verdict"] == "the second is higher" and found["caution"].startswith("One run of each")
 
 
 # ---- the file
@@ -604,7 +557,7 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
         *(f"runs/{number}/prompts/{each}" for each in ids),
     }
     for name in ("series", "posteriors", "prompts", *(f"prompts/{each}" for each in ids)):
-        assert without_tag(found[f"runs/{number}/{name}"]) == without_tag(asked(name))
+        assert found[f"runs/{number}/{name}"] == asked(name)
     (state,) = found["state"]["runs"]
     assert state["name"] == "run" and found["state"]["live"] is False
     assert re.search(r" MB: 1 run, 4 prompts; open it in a browser$", capsys.readouterr().out.strip())
@@ -669,7 +622,7 @@ def test_no_text_can_leave_its_place(store, fill, tmp_path):
     hostile = columns["id"].index(ids[0])
     text = columns["text"][hostile]
     assert text.startswith("<script>alert(1)</script>") and text.endswith("{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;")
-    assert len(columns["text"][1 - hostile]) == 4_000 and columns["cut"][1 - hostile] == 100_000
+    assert len(columns["text"][1 - hostile]) == 4_000
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 

@@ -26,7 +26,7 @@ from storage import PosteriorStore, RunRecord, StoreError
 
 _WHICH = ("first", "second")
 _PLACES = ("start", "best", "last")
-_ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
+ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
 
 def add_commands(add: Any) -> None:
@@ -111,4 +111,4 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: HeldO
         f"({accuracy.prompts} prompts x {samples} samples)"
     )
     print_line(accuracy.verdict, "bold")
-    print_line(_ONE_PAIR)
+    print_line(ONE_PAIR)

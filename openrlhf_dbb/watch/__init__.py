@@ -1,18 +1,15 @@
-"""Runs watched: one page that a server keeps up to date (serve), or that lies in one file (report).
+"""Show runs in the browser: serve keeps one page up to date, report writes the same page into one file.
 
-serve       serve: listens, prints the address
-report      report: the same answers, in the file
-server      the web application: routes, who may ask; the only module that needs starlette
-poller      what keeps the answers up to date: one thread polls for all clients, one reads histories
-cache       answers made once, however many ask
-answers     what the page asks for, by path
-runs        all runs in numbers, and what has changed
-series      curves over the steps of a run
-accuracy    held-out accuracy
-probe_errors  squared error of the estimates against the probes
-visits      prompts by visit and by state: what was mastered, what was forgotten
-details     one prompt with its visits, the kept rollouts of a step
-about       facts, configuration, lineage, events
-numbers     numbers and JSON
-page        one HTML page made of page.html, page.css and page.*.js
+serve       the command serve: listens, prints the address
+report      the command report: collects the same answers into a file
+server      the web application: its routes, and who may ask; the only module that needs starlette
+answers     maps a path such as runs/3/series to its answer
+cache       keeps answers, and makes each of them once however many clients ask
+runs        the list of runs, with a version that changes when a run does
+series      the curves of a run over its steps
+visits      the prompts of a run over their visits: mastered, forgotten, ...
+details     one prompt with its visits, and the kept rollouts of a step
+about       facts, configuration, lineage and events of a run
+numbers     numbers as JSON holds them
+page        puts page.html, page.css and page.*.js together
 """

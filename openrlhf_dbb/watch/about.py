@@ -1,4 +1,4 @@
-"""What a run is: facts, configuration, lineage and events, as texts that are safe to show."""
+"""Facts, configuration, lineage and events of a run, as texts that are safe to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.inspection import events, progress
 
 
 def about(store: PosteriorStore, run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Facts, configuration, lineage and events of a run.
+    """Return facts, configuration, lineage and events of a run.
 
     Args:
         runs: all runs of the store.
@@ -27,7 +27,7 @@ def about(store: PosteriorStore, run: RunRecord, runs: Sequence[RunRecord]) -> d
 
 
 def _lineage(run: RunRecord, runs: Sequence[RunRecord]) -> list[list[str]]:
-    """Ancestors of the run, oldest first, then itself, then its descendants: relation, name and text of each."""
+    """Return relation, name and text of the ancestors, oldest first, of the run itself and of its descendants."""
     by_uuid = {other.uuid: other for other in runs}
     rows: list[list[Any]] = []
     parent = run.parent

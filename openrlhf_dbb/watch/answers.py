@@ -1,50 +1,55 @@
-"""What the page asks for, answered from a store: the same for a page that a server feeds and for one in a file.
-
-An answer is a dict, ready for JSON.
-"""
+"""Answer what the page asks for; a server and a file give the same answers. An answer is a dict, ready for JSON."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from itertools import takewhile
+from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 
+from openrlhf_dbb.inspect.compare_runs import ONE_PAIR
+from openrlhf_dbb.inspect.held_out import held_out_difference
 from openrlhf_dbb.terminal import readable, shown
-from openrlhf_dbb.watch import accuracy, details
+from openrlhf_dbb.watch import details
 from openrlhf_dbb.watch.about import about
-from openrlhf_dbb.watch.numbers import number, rounded
-from openrlhf_dbb.watch.runs import Followed, Runs, now_text
-from openrlhf_dbb.watch.series import MOST_POINTS, Steps
+from openrlhf_dbb.watch.cache import Cache
+from openrlhf_dbb.watch.numbers import encoded, number, rounded
+from openrlhf_dbb.watch.runs import Listed, Runs
+from openrlhf_dbb.watch.series import MOST_POINTS, series
 from openrlhf_dbb.watch.visits import (
     BINS,
     FORGOTTEN_BY,
     IMPOSSIBLE_TO,
     MASTERED_FROM,
     STATES,
+    Visits,
+    read_visits,
 )
 from storage import PosteriorStore, StoreError
 from storage.inspection import prompt_texts
+from storage.retry import impatient
 
 POINTS = 500
 
-_AT_ONCE_S = 0.25
-"""How long an answer waits for what has not been read of the history; the rest is read behind it."""
+EVERY_S = 0.5
+"""The list of runs is read at most this often, however many clients ask."""
+
+# A history of millions of visits takes seconds to read: a server is to spend a fifth of its time on it at most.
+_REST = 4.0
 
 _ALL_TEXTS = 12_000_000  # characters of the prompts of a run together
 _SHORTEST_TEXT, _LONGEST_TEXT = 80, 4_000
-_MOVER_TEXT = 300
-_SHORTEST_PREFIX = 16
+_MOVER_TEXT = 1_000
 _LARGEST = 2**63 - 1
 
 Query = Mapping[str, str]
 
 
 class NoSuchAnswer(Exception):
-    """There is nothing of this name; the text says what and what there is instead, in one line."""
+    """There is nothing of this name; the text says so in one line."""
 
 
 class BadRequest(Exception):
@@ -52,269 +57,192 @@ class BadRequest(Exception):
 
 
 class Answers:
-    """Answers about the runs of a store.
-
-    Any number of threads may ask; one polls.
+    """Answers about the runs of a store, for any number of threads.
 
     Attributes:
-        runs: what is known of them; to be polled by the owner of this.
-        error: why the store cannot be read, in one line; None while it can.
-        live: whether the answers are of a server.
+        listed: the runs, newest first, as :meth:`refresh` read them last.
     """
 
     def __init__(self, store: PosteriorStore, *, live: bool) -> None:
         self._store = store
-        self.runs = Runs(store)
-        self.error: str | None = None
-        self.live = live
-        self._of_run: dict[str, Callable[[Followed, Query], dict[str, Any]]] = {
+        self._live = live
+        self._cache = Cache()
+        self._runs = Runs(store)
+        self.listed: list[Listed] = []
+        self._error: str | None = None
+        self._of_run: dict[str, Callable[[Listed, Query], dict[str, Any]]] = {
             "series": self._series,
             "posteriors": self._posteriors,
             "prompts": self._prompts,
             "about": self._about,
         }
+        self._of_part = {"prompts": self._prompt, "rollouts": self._rollouts, "compare": self._compare}
 
-    def answer(self, path: str, query: Query) -> dict[str, Any]:
-        """The answer to a path, such as ``runs/3/series``.
+    def refresh(self) -> None:
+        """Read the list of runs, unless that was done a moment ago.
 
         Raises:
-            NoSuchAnswer, BadRequest: see there.
-            StoreError: the store cannot be read, and the answer is not in memory.
+            StoreError: the store cannot be read.
+        """
+
+        def read() -> list[Listed]:
+            with impatient():
+                return self._runs.read()
+
+        self.listed = self._cache.get("runs", time.monotonic() // EVERY_S, read)
+
+    def ask(self, path: str, query: Query) -> bytes:
+        """Return an answer as JSON: a kept one, if its run has not changed; raise as :meth:`answer`.
+
+        While the store is out of reach, the list of runs says so, and kept answers are still given.
+        """
+        try:
+            self.refresh()
+            self._error = None
+        except StoreError as problem:
+            if self._error is None:
+                since = datetime.now().astimezone().strftime("%H:%M:%S")
+                self._error = f"the store cannot be reached since {since} ({problem}), trying again"
+
+        def make() -> bytes:
+            with impatient():
+                return encoded(self.answer(path, query))
+
+        parts = path.split("/")
+        if len(parts) < 3:
+            return make()
+        compared = [self._run(parts[3]).version] if parts[2:3] == ["compare"] and len(parts) == 4 else []
+        version = (self._run(parts[1]).version, *compared)
+        return bytes(self._cache.get((path, tuple(sorted(query.items()))), version, make))
+
+    def answer(self, path: str, query: Query) -> dict[str, Any]:
+        """Return the answer to a path, such as ``runs/3/series``.
+
+        Raises:
+            NoSuchAnswer: nothing has this path.
+            BadRequest: a parameter is wrong.
+            StoreError: the store cannot be read.
         """
         parts = path.split("/")
         if parts == ["state"]:
             return self._state()
         if len(parts) == 3 and parts[0] == "runs" and parts[2] in self._of_run:
             return self._of_run[parts[2]](self._run(parts[1]), query)
-        if len(parts) == 4 and parts[0] == "runs" and parts[2] in ("prompts", "rollouts"):
-            return (self._prompt if parts[2] == "prompts" else self._rollouts)(self._run(parts[1]), parts[3], query)
+        if len(parts) == 4 and parts[0] == "runs" and parts[2] in self._of_part:
+            return self._of_part[parts[2]](self._run(parts[1]), parts[3], query)
         raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
 
-    def version(self, path: str) -> str:
-        """Text that changes when the answer to a path may have changed."""
-        found = re.match(r"runs/(\d{1,18})/", path)
-        run = self.runs.find(int(found[1])) if found else None
-        return "" if run is None else f"{self.runs.version(run)}-{run.visits.restarts}-{run.visits.until}"
-
-    def _run(self, number: str) -> Followed:
-        run = self.runs.find(int(number)) if number.isascii() and number.isdigit() else None
-        if run is None:
-            self._reachable()
-            raise NoSuchAnswer(f"there is no run {number[:80]!r} in {self._store.location}; state lists them")
-        return run
-
-    def _reachable(self) -> None:
-        if self.error is not None:
-            raise StoreError(self.error)
+    def _run(self, name: str) -> Listed:
+        for run in self.listed:
+            if str(run.record.run_id) == name:
+                return run
+        raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
 
     def _state(self) -> dict[str, Any]:
         return {
             "store": shown(self._store.location, width=None),
-            "error": self.error,
-            "live": self.live,
-            "now": now_text(),
-            "runs": self.runs.listed(),
+            "error": self._error,
+            "live": self._live,
+            "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "runs": [run.numbers for run in self.listed],
         }
 
-    @property
-    def location(self) -> str:
-        """Of the store, for people."""
-        return self._store.location
-
-    # ---- over the steps
-
-    def refresh_series(self, run: Followed) -> None:
-        """Read the new steps of a run, unless that is done or the store is out of reach; its lock is held.
-
-        Raises:
-            StoreError: the store cannot be read, and nothing has been read before.
-        """
-        changes = run.changes
-        if run.series_at == changes:
-            return
-        try:
-            self._reachable()
-            run.series.refresh(self._store)
-            run.series_at = changes
-        except StoreError:
-            if run.series_at < 0:
-                raise
-
-    def _series(self, run: Followed, query: Query) -> dict[str, Any]:
+    def _series(self, run: Listed, query: Query) -> dict[str, Any]:
         points = _integer(query, "points", 2, MOST_POINTS)
-        ranges = {name: _integer(query, name, 0) for name in ("after", "from", "to")}
-        width = _integer(query, "width", 1)
-        evaluations = self.runs.accuracies.by_run.get(run.record.run_id, [])
-        with run.series_lock:
-            self.refresh_series(run)
-            tag = f"{self.runs.boot}-{run.series.restarts}"
-            found = run.series.curves(
-                points=points or POINTS,
-                after=ranges["after"] if query.get("tag", tag) == tag else None,
-                width=width,
-                first=ranges["from"],
-                last=ranges["to"],
-            )
-            totals = run.series.totals(run.unused)
-            held_out = accuracy.curve(evaluations, run.series.rollouts_until)
-        with run.probes_lock:
-            probes = run.probes.curves(found["width"])
-        return found | {"tag": tag, "held_out": held_out, "probes": probes, "totals": totals}
+        first, last, after = (_integer(query, name, 0) for name in ("from", "to", "after"))
+        curves = series(
+            self._store,
+            run.record,
+            points=points or POINTS,
+            after=after if query.get("tag", run.past) == run.past else None,
+            width=_integer(query, "width", 1),
+            first=first,
+            last=last,
+        )
+        return curves | {"tag": run.past}
 
-    # ---- over the prompts
+    def visits(self, run: Listed) -> Visits:
+        """Return what became of the prompts of a run; of a large run, as of a few steps ago."""
+        key = ("visits", run.record.uuid, run.past)
+        visits: Visits = self._cache.get(key, run.version, lambda: read_visits(self._store, run.record), rest=_REST)
+        return visits
 
-    def behind(self, run: Followed) -> bool:
-        """Whether some of the history of a run has not been read."""
-        steps = self._steps(run)
-        with run.visits_lock:
-            return run.visits_at != run.changes or run.visits.behind(steps)
+    def _posteriors(self, run: Listed, query: Query) -> dict[str, Any]:
+        visits = self.visits(run)
+        improved, regressed = (self._movers(visits, rows) for rows in visits.movers())
+        return {
+            "last": visits.last,
+            "unit": visits.unit,
+            "states": STATES,
+            "thresholds": {"mastered": MASTERED_FROM, "forgotten": FORGOTTEN_BY, "impossible": IMPOSSIBLE_TO},
+            "state_counts": np.bincount(visits.state, minlength=len(STATES)).tolist(),
+            "all_prompts": len(visits.prompt_id),
+            "bins": BINS,
+            "epochs": visits.epochs,
+            "improved": improved,
+            "regressed": regressed,
+        }
 
-    def read_history(self, run: Followed, seconds: float) -> bool:
-        """Read on in the history of a run, for about so many seconds; whether all of it is read.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        until = time.monotonic() + seconds
-        changes, steps = run.changes, self._steps(run)
-        while True:
-            with run.visits_lock:
-                if run.visits_at == changes and not run.visits.behind(steps):
-                    return True
-                run.visits.read_part(self._store, steps)
-                run.visits_at = changes
-            if time.monotonic() > until:
-                return not self.behind(run)
-
-    def read_probes(self, run: Followed, seconds: float) -> bool:
-        """Read on in the probes of a run, for about so many seconds; whether all of them are read."""
-        until = time.monotonic() + seconds
-        with run.series_lock:
-            self.refresh_series(run)
-            last, restarts = run.series.last, run.series.restarts
-        while True:
-            with run.probes_lock:
-                if not run.probes.behind(last, restarts):
-                    return True
-                run.probes.read_part(self._store, last)
-            if time.monotonic() > until:
-                return False
-
-    def _steps(self, run: Followed) -> Steps:
-        with run.series_lock:
-            self.refresh_series(run)
-            return run.series.steps()
-
-    def _read_at_once(self, run: Followed) -> Steps:
-        try:
-            self._reachable()
-            self.read_history(run, _AT_ONCE_S)
-        except StoreError:
-            if not run.visits.opened:
-                raise
-        return self._steps(run)
-
-    def _posteriors(self, run: Followed, query: Query) -> dict[str, Any]:
-        steps = self._read_at_once(run)
-        with run.visits_lock:
-            visits = run.visits
-            rows = visits.movers()
-            movers = [
-                list(zip(*(each[row].tolist() for each in (visits.prompt_id, visits.first, visits.mean)), strict=True))
-                for row in rows
-            ]
-            found = {
-                "read": visits.share(steps),
-                "beta": {"alpha", "beta"} <= set(run.record.state_fields),
-                "unit": visits.unit,
-                "states": STATES,
-                "thresholds": {"mastered": MASTERED_FROM, "forgotten": FORGOTTEN_BY, "impossible": IMPOSSIBLE_TO},
-                "state_counts": visits.state_counts(),
-                "all_prompts": len(visits.prompt_id),
-                "bins": BINS,
-                "epochs": visits.epochs(),
-            }
-        improved, regressed = (self._movers(each) for each in movers)
-        return found | {"improved": improved, "regressed": regressed}
-
-    def _movers(self, movers: list[tuple[int, float, float]]) -> list[dict[str, Any]]:
-        ids = np.array([each for each, _, _ in movers], dtype=np.int64)
+    def _movers(self, visits: Visits, rows: Any) -> list[dict[str, Any]]:
+        ids = visits.prompt_id[rows]
         texts = {each: readable(text) for each, text, _, _ in prompt_texts(self._store, ids, length=_MOVER_TEXT)}
+        columns = zip(ids.tolist(), visits.first[rows].tolist(), visits.mean[rows].tolist(), strict=True)
         return [
-            {"id": each, "first": number(first), "last": number(last), "text": texts[each]}
-            for each, first, last in movers
+            {"id": prompt_id, "first": number(first), "last": number(last), "text": texts[prompt_id]}
+            for prompt_id, first, last in columns
         ]
 
-    def _prompts(self, run: Followed, query: Query) -> dict[str, Any]:
-        after = _integer(query, "after", 0)
-        steps = self._read_at_once(run)
-        with run.visits_lock:
-            visits = run.visits
-            tag = f"{self.runs.boot}-{visits.restarts}"
-            full = after is None or query.get("tag", tag) != tag or after > visits.until
-            rows = np.flatnonzero(visits.last_step > (-1 if full or after is None else after))
-            ids = visits.prompt_id[rows]
-            columns = {
-                "id": ids.tolist(),
-                "state": visits.state[rows].tolist(),
-                "mean": rounded(visits.current[rows]),
-                "change": rounded((visits.mean - visits.first)[rows]),
-                "visits": visits.visits[rows].tolist(),
-            }
-            found = {"last": visits.until, "all": len(visits.prompt_id), "read": visits.share(steps)}
-        length = int(np.clip(_ALL_TEXTS // max(found["all"], 1), _SHORTEST_TEXT, _LONGEST_TEXT))
-        texts, labels, cut = [], [], []
-        for _, text, label, size in prompt_texts(self._store, ids, length=length):
-            texts.append(readable(text))
-            labels.append(readable(label))
-            cut.append(size if size > length else 0)
-        columns |= {"text": texts, "cut": cut, "label": labels}
-        if full:
-            run.prefix = common_prefix(texts)
-        return found | {"full": full, "tag": tag, "common_prefix": run.prefix, "columns": columns}
+    def _prompts(self, run: Listed, query: Query) -> dict[str, Any]:
+        visits = self.visits(run)
+        length = int(np.clip(_ALL_TEXTS // max(len(visits.prompt_id), 1), _SHORTEST_TEXT, _LONGEST_TEXT))
+        texts = list(prompt_texts(self._store, visits.prompt_id, length=length))
+        return {
+            "last": visits.last,
+            "columns": {
+                "id": visits.prompt_id.tolist(),
+                "state": visits.state.tolist(),
+                "mean": rounded(visits.mean),
+                "change": rounded(visits.mean - visits.first),
+                "visits": visits.visits.tolist(),
+                "text": [readable(text) for _, text, _, _ in texts],
+                "label": [readable(label) for _, _, label, _ in texts],
+            },
+        }
 
-    def _prompt(self, run: Followed, number: str, query: Query) -> dict[str, Any]:
-        self._reachable()
-        found = None
-        if number.isascii() and number.isdigit() and int(number) <= _LARGEST:
-            found = details.prompt(self._store, run.record, int(number))
-        if found is None:
-            raise NoSuchAnswer(f"run {run.record.name!r} has no prompt {number[:80]!r}")
-        return found
+    def _prompt(self, run: Listed, name: str, query: Query) -> dict[str, Any]:
+        prompt_id = int(name) if name.isascii() and name.isdigit() and len(name) < 20 else _LARGEST + 1
+        described = details.prompt(self._store, run.record, prompt_id) if prompt_id <= _LARGEST else None
+        if described is None:
+            raise NoSuchAnswer(f"run {run.record.name!r} has no prompt {name[:80]!r}")
+        return described
 
-    # ---- the rest
-
-    def _rollouts(self, run: Followed, number: str, query: Query) -> dict[str, Any]:
-        self._reachable()
-        step = None if number == "latest" else _integer({"step": number}, "step", 0)
+    def _rollouts(self, run: Listed, name: str, query: Query) -> dict[str, Any]:
+        step = None if name == "latest" else _integer({"step": name}, "step", 0)
         return details.rollouts(self._store, run.record, step, _integer(query, "prompt", 0))
 
-    def _about(self, run: Followed, query: Query) -> dict[str, Any]:
-        self._reachable()
-        return about(self._store, run.record, [each.record for each in reversed(self.runs.in_order)])
+    def _compare(self, run: Listed, name: str, query: Query) -> dict[str, Any]:
+        difference = held_out_difference(self._store, run.record, self._run(name).record)
+        if difference is None:
+            return {"difference": None}
+        numbers = {
+            key: number(value) if isinstance(value, float) else value for key, value in asdict(difference).items()
+        }
+        return {"difference": numbers, "verdict": difference.verdict, "caution": ONE_PAIR}
 
-
-def common_prefix(texts: list[str]) -> str:
-    """What at least half of the texts begin with, up to the end of a word; "" if that is short."""
-    if not texts:
-        return ""
-    ordered = sorted(texts)  # texts that begin differently end up at either end
-    pairs = zip(ordered[len(texts) // 4], ordered[3 * len(texts) // 4], strict=False)
-    alike = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    shared = re.sub(r"\w+\Z", "", alike)
-    return shared if len(texts) > 1 and len(shared) >= _SHORTEST_PREFIX else ""
+    def _about(self, run: Listed, query: Query) -> dict[str, Any]:
+        return about(self._store, run.record, [listed.record for listed in reversed(self.listed)])
 
 
 def _integer(query: Query, name: str, least: int, most: int = _LARGEST) -> int | None:
-    """A parameter, None if it is not given.
+    """Return a parameter, None if it is not given.
 
     Raises:
         BadRequest: it is no integer in [least, most].
     """
-    given = query.get(name)
-    if given is None:
+    value = query.get(name)
+    if value is None:
         return None
-    value = int(given) if given.isascii() and given.isdigit() and len(given) < 20 else -1
-    if not least <= value <= most:
-        raise BadRequest(f"{name} is {given[:80]!r}; it must be an integer of at least {least}")
-    return value
+    integer = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
+    if not least <= integer <= most:
+        raise BadRequest(f"{name} is {value[:80]!r}; it must be an integer of at least {least}")
+    return integer

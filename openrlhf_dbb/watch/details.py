@@ -1,11 +1,11 @@
-"""One prompt with all its visits; the kept rollouts of one step.
+"""One prompt with its visits; the kept rollouts of one step.
 
 Axes: V visits of a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,19 @@ LEVEL = 0.9
 """Of the credible intervals."""
 
 LONGEST_TEXT = 200_000
-PROMPT_IN_STEP = 4_000
+_PROMPT_IN_STEP = 4_000
 _ALL_ROLLOUTS = 8_000_000  # characters of all rollouts of a step together
 _SHORTEST = 2_000
 
-USAGE = ("generated", "trained", "skipped", "replayed")
+VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
+"""What is known of a visit."""
 
-# By step, since the tables are keyed by it: the whole history would have to be read to find the rows of a prompt.
-_USAGE = f"""
-    SELECT {", ".join(f"CAST(sum(u.{name}) AS BIGINT) AS {name}" for name in USAGE)}
-    FROM dbb_step s CROSS JOIN dbb_usage u
-    WHERE s.run_id = :run AND u.run_id = :run AND u.step = s.step AND u.prompt_id = :prompt"""
 _KEPT = """
     SELECT step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
+_EXTENT = """
+    SELECT (SELECT min(step) FROM dbb_rollout WHERE run_id = :run) AS first,
+           (SELECT max(step) FROM dbb_rollout WHERE run_id = :run) AS last"""
 _ROLLOUTS = """
     SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag,
            substr(text, 1, :longest) AS text, length(text) AS size
@@ -42,48 +41,40 @@ _ROLLOUTS = """
 
 
 def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, Any] | None:
-    """One prompt of a run with every visit; None if the run has no posterior of it."""
+    """Return one prompt of a run with every visit; None if the run has no posterior of it."""
     key = {"run": run.run_id, "prompt": prompt_id}
-    found = store.query("SELECT visits, mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt", **key)
-    if not found:
+    posterior = store.query("SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt", **key)
+    if not posterior:
         return None
     ((_, text, label, _),) = prompt_texts(store, np.array([prompt_id]), length=LONGEST_TEXT)
-    usage = store.query(_USAGE, **key)[0]._asdict()
-    visits = prompt_history(store, run, prompt_id)
-    columns = {name: np.array([row[name] for row in visits], dtype=np.float64) for name in VISIT}
-    steps = store.database.ids(columns["step"].astype(np.int64))
+    rows = prompt_history(store, run, prompt_id)
+    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in VISIT}
+    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
+    steps = store.database.ids(visits["step"].astype(np.int64))
     query = _KEPT.format(of_steps=store.database.one_of("step"))
     kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
-    return described(prompt_id, text, label, found[0].visits, found[0].mean, usage, columns, kept)
-
-
-VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
-"""What is known of a visit."""
+    return described(prompt_id, text, label, posterior[0].mean, visits, kept)
 
 
 def described(
     prompt_id: int,
     text: str,
     label: str,
-    visits_total: int,
     mean: float | None,
-    usage: Mapping[str, int | None],
     visits: Mapping[str, NDArray[np.float64]],
     kept: Mapping[int, int],
 ) -> dict[str, Any]:
-    """What the page shows of one prompt.
+    """Return what the page shows of one prompt.
 
     Args:
-        visits_total: all visits.
-        mean: posterior mean now.
-        usage: sums by name; None where it was not counted.
+        mean: the estimate now, shown if there are no visits.
         visits: (V,) each of ``VISIT``, in order of the steps.
         kept: number of kept rollouts by step.
     """
     alpha, beta = visits["alpha"], visits["beta"]
-    known = ~np.isnan(alpha + beta)
-    mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=known)
-    low, high = _intervals(alpha, beta, mean_V, visits["variance"], visits["rollouts"])
+    has_beta = ~np.isnan(alpha + beta)
+    mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=has_beta)
+    low, high = _intervals(alpha, beta, mean_V, np.sqrt(visits["variance"] / visits["rollouts"]))
     state_V = states(mean_V, visits["successes"])
     steps = visits["step"].astype(np.int64).tolist()
     return {
@@ -92,8 +83,6 @@ def described(
         "label": readable(label),
         "state": int(state_V[-1]) if len(state_V) else NO_VISITS,
         "mean": number(mean_V[-1] if len(mean_V) else mean),
-        "visits_total": visits_total,
-        "usage": None if usage["generated"] is None else {name: usage[name] for name in USAGE},
         "level": LEVEL,
         "visits": {
             "step": steps,
@@ -111,70 +100,48 @@ def described(
 
 
 def _intervals(*visits: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Central credible interval after each visit; without alpha and beta, a normal one of the group's mean."""
+    """Return the central credible interval after each visit; without alpha and beta, a normal one."""
     from scipy.special import betaincinv  # here: a server starts without it
 
-    alpha, beta, mean, variance, rollouts = visits
-    half = 1.645 * np.sqrt(variance / rollouts)  # 90 %
+    alpha, beta, mean, standard_error = visits
+    half = 1.645 * standard_error  # 90 % of a normal distribution
     low, high = mean - half, mean + half
-    known = ~np.isnan(alpha + beta)
-    low[known] = betaincinv(alpha[known], beta[known], (1 - LEVEL) / 2)
-    high[known] = betaincinv(alpha[known], beta[known], (1 + LEVEL) / 2)
+    has_beta = ~np.isnan(alpha + beta)
+    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 - LEVEL) / 2)
+    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 + LEVEL) / 2)
     return low, high
 
 
-def kept_steps(store: PosteriorStore, run: RunRecord) -> list[int] | None:
-    """The first and the last step with kept rollouts, None if there is none."""
-    query = """SELECT (SELECT min(step) FROM dbb_rollout WHERE run_id = :run) AS first,
-                      (SELECT max(step) FROM dbb_rollout WHERE run_id = :run) AS last"""
-    (row,) = store.query(query, run=run.run_id)
-    return None if row.first is None else [row.first, row.last]
-
-
 def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id: int | None = None) -> dict[str, Any]:
-    """The kept rollouts of a step, or of one prompt in it, with the texts of their prompts.
+    """Return the kept rollouts of a step, or of one prompt in it, with the texts of their prompts.
 
-    Texts are cut so that those of a step stay readable by a browser; "cut" is the full length of such a text, else 0.
+    A text that is too long for a browser is cut; its "cut" is its full length, 0 for other texts.
 
     Args:
-        step: None: the last one that has any.
+        step: None for the last step that has any.
     """
-    steps = kept_steps(store, run)
-    if step is None and steps is not None:
-        step = steps[1]
+    (extent,) = store.query(_EXTENT, run=run.run_id)
+    step = extent.last if step is None else step
     longest = LONGEST_TEXT
     key = {"run": run.run_id, "step": step, "prompt": prompt_id}
-    if prompt_id is None and steps is not None:
+    if prompt_id is None:
         (counted,) = store.query("SELECT count(*) AS n FROM dbb_rollout WHERE run_id = :run AND step = :step", **key)
         longest = int(np.clip(_ALL_ROLLOUTS // max(counted.n, 1), _SHORTEST, LONGEST_TEXT))
     query = _ROLLOUTS.format(of_prompt="" if prompt_id is None else "AND prompt_id = :prompt")
-    rows = [] if steps is None else store.query(query, longest=longest, **key)
+    rows = [] if extent.last is None else store.query(query, longest=longest, **key)
     ids = np.unique(np.array([row.prompt_id for row in rows], dtype=np.int64))
-    texts = prompt_texts(store, ids, length=PROMPT_IN_STEP) if len(ids) else ()
+    texts = prompt_texts(store, ids, length=_PROMPT_IN_STEP) if len(ids) else ()
     return {
         "step": step,
-        "steps": steps,
-        "rollouts": described_rollouts(rows, longest),
-        "prompts": {str(each): {"text": readable(text), "label": readable(label)} for each, text, label, _ in texts},
+        "steps": None if extent.last is None else [extent.first, extent.last],
+        "rollouts": [_rollout(row._asdict(), longest) for row in rows],
+        "prompts": {
+            str(number): {"text": readable(text), "label": readable(label)} for number, text, label, _ in texts
+        },
     }
 
 
-_REALS = ("reward", "score", "advantage", "log_prob", "lag")
-
-
-def described_rollouts(rows: Sequence[Any], longest: int) -> list[dict[str, Any]]:
-    """Rows of the query of :func:`rollouts`, whose texts were cut to ``longest`` characters."""
-    reals = {name: rounded(np.array([getattr(row, name) for row in rows], dtype=np.float64)) for name in _REALS}
-    return [
-        {
-            "prompt_id": row.prompt_id,
-            "sample": row.sample,
-            **{name: values[place] for name, values in reals.items()},
-            "length": row.length,
-            "truncated": row.truncated,
-            "missing": row.missing,
-            "text": readable(row.text),
-            "cut": row.size if row.size > longest else 0,
-        }
-        for place, row in enumerate(rows)
-    ]
+def _rollout(row: dict[str, Any], longest: int) -> dict[str, Any]:
+    size = row.pop("size")
+    numbers = {name: number(row[name]) for name in ("reward", "score", "advantage", "log_prob", "lag")}
+    return row | numbers | {"text": readable(row["text"]), "cut": size if size > longest else 0}

@@ -87,19 +87,12 @@ const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f\x7f]/g, (c) => String.
 const LEFTWARD = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc]/;
 const inSentence = (text) => LEFTWARD.test(text) ? `\u2068${visible(text)}\u2069` : visible(text);
 
-// The beginning that at least half of the texts share, such as a chat template's, up to a line's or mark's end; "" if there is none.
-function sharedStart(texts) {
-  if (texts.length < 3) return "";
-  const sorted = texts.map((text) => (text ?? "").slice(0, 2000)).sort(); // equal beginnings are neighbours
-  const one = sorted[Math.floor(sorted.length / 4)], other = sorted[Math.ceil(3 * sorted.length / 4) - 1];
-  let same = 0;
-  while (same < one.length && one[same] === other[same]) same++;
-  const end = Math.max(...["\n", ">"].map((mark) => one.lastIndexOf(mark, same - 1))) + 1;
-  return end >= 20 ? one.slice(0, end) : "";
-}
-function brief(text, shared) {
+// A prompt in one line, without the template that all prompts of the run share.
+function brief(text, run) {
   text ??= "";
-  return visible((shared && text.startsWith(shared) ? "\u2026" + text.slice(shared.length) : text).slice(0, 300));
+  const [start, end] = run.template, from = start && text.startsWith(start) ? start.length : 0;
+  const to = end && text.length >= from + end.length && text.endsWith(end) ? text.length - end.length : text.length;
+  return visible((from ? "\u2026" : "") + text.slice(from, Math.min(to, from + 300)) + (to < text.length ? "\u2026" : ""));
 }
 
 const LONGEST = 4000;
@@ -161,22 +154,22 @@ function once(key, ask) {
   return underWay.get(key);
 }
 
-const READ_AGAIN_MS = 900; // what is answered while the history is still being read
-const answers = new Map(); // path -> {version, answer, error, asked}
+const answers = new Map(); // path -> {version, answer, error, restsUntil}
 
-// A promise if the answer of this version has to be asked for, otherwise null.
-function need(path, version) {
-  const kept = answers.get(path);
-  const partial = kept?.answer?.read < 1 && performance.now() - kept.asked > READ_AGAIN_MS;
-  if (kept && kept.version === version && !partial) return null;
+// Returns a promise if the answer of this version has to be asked for, otherwise null.
+// An answer that took long is not asked for again at once; of a large run, it may also be some steps behind.
+function need(path, version, step = null) {
+  const kept = answers.get(path), isBehind = step !== null && kept?.answer && kept.answer.last !== step;
+  if (kept && ((kept.version === version && !isBehind) || performance.now() < kept.restsUntil)) return null;
   return once(path, async () => {
-    const entry = { version, answer: kept?.answer, error: null, asked: performance.now() };
+    const entry = { version, answer: kept?.answer, error: null }, began = performance.now();
     try {
       entry.answer = await source.get(path);
     } catch (problem) {
       if (!(problem.status >= 400 && problem.status < 500)) throw problem; // to be asked for again
       entry.error = problem.message;
     }
+    entry.restsUntil = performance.now() + 4 * (performance.now() - began);
     answers.delete(path);
     answers.set(path, entry);
     if (answers.size > 200) answers.delete(answers.keys().next().value);

@@ -86,7 +86,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       const i = nearest(line.x, x);
       if (!line.x.length || (!last && Math.abs(line.x[i] - x) > reach)) continue;
       const band = line.low && isNumber(line.low[i]) ? ` (${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : "";
-      const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText(line.y[i])}${band}`;
+      const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText((line.raw ?? line.y)[i])}${band}`;
       byRun.set(run, byRun.has(run) ? `${byRun.get(run)}, ${told}` : `${run ? run + " " : ""}${told}`);
     }
     return [...byRun.values()].join("; ");

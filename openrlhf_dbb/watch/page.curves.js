@@ -19,7 +19,7 @@ const CHARTS = [
   { key: "grad-norm", title: "Gradient norm", of: [["m:actor_grad_norm", "m:grad_norm", "m:actor/grad_norm"]] },
   { key: "kl", title: "KL divergence", of: [["m:kl", "m:actor/kl_loss"], ["m:ppo_kl", "m:actor/ppo_kl"]], names: ["from the reference", "from the rollout policy"] },
   { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
-  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance"], ["rescued"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
+  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance"], ["given_advantage"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
     note: () => "Share of the generated rollouts whose group has all its rewards the same, and of those whose group was given an advantage all the same." },
   { key: "probes", title: "Error against the probes", dots: true, names: ["stored estimate", "group's own mean"],
     note: ({ probes }) => probes && `Mean squared error against ${plural(probes.samples, "extra rollout")} of ${plural(probes.groups, "group")}`
@@ -204,7 +204,7 @@ function drawCurveCharts(host, list, drawn) {
 }
 
 VIEWS.curves = {
-  needs: () => drawnRuns().flatMap((run) => [needSeries(run), needZoomed(run)]).filter(Boolean),
+  needs: () => [...drawnRuns().flatMap((run) => [needSeries(run), needZoomed(run)]), needComparison(drawnRuns())].filter(Boolean),
   draw() {
     const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf.has(run.id));
     for (const radio of byId("axis").elements) radio.checked = radio.value === axis;
@@ -236,6 +236,7 @@ VIEWS.curves = {
     const own = shown.map((name) => ({ key: name, title: visible(name.slice(2)), of: [[name]] }));
     if (byId("others").open) drawCurveCharts(byId("other-charts"), own, loaded);
     setText(byId("curves-note"), curvesNote(drawn, loaded, axis, count));
+    drawComparison(drawn);
     return Math.max(0, ...loaded.map((run) => seriesOf.get(run.id).answer.last ?? 0));
   },
 };
@@ -254,8 +255,25 @@ function curvesNote(drawn, loaded, axis, count) {
   if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
   const thinned = loaded.map((run) => (zoomedOf.get(run.id)?.answer ?? answer(run)).width), widest = Math.max(1, ...thinned);
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps${isLive ? "; zoom in for finer ones" : ""}.`);
+  if (count && smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
   if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it, plus, minus and 0 zoom.");
   return notes.join(" ");
+}
+
+// Two runs are compared as the command compare does: the second is the one that began later.
+const comparisonPath = ([a, b]) => `runs/${Math.min(a.id, b.id)}/compare/${Math.max(a.id, b.id)}`;
+const needComparison = (drawn) => drawn.length === 2 && drawn.every((run) => run.held_out)
+  ? need(comparisonPath(drawn), drawn.map((run) => run.version).join()) : null;
+
+function drawComparison(drawn) {
+  const answer = drawn.length === 2 && drawn.every((run) => run.held_out) ? got(comparisonPath(drawn)) : null;
+  byId("comparison").hidden = !answer?.difference;
+  if (!answer?.difference) return;
+  const [first, second] = [...drawn].sort((a, b) => a.id - b.id).map((run) => inSentence(run.name));
+  const { difference, low, high, prompts, samples } = answer.difference, points = or((value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`);
+  byId("comparison").replaceChildren(`Held-out accuracy, ${second} (second) minus ${first} (first), last evaluations: ${points(difference)} points, `
+    + `95\u00a0% interval ${points(low)} to ${points(high)} (${plural(prompts, "prompt")} \u00d7 ${[...new Set(samples)].join(" and ")} samples): `,
+  element("strong", {}, answer.verdict), `. ${answer.caution}`);
 }
 
 function setUpCurves() {

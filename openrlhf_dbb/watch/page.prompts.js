@@ -5,61 +5,39 @@ const FALLING = ["mean", "change", "visits"]; // sorted downwards at first
 const STATE_NAMES = ["mastered", "learning", "forgotten", "impossible", "no visits"];
 const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
 
-const tableOf = new Map(); // run id -> {version, answer, rowOf, searchable, asked}
+const tablePath = (run) => `runs/${run.id}/prompts`;
+const searchableOf = new WeakMap(); // answer -> what is searched in each row
 
-function needTable(run) {
-  const kept = tableOf.get(run.id), partial = kept?.answer.read < 1 && performance.now() - kept.asked > READ_AGAIN_MS;
-  if (kept && kept.version === run.version && !partial) return null;
-  return once(`prompts ${run.id}`, async () => {
-    const path = `runs/${run.id}/prompts`, { last, tag } = kept?.answer ?? {};
-    const answer = await source.get(kept ? `${path}?after=${last}${tag ? `&tag=${tag}` : ""}` : path), fresh = !kept || answer.full === true;
-    const table = fresh ? { answer, rowOf: new Map(answer.columns.id.map((id, row) => [id, row])), searchable: [] } : kept;
-    if (!fresh) {
-      const into = kept.answer.columns, from = answer.columns;
-      from.id.forEach((id, i) => {
-        const row = kept.rowOf.get(id) ?? into.id.length;
-        kept.rowOf.set(id, row);
-        for (const name of Object.keys(into)) into[name][row] = from[name][i];
-        kept.searchable[row] = undefined;
-      });
-      Object.assign(kept.answer, { last: answer.last, all: answer.all, read: answer.read, tag: answer.tag });
-    }
-    tableOf.set(run.id, Object.assign(table, { version: run.version, asked: performance.now() }));
-  });
-}
-
-function selectedRows(table) {
-  const { columns } = table.answer, wanted = (at.q ?? "").trim().toLowerCase(), state = numberIn("state");
-  const rows = [];
+function selectedRows(answer) {
+  const { columns } = answer, wanted = (at.q ?? "").trim().toLowerCase(), state = numberIn("state");
+  if (!searchableOf.has(answer)) searchableOf.set(answer, []);
+  const rows = [], searchable = searchableOf.get(answer);
   for (let row = 0; row < columns.id.length; row++) {
     if (state !== null && columns.state[row] !== state) continue;
     if (wanted) {
-      table.searchable[row] ??= `${columns.id[row]}\n${columns.text[row]}\n${columns.label[row] ?? ""}`.toLowerCase();
-      if (!table.searchable[row].includes(wanted)) continue;
+      searchable[row] ??= `${columns.id[row]}\n${columns.text[row]}\n${columns.label[row] ?? ""}`.toLowerCase();
+      if (!searchable[row].includes(wanted)) continue;
     }
     rows.push(row);
   }
   const keys = columns[COLUMNS.includes(at.sort) ? at.sort : "id"], sign = at.down === "1" ? -1 : 1;
-  const missing = (value) => value === null || value === undefined;
   return rows.sort((a, b) => {
     const x = keys[a], y = keys[b];
-    if (missing(x) || missing(y)) return missing(x) - missing(y) || a - b;
+    if (x === null || y === null) return (x === null) - (y === null) || a - b;
     return sign * (x < y ? -1 : x > y ? 1 : 0) || a - b;
   });
 }
 
 VIEWS.prompts = {
   ofOneRun: true,
-  needs: () => [needTable(theRun())].filter(Boolean),
+  needs: () => [need(tablePath(theRun()), theRun().version, theRun().step)].filter(Boolean),
   draw() {
-    const table = tableOf.get(theRun().id);
-    if (!table) return 0;
-    const { answer } = table, { columns } = answer;
-    const rows = selectedRows(table), turn = pageOf(rows.length, PER_PAGE);
-    drawRead(byId("prompts-read"), answer.read, "the history of the prompts");
-    const some = columns.id.length < answer.all ? `The table holds ${whole(columns.id.length)} of ${plural(answer.all, "prompt")}. ` : "";
-    setText(byId("prompts-note"), !answer.all ? "This run has no prompts yet." : some
-      + "Choose a prompt to see its history and what the model wrote; choose a heading to sort. Change: from the first recorded visit to the last.");
+    const answer = got(tablePath(theRun()));
+    if (!answer) return 0;
+    const { columns } = answer, rows = selectedRows(answer), turn = pageOf(rows.length, PER_PAGE);
+    setText(byId("prompts-note"), !columns.id.length ? "This run has no prompts yet."
+      : "Choose a prompt to see its history and what the model wrote; choose a heading to sort."
+      + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.`);
     setValue(byId("search"), at.q ?? "");
     setValue(byId("state"), at.state ?? "");
     setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}`);
@@ -84,7 +62,7 @@ VIEWS.prompts = {
       setText(mean, fixed(columns.mean[row]));
       setText(change, signed(columns.change[row]));
       setText(visits, whole(columns.visits[row]));
-      setText(text.firstChild, brief(columns.text[row], answer.common_prefix));
+      setText(text.firstChild, brief(columns.text[row], theRun()));
     });
     return answer.last ?? 0;
   },
@@ -145,29 +123,26 @@ const PROMPT = {
     const level = `${Math.round(100 * answer.level)}\u00a0%`;
     const band = beta ? `central ${level} credible interval of Beta(alpha, beta)`
       : `mean \u00b1 1.645 \u221a(variance / N), ${level} if rewards were normal: this estimator keeps no alpha and beta`;
-    setText(byId("prompt-note"), visit < 0 ? "None of its visits is in the store."
-      : `Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read what was written in it.`);
+    setText(byId("prompt-note"), visit < 0 ? "It was not visited in this run."
+      : `${MEANINGS[theRun().mean_name]} Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read what was written in it.`);
     if (visit >= 0) drawVisits(answer.visits, visit, beta, level);
     drawResponses(answer.visits, visit);
   },
 };
 
-function promptFacts({ state, mean, visits_total: visits, usage }) {
-  const name = typeof state === "number" ? STATE_NAMES[state] : state ?? "no visits";
-  const used = usage ? `. Rollouts: ${whole(usage.generated)} generated, ${whole(usage.trained)} trained on, ${whole(usage.generated - usage.trained)} filtered out`
-    + (usage.replayed ? `, ${whole(usage.replayed)} replayed` : "") + (usage.skipped ? `; skipped ${plural(usage.skipped, "time")}` : "") : "";
-  return `${name}, posterior mean ${fixed(mean)}, ${plural(visits ?? 0, "visit")}${used}`;
+function promptFacts({ state, mean, visits }) {
+  return `${STATE_NAMES[state]}, ${theRun().mean_name} ${fixed(mean)}, ${plural(visits.step.length, "visit")}`;
 }
 
 function drawVisits(visits, visit, beta, level) {
   const rates = visits.step.map((_, i) => visits.rollouts[i] ? visits.successes[i] / visits.rollouts[i] : null);
   const all = [...visits.low, ...visits.high, ...rates].filter(isNumber), unit = all.every((value) => value >= 0 && value <= 1);
-  const lagAt = (step) => visits.lag[visits.step.indexOf(step)];
+  const meanName = theRun().mean_name, lagAt = (step) => visits.lag[visits.step.indexOf(step)];
   chartOf(byId("prompt-chart"), { onPick: choose }).update({
-    ...AXES.steps, nameOf: (x) => `step ${whole(x)}${lagAt(x) ? `, lag ${decimal(lagAt(x))}` : ""}`, title: "Posterior mean after each visit", yText: fixed, ...(unit ? { low: 0, high: 1 } : {}),
-    lines: [{ name: "posterior mean", slot: 0, x: visits.step, y: visits.mean, low: visits.low, high: visits.high },
+    ...AXES.steps, nameOf: (x) => `step ${whole(x)}${lagAt(x) ? `, lag ${decimal(lagAt(x))}` : ""}`, title: `${meanName[0].toUpperCase()}${meanName.slice(1)} after each visit`, yText: fixed, ...(unit ? { low: 0, high: 1 } : {}),
+    lines: [{ name: meanName, slot: 0, x: visits.step, y: visits.mean, low: visits.low, high: visits.high },
       { name: "successes / rollouts", slot: 1, x: visits.step, y: rates, dots: true }],
-    legend: [[lineMark(0), "posterior mean"], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
+    legend: [[lineMark(0), meanName], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
   const columns = [["step", visits.step, whole], ["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
     ...(beta ? [["alpha", visits.alpha, decimal], ["beta", visits.beta, decimal]] : []),
     ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed],

@@ -1,4 +1,4 @@
-"""One HTML page made of page.html, page.css and the scripts; nothing but its own style and script may run in it."""
+"""Put page.html, page.css and the scripts together; nothing but the page's own style and script may run in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCRIPTS = (
 
 
 def render(title: str, data: dict[str, Any]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         title: shown in the browser's tab until the page's script has run.
@@ -36,19 +36,19 @@ def render(title: str, data: dict[str, Any]) -> str:
         "POLICY": policy(live=bool(data.get("live"))),
         "STYLE": _asset("page.css"),
         "SCRIPT": _script(),
-        # No text can close the script element: in there only "<" has a meaning.
+        # No text can close the script element: within it only "<" has a meaning.
         "DATA": encoded(data).decode().replace("<", "\\u003c"),
     }
-    # In one pass: what is filled in may contain such marks.
+    # In one pass: a text that is filled in may contain such marks.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
 
 
 @cache
 def policy(*, live: bool) -> str:
-    """Content security policy: only this style and this script; a live page may ask its own server, a file nobody."""
-    own = f"default-src 'none'; style-src {_hash(_asset('page.css'))}; script-src {_hash(_script())}"
-    asked = "; connect-src 'self'" if live else ""
-    return f"{own}; base-uri 'none'; form-action 'none'{asked}"
+    """Return the content security policy: this style, this script; a live page may also ask its own server."""
+    only = f"default-src 'none'; style-src {_hash(_asset('page.css'))}; script-src {_hash(_script())}"
+    server = "; connect-src 'self'" if live else ""
+    return f"{only}; base-uri 'none'; form-action 'none'{server}"
 
 
 def _script() -> str:

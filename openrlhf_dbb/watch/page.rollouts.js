@@ -106,12 +106,11 @@ VIEWS.rollouts = {
     const key = JSON.stringify([run.id, step, found.length, at.show, wanted, turn.page]);
     if (key === groupsDrawn) return step ?? 0;
     groupsDrawn = key;
-    const shared = sharedStart(Object.values(prompts).map((prompt) => prompt.text));
     byId("groups").replaceChildren(...groups.slice(turn.start, turn.start + GROUPS_PER_PAGE).map(([id, rollouts]) => {
       const prompt = prompts[id] ?? { text: "", label: "" };
       return element("section", { class: "group" },
         element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step }) }, `Prompt ${id}`), element("span", { class: "note" }, ` ${tally(rollouts)}`)),
-        element("p", { class: "text question", dir: "auto" }, brief(prompt.text, shared)),
+        element("p", { class: "text question", dir: "auto" }, brief(prompt.text, run)),
         ...(prompt.label ? [element("p", { class: "note label" }, "Label: ", element("bdi", {}, visible(prompt.label.slice(0, 300))))] : []),
         element("div", { class: "cards" }, ...rollouts.map(card)));
     }));

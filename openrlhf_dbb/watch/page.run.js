@@ -2,12 +2,12 @@
 
 const PARTS = [
   { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group with some rollouts right and some wrong." },
-  { key: "rescued_n", name: "zero variance, given an advantage", className: "given", meaning: "trained on; all rewards of the group are the same, and the advantage comes from the posterior. Whether this helps, accuracy shows." },
+  { key: "given", name: "zero variance, given an advantage", className: "given", meaning: "trained on; all rewards of the group are the same, and the advantage comes from the posterior. Whether this helps, accuracy shows." },
   { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on; all rewards of the group are the same, and its advantages are 0." },
   { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
 ];
 // One rollout a prompt: no group of which the rewards could differ.
-const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "rescued_n" ? part
+const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "given" ? part
   : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
 const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
@@ -34,22 +34,20 @@ VIEWS.usage = {
     if (!recorded) return answer.last;
     const cost = (value, format) => isNumber(value) ? format(value) : "-";
     drawNumbers(byId("usage-numbers"), [
-      ["rollouts generated", whole(totals.rollouts_generated)],
-      ["trained on", whole(totals.trained) + sliced(totals.trained, totals.rollouts_generated)],
-      ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.rollouts_generated)],
-      ["replayed", whole(totals.replayed)],
-      ["prompts skipped", whole(totals.skipped)],
-      ["tokens generated", short(totals.tokens)],
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
       ["rollouts per mixed group", cost(totals.rollouts_per_mixed_group, decimal)],
       ["tokens per mixed group", cost(totals.tokens_per_mixed_group, whole)],
+      ["rollouts generated", whole(totals.generated)],
+      ["trained on", whole(totals.trained) + sliced(totals.trained, totals.generated)],
+      ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.generated)],
+      ["replayed", whole(totals.replayed)],
+      ["prompts skipped", whole(totals.skipped)],
+      ["tokens generated", short(totals.generated_tokens)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
-    const { trained, informative, rescued, filtered } = totals;
-    const sums = { mixed: informative - rescued, rescued_n: rescued, no_advantage: trained - informative, filtered };
     const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
-    const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: sums[part.key] }));
-    drawParts(byId("usage-parts"), counts, totals.rollouts_generated);
+    const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: totals.parts[part.key] }));
+    drawParts(byId("usage-parts"), counts, totals.generated);
     const beside = [["replayed", "rollouts replayed"], ["skipped", "prompts skipped"]].filter(([key]) => sum(curves[key] ?? []) > 0);
     const stepsOf = (x) => {
       const i = nearest(middles, x);
@@ -73,23 +71,25 @@ VIEWS.usage = {
   },
 };
 
+// What the estimator knows of a prompt, in a sentence or two.
+const MEANINGS = {
+  "posterior mean": "Of each prompt the store keeps alpha and beta: the right and the wrong rollouts of all its visits, older ones"
+    + " counting less. They are its posterior, Beta(alpha, beta), and alpha / (alpha + beta) is the expected share of right rollouts.",
+  "group mean": "This estimator keeps no history: the group mean is the mean reward of the rollouts of one visit.",
+  "estimated mean": "The estimated mean is the reward that the estimator expects of the prompt, from all its visits.",
+};
 const stateClass = (name) => name.replace(" ", "-");
-
-function drawRead(host, read, what) {
-  host.hidden = !(read < 1);
-  if (read < 1) setText(host, `Reading ${what}: ${percent(read)} so far.`);
-}
 
 VIEWS.posteriors = {
   ofOneRun: true,
   path: () => `runs/${theRun().id}/posteriors`,
-  needs() { return [need(this.path(), theRun().version)].filter(Boolean); },
+  needs() { return [need(this.path(), theRun().version, theRun().step)].filter(Boolean); },
   draw() {
     const answer = got(this.path());
     if (!answer) return 0;
-    const { epochs, states, thresholds } = answer, size = epochs.epoch.length;
-    drawRead(byId("posteriors-read"), answer.read, "the history of the prompts");
-    setText(byId("posteriors-note"), !size ? "No prompt was visited yet." : "Epoch 2 is every prompt's second visit of this run, and so on."
+    const { epochs, states, thresholds } = answer, size = epochs.epoch.length, meanName = theRun().mean_name;
+    setText(byId("posteriors-note"), !size ? "No prompt was visited yet."
+      : `${MEANINGS[meanName]} Epoch 2 is every prompt's second visit of this run, and so on.`
       + (answer.unit ? "" : " The states are meant for rewards in [0, 1]; this run has rewards outside that range."));
     byId("posteriors-body").hidden = !size;
     if (!size) return theRun().step ?? 0;
@@ -102,12 +102,12 @@ VIEWS.posteriors = {
     const bins = answer.bins, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
     byId("histogram-box").hidden = !answer.unit; // its bins are of [0, 1]
     const tallest = Math.max(1, ...epochs.histogram.flat());
-    chartOf(byId("histogram")).update({ title: `Posterior means after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
-      xLabel: "posterior mean", high: tallest, yText: whole,
+    chartOf(byId("histogram")).update({ title: `Prompts by ${meanName} after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
+      xLabel: meanName, high: tallest, yText: whole,
       xText: (x) => `${(x - 0.5 / bins).toFixed(2)} to ${(x + 0.5 / bins).toFixed(2)}`, from: 0, to: 1,
       bars: { x: edges.slice(0, -1).map((edge) => edge + 0.5 / bins), edges, parts: [{ name: "prompts", className: "bar", y: epochs.histogram[e] }] } });
     const overEpochs = { xLabel: "epoch", xText: whole, whole: true, nameOf: (x) => `epoch ${whole(x)}` };
-    const measures = ["success rate", "posterior mean"];
+    const measures = ["success rate", meanName];
     chartOf(byId("means")).update({ ...overEpochs, title: "Means over the prompts of each epoch", ...(answer.unit ? { low: 0, high: 1, ...percentAxis } : {}),
       lines: [epochs.success_rate, epochs.mean].map((y, i) => ({ name: measures[i], slot: i, x: epochs.epoch, y })),
       legend: measures.map((name, i) => [lineMark(i), name]) });
@@ -117,17 +117,16 @@ VIEWS.posteriors = {
     chartOf(byId("state-shares")).update({ ...overEpochs, title: "Share of the prompts in each state", high: 1, ...percentAxis,
       bars: { x, edges: ends, parts }, from: ends[0], to: ends[size],
       legend: parts.map((part) => [() => swatch(part.className), part.name]), marked: size > 1 ? epochs.epoch[e] : null });
-    const meanings = [`posterior mean of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
-      `posterior mean at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
-      `not one success so far, and a posterior mean of ${thresholds.impossible} or less.`,
-      "known only from the warm start, or its visits are no longer in the store."];
+    const meanings = [`${meanName} of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
+      `${meanName} at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
+      `not one success so far, and a ${meanName} of ${thresholds.impossible} or less.`,
+      "known only from the warm start."];
     const now = states.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
     drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts,
       (part) => [element("a", { "aria-label": `List the prompts of state ${part.name}`, "data-state": part.s }, "list them")]);
     for (const link of byId("state-parts").querySelectorAll("a")) {
       setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null, page: null }) });
     }
-    const shared = sharedStart([...answer.improved, ...answer.regressed].map((row) => row.text));
     for (const list of ["improved", "regressed"]) {
       const rows = answer[list].length ? answer[list] : [null];
       keyed(byId(list), rows, (row) => row?.id, () => element("li", {}), (item, row) => {
@@ -135,10 +134,11 @@ VIEWS.posteriors = {
         if (!item.firstChild) item.append(element("a", {}, element("span", { class: "figures" }), element("span", { class: "text", dir: "auto" })));
         setAttributes(item.firstChild, { href: addressWith({ prompt: row.id, visit: null }) });
         setText(item.firstChild.children[0], `${row.first.toFixed(2)} \u2192 ${row.last.toFixed(2)} (${signed(row.last - row.first)})`);
-        setText(item.firstChild.children[1], brief(row.text, shared));
+        setText(item.firstChild.children[1], brief(row.text, theRun()));
       });
     }
-    return theRun().step ?? 0;
+    setText(byId("movers-note"), `By ${meanName}, from a prompt's first visit to its last.`);
+    return answer.last;
   },
 };
 

@@ -1,243 +1,177 @@
-"""The runs of a store in numbers, as the list of runs shows them; what has changed is found by a few cheap queries."""
+"""List the runs of a store in numbers, each with a version that changes when anything of the run does."""
 
 from __future__ import annotations
 
 import json
 import math
-import threading
-import time
+import re
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection, Row, text
 
-from openrlhf_dbb.inspect.overview import method, seconds_since, state
-from openrlhf_dbb.terminal import shown, without_passwords
-from openrlhf_dbb.watch import accuracy
-from openrlhf_dbb.watch.accuracy import Accuracies
+from openrlhf_dbb.inspect.overview import held_out_numbers, method, seconds_since, state
+from openrlhf_dbb.terminal import readable, shown, without_passwords
 from openrlhf_dbb.watch.numbers import number
-from openrlhf_dbb.watch.probe_errors import ProbeErrors
-from openrlhf_dbb.watch.series import LATE_STEPS, PAUSES, Series, moments
-from openrlhf_dbb.watch.visits import Visits
+from openrlhf_dbb.watch.series import LATE_STEPS, PAUSES, moments, usage
 from storage import PosteriorStore, RunRecord
-from storage.owner import Owner
 
 RECENT = 20
-"""Steps whose success rate and time are shown as those of now."""
+"""The list shows the success rate and the time per step of so many last steps."""
 
-UNUSED = ("unused_rollouts", "unused_tokens")
+_SHORTEST_TEMPLATE = 10
+_SAMPLED_PROMPTS = 200
 
-PLANNED = "plan/steps"
-"""The metric that says which step is the last one planned."""
-
-_SECONDS = 0.3  # of one poll, for what is read of many runs
-
-_POLL = text(
-    f"""SELECT r.run_id, r.uuid, r.status, r.last_step, r.heartbeat_at, r.owner_host, r.owner_pid, r.owner_started,
+# One row per run; only tables that are small or keyed by run and step are read.
+_MARKS = text(
+    f"""SELECT r.run_id, r.status, r.last_step, e.event, e.past, v.evaluations, v.evaluated_at,
                (SELECT count(s.metrics) FROM dbb_step s
                 WHERE s.run_id = r.run_id AND s.step > r.last_step - {LATE_STEPS}) AS measured,
                (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
-        FROM dbb_run r ORDER BY r.run_id DESC"""
+        FROM dbb_run r
+        LEFT JOIN (SELECT run_id, max(event_id) AS event,
+                          max(CASE WHEN kind IN ('roll_back', 'warm_start') THEN event_id END) AS past
+                   FROM dbb_event GROUP BY run_id) e ON e.run_id = r.run_id
+        LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
+                   FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id"""
 )
-_EVENTS = text("""SELECT run_id, event_id FROM dbb_event WHERE event_id > :known ORDER BY event_id""")
-_TOTALS = text(
-    """SELECT count(*) AS steps, count(generated) AS counted, CAST(sum(generated) AS BIGINT) AS rollouts,
-              CAST(sum(generated_tokens) AS BIGINT) AS tokens
-       FROM dbb_step WHERE run_id = :run AND step > :after AND step <= :last"""
-)
-_LAST = text(
-    f"""SELECT step, rollouts, successes, created_at, metrics, digest FROM dbb_step
+_LAST_STEPS = text(
+    f"""SELECT rollouts, successes, created_at, metrics FROM dbb_step
         WHERE run_id = :run ORDER BY step DESC LIMIT {RECENT + 1}"""
 )
+_SAMPLE = text(
+    f"""SELECT prompt FROM dbb_prompt WHERE prompt_id IN
+        (SELECT prompt_id FROM dbb_posterior WHERE run_id = :run ORDER BY prompt_id LIMIT {_SAMPLED_PROMPTS})"""
+)
 
 
-class Followed:
-    """One run: what the list of runs says of it, and what has been read of its steps and its history.
+class Listed(NamedTuple):
+    """One run of the list.
 
     Attributes:
-        record: the run as last read.
-        unused: rollouts and tokens that were left over at its end.
-        prefix: what most of its prompts begin with.
-        kept: the last step with kept rollouts, None if there is none.
-        changes: grows whenever anything of the run has changed.
-        series, visits, probes: see there; read only if they are asked for, each with its lock held.
-        series_at, visits_at: ``changes`` when the series, the history was last read, -1 before.
+        version: changes when anything of the run does.
+        past: changes when steps that were there may have changed, after a roll back or a warm start.
+        numbers: everything the list shows, ready for JSON.
     """
 
-    def __init__(self, record: RunRecord) -> None:
-        self.record = record
-        self.kept: int | None = None
-        self.changes = 0
-        self.series_lock, self.visits_lock, self.probes_lock = (threading.Lock() for _ in range(3))
-        self.series_at = self.visits_at = -1
-        self.series = Series(record.run_id)
-        self.probes = ProbeErrors(record.run_id)
-        self.visits = Visits(record)
-        self.marks: Any = None  # what a poll found; when it differs, something has changed
-        self.unused = dict.fromkeys(UNUSED, 0)
-        self.prefix = ""
-        self._pauses: Sequence[str] = ()
-        self._summed = 0  # the last step that is in the totals
-        self._digest: bytes | None = None  # its digest
-        self._sums = {"steps": 0, "counted": 0, "rollouts": 0, "tokens": 0}
-        self._numbers: dict[str, Any] = {}
-        self._described = -1  # ``changes`` when the numbers were made
+    record: RunRecord
+    version: str
+    past: str
+    numbers: dict[str, Any]
 
-    @property
-    def outdated(self) -> bool:
-        """Whether the run has changed since :meth:`describe`."""
-        return self._described != self.changes
 
-    def describe(self, connection: Connection) -> None:
-        """Read what the list of runs says of the steps; of the steps that are summed already, nothing is read again."""
-        changes, key = self.changes, {"run": self.record.run_id}
-        recent = connection.execute(_LAST, key).all()
-        last = recent[0].step if recent else 0
-        summed = connection.scalar(
-            text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"), key | {"step": self._summed}
-        )
-        if self._summed and (summed is None or bytes(summed) != self._digest):  # rolled back
-            self._summed, self._sums = 0, dict.fromkeys(self._sums, 0)
-        new = connection.execute(_TOTALS, key | {"after": self._summed, "last": last}).one()
-        self._sums = {name: value + (getattr(new, name) or 0) for name, value in self._sums.items()}
-        self._summed, self._digest = last, bytes(recent[0].digest) if recent else None
-        query = text(
-            "SELECT created_at, kind, CASE WHEN kind = 'finish' THEN detail END AS detail FROM dbb_event "
-            "WHERE run_id = :run"
-        )
-        events = connection.execute(query, key).all()
-        self._pauses = [row.created_at for row in events if row.kind in PAUSES]
-        noted = [json.loads(row.detail) for row in events if row.detail]
-        self.unused = {name: sum(each.get(name, 0) for each in noted) for name in UNUSED}
-        self._numbers = self._of_steps(recent[::-1])
-        self._described = changes
+class Runs:
+    """Reads the list of runs, and reads again only the runs that have changed. One thread at a time."""
 
-    def _of_steps(self, recent: Sequence[Row[Any]]) -> dict[str, Any]:
-        rollouts = sum(row.rollouts for row in recent[-RECENT:])
-        counted = bool(self._sums["counted"])
-        return {
-            "planned": _planned(recent[::-1]),
-            "rollouts": self._sums["rollouts"] if counted else None,
-            "tokens": self._sums["tokens"] if counted else None,
-            "reward": number(sum(row.successes for row in recent[-RECENT:]) / rollouts) if rollouts else None,
-            "seconds_per_step": number(_seconds_per_step([row.created_at for row in recent], self._pauses)),
+    def __init__(self, store: PosteriorStore) -> None:
+        self._store = store
+        self._described: dict[str, tuple[str, dict[str, Any]]] = {}  # by uuid: version and numbers
+        self._held_out: dict[str, tuple[Any, dict[str, Any] | None]] = {}  # by uuid: evaluations' mark and numbers
+        self._templates: dict[str, tuple[str, str]] = {}  # by uuid
+
+    def read(self) -> list[Listed]:
+        """Return all runs, newest first.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        records = self._store.runs()[::-1]
+        with self._store.database.transaction() as connection:
+            marks = {row.run_id: row for row in connection.execute(_MARKS)}
+        return [self._listed(record, marks[record.run_id]) for record in records if record.run_id in marks]
+
+    def _listed(self, run: RunRecord, marks: Row[Any]) -> Listed:
+        version = "-".join([run.uuid[:8], *("" if mark is None else str(mark) for mark in marks)])
+        kept = self._described.get(run.uuid)
+        numbers = kept[1] if kept is not None and kept[0] == version else self._describe(run, marks)
+        self._described[run.uuid] = (version, numbers)
+        written = {
+            "state": state(run),
+            "last_write": run.heartbeat_at,
+            "age_s": round(max(seconds_since(run.heartbeat_at), 0), 1),
+            "version": version,
         }
+        return Listed(run, version, f"{run.uuid[:8]}-{marks.past or 0}", numbers | written)
 
-    def numbers(self, held_out: dict[str, Any] | None, version: str) -> dict[str, Any]:
-        """The run in the list of runs."""
-        run = self.record
-        of_steps = dict.fromkeys(("planned", "rollouts", "tokens", "reward", "seconds_per_step")) | self._numbers
+    def _describe(self, run: RunRecord, marks: Row[Any]) -> dict[str, Any]:
+        with self._store.database.transaction() as connection:
+            recent = connection.execute(_LAST_STEPS, {"run": run.run_id}).all()
+            totals = usage(connection, run.run_id)
+            seconds = number(_seconds_per_step(connection, run, recent))
+            template = self._template(connection, run)
+        rollouts = sum(row.rollouts for row in recent[:RECENT])
+        planned = _planned(recent)
+        left = None if planned is None or seconds is None else number(max(planned - run.last_step, 0) * seconds)
         return {
             "id": run.run_id,
             "name": _safe(run.name),
             "uuid": run.uuid,
-            "state": state(run),
-            "last_write": run.heartbeat_at,
-            "age_s": round(max(seconds_since(run.heartbeat_at), 0), 1),
             "method": _safe(method(run)),
             "estimator": _safe(run.estimator),
             "model": _safe(run.model),
             "dataset": _safe(run.dataset),
             "started": run.created_at,
             "step": run.last_step,
-            **of_steps,
-            "held_out": held_out,
-            "time_left_s": _time_left(run, of_steps),
-            "keeps_rollouts": self.kept is not None,
-            "version": version,
+            "planned": planned,
+            "rollouts": totals["generated"],
+            "tokens": totals["generated_tokens"],
+            "reward": number(sum(row.successes for row in recent[:RECENT]) / rollouts) if rollouts else None,
+            "seconds_per_step": seconds,
+            "time_left_s": left,
+            "held_out": self._held_out_of(run, (marks.evaluations, marks.evaluated_at)),
+            "keeps_rollouts": marks.kept is not None,
+            "mean_name": mean_name(run),
+            "template": template,
         }
 
+    def _held_out_of(self, run: RunRecord, mark: tuple[Any, Any]) -> dict[str, Any] | None:
+        kept = self._held_out.get(run.uuid)
+        if kept is not None and kept[0] == mark:
+            return kept[1]
+        numbers = held_out_numbers(self._store, run)
+        if numbers is not None:
+            numbers = {name: number(value) if isinstance(value, float) else value for name, value in numbers.items()}
+        self._held_out[run.uuid] = (mark, numbers)
+        return numbers
 
-class Runs:
-    """All runs of a store. One thread polls; others read.
+    def _template(self, connection: Connection, run: RunRecord) -> tuple[str, str]:
+        """Return what a sample of the run's prompts begins and ends with; read once, when there are some."""
+        if run.uuid not in self._templates:
+            texts = [readable(row.prompt) for row in connection.execute(_SAMPLE, {"run": run.run_id})]
+            if not texts:
+                return "", ""
+            self._templates[run.uuid] = template_of(texts)
+        return self._templates[run.uuid]
 
-    Attributes:
-        boot: in every version, so that those of another server are others.
-        accuracies: held-out accuracy of all runs.
-        in_order: all runs, newest first.
+
+def mean_name(run: RunRecord) -> str:
+    """Return the name of the run's estimate of a prompt: only some estimators have a posterior."""
+    if {"alpha", "beta"} <= set(run.state_fields):
+        return "posterior mean"
+    return "estimated mean" if run.state_fields else "group mean"
+
+
+def template_of(texts: Sequence[str]) -> tuple[str, str]:
+    """Return what texts begin and end with up to a mark, such as a chat template; "" for a part that is short.
+
+    Example:
+        >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])
+        ('<|im_start|>user\\n', '<|im_end|>\\n')
     """
-
-    def __init__(self, store: PosteriorStore) -> None:
-        self._store = store
-        self._followed: dict[str, Followed] = {}  # by uuid
-        self._newest_event = 0
-        self._newest_of: dict[int, int] = {}  # event, by run
-        self.boot = f"{time.time_ns():x}"
-        self.accuracies = Accuracies()
-        self.in_order: list[Followed] = []
-
-    def poll(self, *, seconds: float = _SECONDS) -> bool:
-        """Find what has changed.
-
-        Args:
-            seconds: about how long the totals of many runs may take to read, once each; the rest is read next time.
-
-        Returns:
-            Whether all of it is read.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        until = time.monotonic() + seconds
-        with self._store.database.transaction() as connection:
-            rows = connection.execute(_POLL).all()
-            events = connection.execute(_EVENTS, {"known": self._newest_event}).all()
-            complete = self.accuracies.refresh(connection, seconds)
-        new = any(row.uuid not in self._followed for row in rows)
-        self._take(rows, events, {record.uuid: record for record in self._store.runs()} if new else {})
-        with self._store.database.transaction() as connection:
-            for run in self.in_order:
-                if run.outdated:
-                    run.describe(connection)
-                    if time.monotonic() > until:
-                        return False
-        return complete
-
-    def _take(self, rows: Sequence[Row[Any]], events: Sequence[Row[Any]], records: dict[str, RunRecord]) -> None:
-        for row in events:
-            self._newest_event = max(self._newest_event, row.event_id)
-            self._newest_of[row.run_id] = max(self._newest_of.get(row.run_id, 0), row.event_id)
-        found: dict[str, Followed] = {}
-        for row in rows:
-            run = self._followed.get(row.uuid)
-            if run is None:
-                if row.uuid not in records:
-                    continue
-                run = Followed(records[row.uuid])
-            owner = Owner(row.owner_host, row.owner_pid, row.owner_started)
-            changed = {"status": row.status, "last_step": row.last_step, "heartbeat_at": row.heartbeat_at}
-            run.record, run.kept = replace(run.record, owner=owner, **changed), row.kept
-            marks = (
-                row.status, row.last_step, row.measured, row.kept, owner, self._newest_of.get(row.run_id),
-                tuple(self.accuracies.by_run.get(row.run_id, ())),
-            )  # fmt: skip
-            if marks != run.marks:
-                run.marks, run.changes = marks, run.changes + 1
-            found[row.uuid] = run
-        self._followed, self.in_order = found, list(found.values())
-
-    def find(self, run_id: int) -> Followed | None:
-        """The run with this number."""
-        return next((run for run in self.in_order if run.record.run_id == run_id), None)
-
-    def version(self, run: Followed) -> str:
-        """Text that changes when anything of the run does."""
-        return f"{self.boot}-{run.record.run_id}-{run.changes}-{run.probes.steps}"
-
-    def listed(self) -> list[dict[str, Any]]:
-        """All runs, newest first."""
-        return [
-            run.numbers(accuracy.summary(self.accuracies.by_run.get(run.record.run_id, [])), self.version(run))
-            for run in self.in_order
-        ]
+    if len(texts) < 3:
+        return "", ""
+    # Not in the middle of a line: its first words belong to the question even if all questions share them.
+    start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
+    end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
+    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
 
 
-def now_text() -> str:
-    """Now in UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+def _common_start(texts: Sequence[str]) -> str:
+    # Whatever the first and the last in alphabetical order share, all between them share as well.
+    pairs = zip(min(texts), max(texts), strict=False)
+    return "".join(letter for letter, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _safe(value: str) -> str:
@@ -245,25 +179,20 @@ def _safe(value: str) -> str:
 
 
 def _planned(newest_first: Sequence[Row[Any]]) -> int | None:
+    """Return the number of planned steps, which a trainer logs with its metrics."""
     for row in newest_first:
         if row.metrics:
-            value = json.loads(row.metrics).get(PLANNED)
+            value = json.loads(row.metrics).get("plan/steps")
             return int(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
     return None
 
 
-def _seconds_per_step(created_at: Sequence[str], pauses: Sequence[str]) -> float | None:
-    """Median time from one step to the next, oldest first, without those between which the training paused."""
-    if len(created_at) < 2:
-        return None
-    ends, stops = moments(created_at), np.sort(moments(pauses))
-    passed = np.searchsorted(stops, ends, side="right")
-    took = np.diff(ends)[np.diff(passed) == 0]
-    return float(np.median(took)) if len(took) else None
-
-
-def _time_left(run: RunRecord, of_steps: dict[str, Any]) -> float | None:
-    planned, seconds = of_steps["planned"], of_steps["seconds_per_step"]
-    if state(run) != "running" or planned is None or seconds is None:
-        return None
-    return number(max(planned - run.last_step, 0) * seconds)
+def _seconds_per_step(connection: Connection, run: RunRecord, newest_first: Sequence[Row[Any]]) -> float | None:
+    """Return the median time from one step to the next, without those between which the training paused."""
+    kinds = ", ".join(f"'{kind}'" for kind in PAUSES)
+    query = f"SELECT created_at FROM dbb_event WHERE run_id = :run AND kind IN ({kinds}) ORDER BY event_id"
+    pauses = moments(row.created_at for row in connection.execute(text(query), {"run": run.run_id}))
+    ends = moments(row.created_at for row in newest_first[::-1])
+    pauses_before = np.searchsorted(np.sort(pauses), ends, side="right")
+    seconds = np.diff(ends)[np.diff(pauses_before) == 0]
+    return float(np.median(seconds)) if len(seconds) else None

@@ -1,18 +1,21 @@
-"""The curves of a run over its steps: each step is read from the database once, appended, and thinned on request.
+"""The curves of a run over its steps, summed by the database over points of several steps.
 
-Axes: T steps, K points of a curve, M curves.
+Point k covers the steps ``k * width + 1`` to ``(k + 1) * width``, so that no point moves when steps are added.
+
+Axes: T steps, K points of a curve.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
+from estimators.probe_error import squared_errors
 from openrlhf_dbb.inspect.costs import (
     mixed_groups,
     of_single_rollouts,
@@ -21,14 +24,15 @@ from openrlhf_dbb.inspect.costs import (
 )
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.numbers import number, rounded, whole
-from storage import PosteriorStore
+from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
+from storage.held_out import held_out
 from storage.usage import TOTALS
 
 Floats = NDArray[np.float64]
 
 LATE_STEPS = 16
-"""The metrics of a step may be written a moment after it; so many of the last steps are read again for them."""
+"""The metrics of a step may be written a moment after it; the metrics of so many last steps may still be missing."""
 
 PAUSES = ("claim", "take_over", "roll_back")
 """Events between two sessions of a training; the time across one of them is no training."""
@@ -36,344 +40,242 @@ PAUSES = ("claim", "take_over", "roll_back")
 MOST_POINTS = 5_000
 
 _METRIC = "m:"
-_LONGEST_SHARED = 400  # characters; the run-wide vectors of one element are all that is drawn
-_PART = 1_000  # steps whose metrics are parsed at a time, so that other threads have their turn
+_LONGEST_SHARED = 400  # characters; of the run-wide vectors, only those of one element are drawn
 
-_COUNTS = ("prompts", "rollouts", "successes", *TOTALS)
-_READ = f"""
-    SELECT step, created_at, metrics, CASE WHEN length(shared) <= {_LONGEST_SHARED} THEN shared END,
-           {", ".join(_COUNTS)}
-    FROM dbb_step WHERE run_id = :run AND step > :after ORDER BY step"""
-_CUMULATIVE = {"rollouts_until": "generated", "tokens_until": "generated_tokens", "seconds_until": "seconds"}
-
-
-class Steps(NamedTuple):
-    """The steps of a run, (T,) each: step, ascending, and prompts, the rows of the history in it."""
-
-    step: Floats
-    prompts: Floats
-
-
-class Columns:
-    """Columns of float64 that grow together; a value that is missing is NaN."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        self._room = 0
-        self._columns: dict[str, Floats] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._columns
-
-    def __getitem__(self, name: str) -> Floats:
-        """(T,) a view; what grows later is not in it."""
-        return self._columns[name][: self.size]
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._columns)
-
-    def append(self, values: Mapping[str, Floats], size: int) -> None:
-        """Append ``size`` rows; the columns that are not given get NaN."""
-        if self.size + size > self._room:
-            self._room = max(2 * self._room, self.size + size, 64)
-            self._columns = {name: self._widened(column) for name, column in self._columns.items()}
-        for name in values:
-            if name not in self._columns:
-                self._columns[name] = np.full(self._room, np.nan)
-        for name, column in self._columns.items():
-            column[self.size : self.size + size] = values.get(name, np.nan)
-        self.size += size
-
-    def cut(self, size: int) -> None:
-        """Keep the first ``size`` rows."""
-        self.size = size
-
-    def _widened(self, column: Floats) -> Floats:
-        wide = np.full(self._room, np.nan)
-        wide[: self.size] = column[: self.size]
-        return wide
+# The sum of big integers is a decimal on PostgreSQL.
+_SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
+_POINTS = f"""
+    SELECT max(step) AS step, max(created_at) AS moment, CAST(sum(rollouts) AS BIGINT) AS rewards,
+           sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {_SUMS}
+    FROM dbb_step WHERE run_id = :run AND step BETWEEN :first AND :last GROUP BY (step - 1) / :width ORDER BY 1"""
+_BEFORE = """
+    SELECT count(*) - count(generated) AS uncounted, CAST(coalesce(sum(generated), 0) AS BIGINT) AS generated,
+           CAST(coalesce(sum(generated_tokens), 0) AS BIGINT) AS generated_tokens
+    FROM dbb_step WHERE run_id = :run AND step < :first"""
+_METRICS = f"""
+    SELECT step, metrics, CASE WHEN length(shared) <= {_LONGEST_SHARED} THEN shared END
+    FROM dbb_step WHERE run_id = :run AND step BETWEEN :first AND :last ORDER BY step"""
+_EXTENT = """
+    SELECT coalesce(min(step), 0) AS first, coalesce(max(step), 0) AS last, min(created_at) AS began
+    FROM dbb_step WHERE run_id = :run"""
+_UNMEASURED = f"""
+    SELECT min(step) FROM dbb_step WHERE run_id = :run AND step > :last - {LATE_STEPS} AND metrics IS NULL"""
+_GAPS = f"""
+    SELECT DISTINCT before.created_at, after.created_at
+    FROM dbb_event e JOIN dbb_step before ON before.run_id = e.run_id AND before.step = e.to_step
+    JOIN dbb_step after ON after.run_id = e.run_id AND after.step = e.to_step + 1
+    WHERE e.run_id = :run AND e.kind IN ({", ".join(f"'{kind}'" for kind in PAUSES)})
+      AND e.created_at BETWEEN before.created_at AND after.created_at"""
+_PROBES = """
+    SELECT p.step, p.samples, p.successes, p.squares, h.mean, h.successes / h.rollouts
+    FROM dbb_probe p JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
+    WHERE p.run_id = :run AND p.samples > 1 ORDER BY p.step"""
 
 
-class Series:
-    """The steps of a run as columns.
+def usage(connection: Connection, run_id: int) -> dict[str, Any]:
+    """Return the sums of a run's rollout usage by name, and ``steps``, how many steps were counted; None if none."""
+    row = connection.execute(
+        text(f"SELECT count(generated) AS steps, {_SUMS} FROM dbb_step WHERE run_id = :run"), {"run": run_id}
+    ).one()
+    return row._asdict()
 
-    Not for several threads at once.
 
-    Attributes:
-        restarts: how often what had been read turned out to be no longer true, or a new metric appeared: an answer
-            made before cannot be continued.
+def series(
+    store: PosteriorStore,
+    run: RunRecord,
+    *,
+    points: int,
+    after: int | None = None,
+    width: int | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> dict[str, Any]:
+    """Return the curves of a run from step ``first`` to ``last``, in at most ``points`` points.
+
+    Args:
+        after: leaves out the points whose last step is not after this one. It is ignored if the points are no longer
+            of ``width`` steps, or if ``first`` or ``last`` is given.
+
+    Returns:
+        "curves": by name, (K,) each; "width", of a point; "full", whether no point was left out; "first", "last",
+        steps of the run; "settled", the last step up to which no point will change; "held_out", "probes", "totals".
     """
-
-    def __init__(self, run_id: int) -> None:
-        self._run_id = run_id
-        self.restarts = 0
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self.columns = Columns()
-        self._digest: bytes | None = None  # of the last step
-        self._pauses: list[tuple[str, int]] = []  # moment and id of the events across which no time is counted
-
-    def steps(self) -> Steps:
-        """A copy of what a reader of the history needs to know."""
-        if not self.columns.size:
-            return Steps(np.empty(0), np.empty(0))
-        return Steps(self.columns["step"].copy(), self.columns["prompts"].copy())
-
-    @property
-    def last(self) -> int:
-        """The last step, 0 before the first."""
-        return int(self.columns["step"][-1]) if self.columns.size else 0
-
-    def refresh(self, store: PosteriorStore) -> None:
-        """Read the steps that are new, and late metrics; all of them if the run was rolled back.
-
-        Raises:
-            StoreError: the store cannot be read; nothing has changed then.
-        """
-        with store.database.transaction() as connection:
-            pauses = self._read_pauses(connection)
-            if not self._continues(connection, pauses):
-                self._start_over()
-                self.restarts += 1
-            self._pauses = pauses
-            kept = self._settled()
-            after = int(self.columns["step"][kept - 1]) if kept else 0
-            parts, key = [], {"run": self._run_id, "after": after}
-            for rows in chunks(connection, _READ, key):
-                parts += [_parsed(rows[start : start + _PART]) for start in range(0, len(rows), _PART)]
-            last = parts[-1]["step"][-1] if parts else after
-            digest = connection.scalar(
-                text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"),
-                {"run": self._run_id, "step": int(last)},
-            )
-        self._digest = None if digest is None else bytes(digest)
-        known = set(self.columns.names)
-        self.columns.cut(kept)
-        for part in parts:
-            self._append(part)
-        if known and set(self.columns.names) != known:
-            self.restarts += 1
-
-    def _read_pauses(self, connection: Connection) -> list[tuple[str, int]]:
-        kinds = ", ".join(f"'{kind}'" for kind in PAUSES)
-        query = (
-            f"SELECT created_at, event_id FROM dbb_event WHERE run_id = :run AND kind IN ({kinds}) ORDER BY event_id"
-        )
-        return [(row[0], row[1]) for row in connection.execute(text(query), {"run": self._run_id})]
-
-    def _continues(self, connection: Connection, pauses: list[tuple[str, int]]) -> bool:
-        """Whether what was read is still there, unchanged."""
-        if not self.columns.size:
-            return True
-        if pauses[: len(self._pauses)] != self._pauses:
-            return False
-        query = text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step")
-        digest = connection.scalar(query, {"run": self._run_id, "step": self.last})
-        return digest is not None and bytes(digest) == self._digest
-
-    def _settled(self) -> int:
-        """How many steps need not be read again: all, or until the first of the last ones without metrics."""
-        size = self.columns.size
-        first = max(size - LATE_STEPS, 0)
-        if not size:
-            return 0
-        without = np.flatnonzero(self.columns["measured"][first:] == 0)
-        return first + int(without[0]) if len(without) else size
-
-    def _append(self, part: dict[str, Floats]) -> None:
-        part["seconds"] = self._seconds(part["moment"])
-        for name, of_step in _CUMULATIVE.items():
-            before = self.columns[name][-1] if self.columns.size else 0.0
-            part[name] = before + np.cumsum(part[of_step])
-        self.columns.append(part, len(part["step"]))
-
-    def _seconds(self, moment_T: Floats) -> Floats:
-        """Training time of each step: since the end of the one before, 0 if the training paused in between."""
-        before = self.columns["moment"][-1] if self.columns.size else moment_T[0]
-        all_T = np.append(before, moment_T)
-        pauses = np.sort(moments([moment for moment, _ in self._pauses]))
-        passed = np.searchsorted(pauses, all_T, side="right")
-        return np.where(np.diff(passed) > 0, 0.0, np.maximum(np.diff(all_T), 0))
-
-    def settled_until(self) -> int:
-        """The last step up to which no value will change any more."""
-        settled = self._settled()
-        return int(self.columns["step"][settled - 1]) if settled else 0
-
-    def rollouts_until(self, step: int) -> int | None:
-        """Rollouts generated until the end of a step; None if they were not counted."""
-        at = int(np.searchsorted(self.columns["step"], step, side="right")) if self.columns.size else 0
-        return 0 if not at else whole(self.columns["rollouts_until"][at - 1 : at])[0]
-
-    def totals(self, noted: Mapping[str, int]) -> dict[str, Any] | None:
-        """Sums over the steps whose usage was counted; None if there are none.
-
-        Args:
-            noted: unused_rollouts, unused_tokens: left over at the end, as the run noted them.
-        """
-        counted = ~np.isnan(self.columns["generated"]) if self.columns.size else np.zeros(0, dtype=bool)
-        if not counted.any():
-            return None
-        sums = {name: int(self.columns[name][counted].sum()) for name in TOTALS}
-        return {
-            "steps": int(counted.sum()),
-            "rollouts_generated": sums["generated"],
-            "tokens": sums["generated_tokens"],
-            "filtered": sums["generated"] - sums["trained"],
-            **sums,
-            "mixed_groups": number(mixed_groups(sums)),
-            "rollouts_per_mixed_group": number(rollouts_per_mixed_group(sums)),
-            "tokens_per_mixed_group": number(tokens_per_mixed_group(sums)),
-            "single": of_single_rollouts(sums),
-            **noted,
-        }
-
-    def curves(
-        self,
-        *,
-        points: int = 500,
-        after: int | None = None,
-        width: int | None = None,
-        first: int | None = None,
-        last: int | None = None,
-    ) -> dict[str, Any]:
-        """The curves from step ``first`` to ``last``, in at most ``points`` points.
-
-        Point k covers the steps ``k * width + 1`` to ``(k + 1) * width``, so that no point moves when steps are added.
-
-        Args:
-            after: leave out the points whose last step is not after this one; only if ``width`` still holds, and
-                ``first`` and ``last`` are None.
-
-        Returns:
-            "width", "full", "first", "last", "settled", "curves": as the page expects them.
-        """
-        steps = self.columns["step"] if self.columns.size else np.empty(0)
-        start = 0 if first is None else int(np.searchsorted(steps, first, side="left"))
-        stop = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
-        chosen = _width(steps[start:stop], points)
-        full = after is None or width != chosen or first is not None or last is not None or after > self.last
+    with store.database.transaction() as connection:
+        extent = connection.execute(text(_EXTENT), {"run": run.run_id}).one()
+        begin, end = max(first or 1, extent.first), extent.last if last is None else min(last, extent.last)
+        chosen = _width(begin, end, points)
+        full = after is None or width != chosen or first is not None or last is not None or after > extent.last
         if after is not None and not full:
-            new = int(np.searchsorted(steps, after, side="right"))
-            if new < len(steps):  # from the beginning of its point
-                new = int(np.searchsorted(steps, (steps[new] - 1) // chosen * chosen + 1, side="left"))
-            start = new
-        return {
-            "width": chosen,
-            "full": full,
-            "first": int(steps[0]) if len(steps) else 0,
-            "last": self.last,
-            "settled": self._settled_point(chosen),
-            "curves": self._thinned(start, max(stop, start), chosen),
-        }
-
-    def _settled_point(self, width: int) -> int:
-        """The last step of the last point that will not change any more, 0 if there is none."""
-        return self.settled_until() // width * width
-
-    def _thinned(self, start: int, stop: int, width: int) -> dict[str, list[Any]]:
-        names = [name for name in self.columns.names if name.startswith(_METRIC)]
-        if stop == start:
-            return {name: [] for name in (*_AXES, *_DRAWN, *names)}
-        part = {name: self.columns[name][start:stop] for name in self.columns.names}
-        point_T = (part["step"] - 1) // width
-        starts = np.append(0, np.flatnonzero(np.diff(point_T)) + 1)
-        ends = np.append(starts[1:], stop - start) - 1
-
-        def sums(values: Floats) -> Floats:
-            return np.asarray(np.add.reduceat(values, starts, axis=-1))
-
-        found = {
-            "step": whole(part["step"][ends]),
-            "rollouts": whole(part["rollouts_until"][ends]),
-            "tokens": whole(part["tokens_until"][ends]),
-            "hours": rounded(part["seconds_until"][ends] / 3600),
-        }
-        counted = ~np.isnan(part["generated"])
-        usage = {name: sums(np.where(counted, part[name], 0)) for name in TOTALS} | {"counted": sums(counted * 1.0)}
-        drawn = _drawn(usage) | {"reward": (sums(part["successes"]), sums(part["rollouts"]))}
-        with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
-            curves = [np.divide(*drawn[name]) for name in _DRAWN]
-            if names:
-                values_M_T = np.stack([part[name] for name in names])
-                known = ~np.isnan(values_M_T)
-                curves += list(sums(np.where(known, values_M_T, 0.0)) / sums(known * 1.0))
-        return found | dict(zip((*_DRAWN, *names), rounded(np.stack(curves)), strict=True))
-
-
-_AXES = ("step", "rollouts", "tokens", "hours")
-_DRAWN = (
-    "reward", "zero_variance", "rescued", "length", "mixed", "rescued_n", "no_advantage", "filtered", "replayed",
-    "skipped",
-)  # fmt: skip
-
-
-def _drawn(usage: Mapping[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
-    """What is divided by what, of each curve of the rollout usage; each (K,)."""
-    generated, steps = usage["generated"], usage["counted"]
-    several = np.where(generated < 2 * usage["groups"], np.nan, generated)  # not defined at N = 1
+            begin = after // chosen * chosen + 1
+        drawn = _curves(connection, run.run_id, max(begin, 1), end, chosen, extent.began)
+        unmeasured = connection.scalar(text(_UNMEASURED), {"run": run.run_id, "last": extent.last})
+        totals = _totals(connection, run.run_id)
+        probes = _probe_errors(connection, run.run_id, chosen)
+    settled = extent.last if unmeasured is None else unmeasured - 1
     return {
-        "zero_variance": (usage["zero_variance"], several),
-        "rescued": (usage["rescued"], several),
-        "length": (usage["generated_tokens"], generated),
-        # Every generated rollout is in one of these four.
-        "mixed": (usage["informative"] - usage["rescued"], steps),
-        "rescued_n": (usage["rescued"], steps),
-        "no_advantage": (usage["trained"] - usage["informative"], steps),
-        "filtered": (generated - usage["trained"], steps),
-        "replayed": (usage["replayed"], steps),
-        "skipped": (usage["skipped"], steps),
+        "width": chosen,
+        "full": full,
+        "first": extent.first,
+        "last": extent.last,
+        "settled": settled // chosen * chosen,
+        "curves": drawn,
+        "held_out": _held_out(store, run),
+        "probes": probes,
+        "totals": totals,
     }
 
 
-def _width(steps: Floats, points: int) -> int:
-    """The smallest power of two such that at most ``points`` points cover the steps."""
+def _width(first: int, last: int, points: int) -> int:
+    """Return the smallest power of two such that at most ``points`` points cover the steps."""
     width = 1
-    while len(steps) and (steps[-1] - 1) // width - (steps[0] - 1) // width + 1 > points:
+    while (last - 1) // width - (first - 1) // width + 1 > points:
         width *= 2
     return width
 
 
-def thinned_sums(step: NDArray[Any], width: int, *values: Floats) -> tuple[NDArray[Any], list[Floats]]:
-    """Sums of values over the points of ``width`` steps: the last step of each point that has any, and the sums.
+def _curves(
+    connection: Connection, run_id: int, first: int, last: int, width: int, began: str | None
+) -> dict[str, list[Any]]:
+    key = {"run": run_id, "first": first, "last": last}
+    rows = connection.execute(text(_POINTS), key | {"width": width}).all()
+    before = connection.execute(text(_BEFORE), key).one()
+    names = ("step", "rewards", "successes", "steps", "counted", *TOTALS)
+    table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
+    sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
+    # After a step that was not counted, the number of rollouts until a later step is not known.
+    gaps = before.uncounted + np.cumsum(sums["steps"] - sums["counted"]) > 0
+    until = {
+        name: np.where(gaps, np.nan, getattr(before, name) + np.cumsum(np.nan_to_num(sums[name])))
+        for name in ("generated", "generated_tokens")
+    }
+    curves: dict[str, list[Any]] = {
+        "step": whole(sums["step"]),
+        "rollouts": whole(until["generated"]),
+        "tokens": whole(until["generated_tokens"]),
+        "hours": _hours(connection, run_id, [row.moment for row in rows], began),
+    }
+    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
+        curves |= {name: rounded(above / below) for name, (above, below) in _shares(sums).items()}
+    points = (sums["step"] - 1) // width
+    return curves | _metric_means(connection, key, points, width)
 
-    Args:
-        step: ascending; values: each of the same shape.
+
+def _shares(sums: Mapping[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
+    """Return what is divided by what, of each curve of the rewards and the rollout usage; (K,) each."""
+    generated, steps = sums["generated"], sums["counted"]
+    several = np.where(generated < 2 * sums["groups"], np.nan, generated)  # zero variance is not defined at N = 1
+    return {
+        "reward": (sums["successes"], sums["rewards"]),
+        "zero_variance": (sums["zero_variance"], several),
+        "given_advantage": (sums["rescued"], several),
+        "length": (sums["generated_tokens"], generated),
+        **{name: (count, steps) for name, count in _parts(sums).items()},
+        "replayed": (sums["replayed"], steps),
+        "skipped": (sums["skipped"], steps),
+    }
+
+
+def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many rollouts are in each of four parts; every generated rollout is in one of them."""
+    return {
+        "mixed": sums["informative"] - sums["rescued"],  # trained on, in a group whose rewards differ
+        "given": sums["rescued"],  # trained on, in a zero-variance group that was given an advantage
+        "no_advantage": sums["trained"] - sums["informative"],
+        "filtered": sums["generated"] - sums["trained"],
+    }
+
+
+def _hours(connection: Connection, run_id: int, ends: Sequence[str], began: str | None) -> list[float | None]:
+    """Return the hours of training until the end of each point, without the gaps between two sessions."""
+    if not ends or began is None:
+        return []
+    pauses = connection.execute(text(_GAPS), {"run": run_id}).all()
+    starts, stops = (moments(row[place] for row in pauses) for place in (0, 1))
+    ends_K = moments(ends)
+    paused_K = ((ends_K[:, None] >= stops) * (stops - starts)).sum(axis=1)
+    return rounded(np.maximum(ends_K - moments([began])[0] - paused_K, 0) / 3600)
+
+
+def _metric_means(connection: Connection, key: dict[str, int], points: Floats, width: int) -> dict[str, list[Any]]:
+    """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
+    rows = [row for part in chunks(connection, _METRICS, key) for row in part]
+    if not rows:
+        return {}
+    # One document instead of one per step: parsing takes a third of the time.
+    logged = [values or {} for values in json.loads(f"[{','.join(row[1] or 'null' for row in rows)}]")]
+    for values, (_, _, shared) in zip(logged, rows, strict=True):
+        vectors = json.loads(shared) if shared else {}
+        values |= {f"shared/{name}": vector[0] for name, vector in vectors.items() if len(vector) == 1}
+    row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
+    means: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for values in logged for name in values):
+        values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
+        measured = ~np.isnan(values_T)
+        with np.errstate(invalid="ignore"):
+            sums, counts = (
+                np.bincount(row_T[measured], weights, minlength=len(points)) for weights in (values_T[measured], None)
+            )
+            means[_METRIC + shown(name, width=None)] = rounded(sums / counts)
+    return means
+
+
+def _held_out(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
+    measured = held_out(store, run)
+    if measured is None:
+        return None
+    return {
+        "step": measured.step.tolist(),
+        "accuracy": rounded(measured.accuracy),
+        "prompts": measured.prompts,
+        "samples": measured.samples,
+    }
+
+
+def _totals(connection: Connection, run_id: int) -> dict[str, Any] | None:
+    """Return what the run spent and what it got for it; None if no step was counted."""
+    sums = usage(connection, run_id)
+    if not sums["steps"]:
+        return None
+    ends = connection.execute(
+        text("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'"), {"run": run_id}
+    )
+    unused = sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
+    names = ("steps", "generated", "generated_tokens", "trained", "replayed", "skipped", "groups")
+    return {name: sums[name] for name in names} | {
+        "filtered": sums["generated"] - sums["trained"],
+        "mixed_groups": number(mixed_groups(sums)),
+        "rollouts_per_mixed_group": number(rollouts_per_mixed_group(sums)),
+        "tokens_per_mixed_group": number(tokens_per_mixed_group(sums)),
+        "single": of_single_rollouts(sums),
+        "unused_rollouts": unused,
+        "parts": _parts(sums),
+    }
+
+
+def _probe_errors(connection: Connection, run_id: int, width: int) -> dict[str, Any] | None:
+    """Return the mean squared errors against the probes, of the estimates and of the groups' own means.
+
+    A probe counts if the step was trained on its group. Without probes, return None.
     """
-    starts = np.append(0, np.flatnonzero(np.diff((step - 1) // width)) + 1) if len(step) else np.empty(0, dtype=int)
-    ends = np.append(starts[1:], len(step)) - 1 if len(step) else starts
-    return step[ends], [np.add.reduceat(each, starts) if len(step) else each for each in values]
-
-
-def _parsed(rows: Any) -> dict[str, Floats]:
-    """Columns of some rows of ``_READ``, by name."""
-    step, created_at, metrics, shared, *counts = zip(*rows, strict=True)
-    found = {name: np.array(values, dtype=np.float64) for name, values in zip(_COUNTS, counts, strict=True)}
-    found["step"] = np.array(step, dtype=np.float64)
-    found["moment"] = moments(created_at)
-    found["measured"] = np.array([each is not None for each in metrics], dtype=np.float64)
-    logged = [{} if each is None else each for each in json.loads(f"[{','.join(each or 'null' for each in metrics)}]")]
-    found |= {_METRIC + shown(name, width=None): values for name, values in _table(logged).items()}
-    if any(shared):
-        vectors = [json.loads(each) if each else {} for each in shared]
-        for name in dict.fromkeys(name for each in vectors for name, values in each.items() if len(values) == 1):
-            values = [each[name][0] if len(each.get(name, ())) == 1 else None for each in vectors]
-            found[f"{_METRIC}shared/{shown(name, width=None)}"] = np.array(values, dtype=np.float64)
-    return found
-
-
-def _table(rows: list[dict[str, float | None]]) -> dict[str, Floats]:
-    """The values by name, NaN where a row has none."""
-    names = tuple(rows[0])
-    if all(tuple(each) == names for each in rows):  # as a trainer writes them; five times as fast
-        values = np.array([list(each.values()) for each in rows], dtype=np.float64)
-        return dict(zip(names, values.T, strict=True))
-    names = tuple(dict.fromkeys(name for each in rows for name in each))
-    return {name: np.array([each.get(name) for each in rows], dtype=np.float64) for name in names}
+    rows = [row for part in chunks(connection, _PROBES, {"run": run_id}) for row in part]
+    if not rows:
+        return None
+    step, samples, successes, squares, estimate, group = np.array(rows, dtype=np.float64).T
+    point, row_V = np.unique((step - 1) // width, return_inverse=True)
+    found = {"estimate": estimate, "group": group}
+    means = {
+        name: np.bincount(row_V, squared_errors(values, samples, successes, squares)) / np.bincount(row_V)
+        for name, values in found.items()
+    }
+    last = np.searchsorted(step, (point + 1) * width, side="right") - 1
+    return {
+        "step": whole(step[last]),
+        **{name: rounded(values) for name, values in means.items()},
+        "groups": len(rows),
+        "samples": int(samples.sum()),
+    }
 
 
 def moments(texts: Iterable[str]) -> Floats:
-    """Moments (UTC, ISO 8601) as seconds."""
-    return np.array([each.rstrip("Z") for each in texts], dtype="datetime64[ms]").astype(np.int64) / 1000
+    """Return moments (UTC, ISO 8601) as seconds."""
+    return np.array([moment.rstrip("Z") for moment in texts], dtype="datetime64[ms]").astype(np.int64) / 1000

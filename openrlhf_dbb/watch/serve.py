@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import ipaddress
 import os
@@ -67,13 +68,12 @@ def _run(store: Any, listener: socket.socket, arguments: argparse.Namespace, tok
     import uvicorn
 
     from openrlhf_dbb.watch.answers import Answers
-    from openrlhf_dbb.watch.poller import Poller
     from openrlhf_dbb.watch.server import application
 
-    poller, port = Poller(Answers(store, live=True)), listener.getsockname()[1]
-    poller.start()
+    answers, port = Answers(store, live=True), listener.getsockname()[1]
+    answers.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
     hosts = () if arguments.allow_remote else (*_LOCAL_NAMES, arguments.host)
-    app = application(poller, hosts=hosts, token=token, cookie=f"openrlhf_dbb_{port}")
+    app = application(answers, hosts=hosts, token=token, cookie=f"openrlhf_dbb_{port}")
     url = f"http://{_printed_host(arguments.host)}:{port}/" + (f"?token={quote(token)}" if token else "")
     print(f"{shown(store.location, width=None)} is shown at {url} (Ctrl-C ends it)", flush=True)
     if arguments.open:
@@ -84,16 +84,12 @@ def _run(store: Any, listener: socket.socket, arguments: argparse.Namespace, tok
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S,
         server_header=False,
     )  # fmt: skip
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
         uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:  # how it is meant to end
-        pass
-    finally:
-        poller.stop()
 
 
 def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
-    """The first address of a host.
+    """Return the first address of a host.
 
     Raises:
         UsageError: it has none.
@@ -108,7 +104,7 @@ def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
 
 
 def _listening(family: socket.AddressFamily, host: str, address: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """Return a socket that listens there.
 
     Raises:
         UsageError: it cannot.

@@ -16,8 +16,7 @@ from starlette.routing import Route
 
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch import page
-from openrlhf_dbb.watch.answers import BadRequest, NoSuchAnswer
-from openrlhf_dbb.watch.poller import Poller
+from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer
 from storage import StoreError
 
 HEADERS = {
@@ -28,8 +27,8 @@ HEADERS = {
 }
 
 
-def application(poller: Poller, *, hosts: Collection[str] = (), token: str = "", cookie: str = "dbb") -> Any:
-    """The ASGI application.
+def application(answers: Answers, *, hosts: Collection[str] = (), token: str = "", cookie: str = "dbb") -> Any:
+    """Return the ASGI application.
 
     Args:
         hosts: names by which a browser may call this server; none: any, since a token is asked for.
@@ -44,22 +43,22 @@ def application(poller: Poller, *, hosts: Collection[str] = (), token: str = "",
 
     def answer(request: Request) -> Response:
         try:
-            found = poller.ask(request.path_params["path"], dict(request.query_params))
+            content = answers.ask(request.path_params["path"], dict(request.query_params))
         except NoSuchAnswer as problem:
             return refusal(404, str(problem))
         except BadRequest as problem:
             return refusal(400, str(problem))
         except StoreError as problem:
             return refusal(503, str(problem))
-        return Response(found, media_type="application/json")
+        return Response(content, media_type="application/json")
 
     routes = [Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])]
-    made = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-    return Guard(made, hosts=hosts, token=token, cookie=cookie)
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+    return Guard(inner, hosts=hosts, token=token, cookie=cookie)
 
 
 def refusal(status: int, text: str) -> Response:
-    """An error in one line."""
+    """Return a response that says in one line why there is no answer."""
     return JSONResponse({"error": shown(text, width=None)}, status_code=status)
 
 
@@ -77,7 +76,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """Lets nobody in who does not call the server by its name, or does not know its token; adds ``HEADERS``.
+    """Refuses clients that do not call the server by its name or do not know its token; adds ``HEADERS``.
 
     A page of another site may have its own name point to this host; the browser then calls it by that name.
     """
@@ -94,24 +93,25 @@ class Guard:
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
+                present = {name.lower() for name, _ in message["headers"]}
                 more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = message | {"headers": [*message["headers"], *(each for each in more if each[0] not in given)]}
+                added = [header for header in more if header[0] not in present]
+                message = message | {"headers": [*message["headers"], *added]}
             await send(message)
 
         refused = self._refused(scope)
         await (refused or self._inner)(scope, receive, send_with_headers)
 
     def _refused(self, scope: Any) -> Response | None:
-        """What to answer instead; None if the client may ask."""
+        """Return the refusal; None if the client may ask."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         name = _host_name(headers.get("host", ""))
         if self._hosts and name not in self._hosts:
             return refusal(403, f"this server is not called {name!r}; open the address that it printed")
         if not self._token:
             return None
-        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
-        if given is not None and self._is_token(given):
+        token = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
+        if token is not None and self._is_token(token):
             return self._let_in(scope["path"])
         kept = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
         kind, _, bearer = headers.get("authorization", "").partition(" ")
@@ -119,11 +119,12 @@ class Guard:
             return None
         return refusal(403, "the token is missing or wrong; open the address that openrlhf-dbb serve printed")
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+    def _is_token(self, text: str) -> bool:
+        # Takes the same time wherever the first difference is, so that no client can find the token letter by letter.
+        return hmac.compare_digest(text.encode(), self._token.encode())
 
     def _let_in(self, path: str) -> Response:
-        """On to the address without the token, which then is in no history and no log."""
+        """Redirect to the address without the token, which then is in no history and no log."""
         response = RedirectResponse(
             path if path.startswith("/") and not path.startswith("//") else "/", status_code=303
         )
@@ -132,7 +133,7 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without the port and the brackets of an IPv6 address."""
+    """Return the name in a Host header, without the port and the brackets of an IPv6 address."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
