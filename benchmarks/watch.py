@@ -98,9 +98,9 @@ class Server:
         command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--port", "0", "--store.url", url]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        found = re.search(r"http://\S+", self._process.stdout.readline())
-        assert found is not None, "the server did not print its address"
-        self.address = found[0]
+        address = re.search(r"http://\S+", self._process.stdout.readline())
+        assert address is not None, "the server did not print its address"
+        self.address = address[0]
 
     def close(self) -> None:
         self._process.terminate()
@@ -165,8 +165,8 @@ def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
                 time.sleep(1)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        for each in [pool.submit(page) for _ in range(CLIENTS)]:
-            each.result()
+        for client in [pool.submit(page) for _ in range(CLIENTS)]:
+            client.result()
 
 
 def crowd(measured: Measured, url: str) -> None:

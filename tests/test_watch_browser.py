@@ -1,14 +1,12 @@
 """The page about runs in a real browser, from a file and from a server: what it shows, and how it is used."""
 
 import json
-import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.main import main
-from storage import ProbeRows, open_store
+from storage import ProbeRows, StepRows
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -158,7 +156,7 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.until('document.querySelectorAll("#responses .card").length == 2')
     assert browser('document.querySelector("dialog#prompt").open')
     assert text(browser, "#prompt-text pre").startswith("<script>alert(1)</script></script><!-- <img src=x onerror")
-    assert browser('document.querySelectorAll("#prompt-chart .bands .band").length') == 1
+    browser.until('document.querySelectorAll("#prompt-chart .bands .band").length == 1')  # drawn once it is in sight
     # Prompt 58, S = 3, 1, 4: alpha 3.5, 2.75, 5.375; beta 1.5, 3.75, 1.875; two rollouts of each visit are kept.
     cells = """[...document.querySelectorAll("#visits tbody tr")]
                .map((row) => [0, 1, 2, 3, 4, 5, 8].map((cell) => row.cells[cell].textContent))"""
@@ -215,6 +213,7 @@ def test_where_the_rollouts_went(browser, open_new, fill, written):
         assert numbers["filtered out"] == "4 (16.7 %)" and numbers["replayed"] == "13"
         # 12 of the 24 rollouts are in 3 groups whose rewards differ
         assert numbers["mixed groups"] == "3 of 6"
+        assert numbers["zero-variance groups given an advantage"] == "2 of 3"
         assert numbers["rollouts per mixed group"] == "8" and numbers["tokens per mixed group"] == "80"
         assert numbers["unused at the end"] == "7"
         assert texts(browser, "#usage-parts dt") == [
@@ -264,31 +263,37 @@ def test_three_runs_over_each_other(browser, open_new, fill, write, written):
     assert browser.complaints == []
 
 
-def test_how_late_an_asynchronous_run_was(browser, open_new, fill, written):
-    """Two prompts and steps; the groups of step 2 are 0.75 and 0 steps late."""
+def test_two_runs_are_compared_with_an_interval_and_numbers_are_not_smoothed(browser, open_new, fill, write, written):
+    """Both runs solve 0, 4 and 2 of 4; the second solves one held-out sample of four more on each of ten prompts."""
     store = open_new("sqlite")
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    fill.groups(run, ids)
-    fill.step(run, 1, ids, [4, 1], fates={"trained": np.array([1, 2])})
-    kept = replace(fill.rollouts(ids, [2, 3]), policy_version=np.array([0.5, 1.0, 1.0, 1.0]))
-    fill.step(run, 2, ids, [2, 3], policy_version=np.array([0.25, 1.0]), kept=kept)
-    run.record_metrics(2, {"async/lag": 0.375})
-    address = written(store)
-    browser.open(f"{address}#view=curves&smooth=0&prompt={ids[0]}&visit=2", height=3000)
-    browser.until('document.querySelectorAll("#responses .card").length == 2')
-    assert text(browser, "[data-chart=lag] .readout") == "step 2: 0.375"
-    assert text(browser, "#prompt-chart .readout").startswith("step 2, lag 0.75: posterior mean 0.654")
-    cells = """[...document.querySelectorAll("#visits tr")]
-               .map((row) => [...row.cells].slice(-2).map((cell) => cell.textContent))"""
-    assert browser(cells) == [["lag", "kept"], ["0", "0"], ["0.75", "2"]]
-    verdicts = texts(browser, "#responses .verdict")
-    assert verdicts[0].endswith("log-prob -1.5 \u00b7 lag 0.5") and verdicts[1].endswith("log-prob -1.5")
-    browser.open(f"{address}#view=run&prompt={ids[1]}")
-    browser.until('document.querySelectorAll("#visits tbody tr").length == 2')
-    facts = dict(zip(texts(browser, "#facts dt"), texts(browser, "#facts dd"), strict=True))
-    assert facts["groups by fate"] == "2 trained, 0 filtered, 0 stale, 0 abandoned"
-    assert "lag" not in texts(browser, "#visits th")  # of a prompt whose groups were all on-policy
-    assert browser.complaints == []
+    ids, held_out = fill.prompts(store, 1), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
+    for name, more in (("first", 0), ("second", 1)):
+        run = fill.run(store, name, fields=("alpha", "beta"))
+        for step, successes in enumerate([0, 4, 2], start=1):
+            write(run, ids, step, [successes])
+        run.record_evaluation(3, "training", [fill.evaluation(held_out, np.arange(10) % 3 + more)], model="", config={})
+    browser.open(f"{written(store, 'first', 'second')}#view=curves&smooth=0.9")
+    said = text(browser, "#comparison")
+    assert said.startswith("Held-out accuracy, second (second) minus first (first), last evaluations: +25.0 points")
+    assert "the second is higher. One run of each" in said and "10 prompts \u00d7 4 samples" in said
+    browser.until("document.querySelector('[data-chart=reward] .readout').textContent != ''")
+    assert text(browser, "[data-chart=reward] .readout") == "step 3: second 0.5; first 0.5"
+    assert "Lines are smoothed; the number under a chart" in text(browser, "#curves-note")
+
+
+def test_prompts_without_the_template_and_means_by_their_name(browser, open_new, fill, written):
+    """A run of an estimator without history, on prompts of a chat model."""
+    store = open_new("sqlite")
+    chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
+    ids = np.sort(store.register_prompts(chat, [""] * 3))
+    run, none, mean = fill.run(store, "point", fields=()), np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
+    rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
+    run.record_step(1, rows)
+    browser.open(f"{written(store)}#view=prompts&prompt={ids[1]}")
+    assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
+    assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
+    assert text(browser, "#prompt-text pre") == chat[1].strip()
+    assert text(browser, "#prompt-note").startswith("This estimator keeps no history: the group mean is")
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -359,20 +364,3 @@ def test_a_server_that_is_killed_and_started_again(browser, open_new, fill, writ
     serve(store.url, "--port", str(server.port))
     browser.until(f"{STEP} == 2")
     assert text(browser, "#live").startswith("live, step 2")
-
-
-def test_postgresql_goes_away_for_ten_seconds(browser, own_postgres, fill, write, serve):
-    with open_store(own_postgres.new_url()) as store:
-        run, ids = fill.run(store), fill.prompts(store, 2)
-        write(run, ids, 1, [1, 2])
-        browser.open(f"{serve(store.url).url}#view=curves")
-        own_postgres.stop()
-        try:
-            browser.until("document.querySelector('#live').textContent.includes('cannot be reached since')")
-            assert len(texts(browser, "[data-chart=reward] .dots circle")) == 1
-            time.sleep(10)
-        finally:
-            own_postgres.start()
-        write(run, ids, 2, [1, 2])
-        browser.until(f"{STEP} == 2")
-        assert text(browser, "#live").startswith("live, step 2")

@@ -32,7 +32,7 @@ from storage import PosteriorStore, StoreError
 from storage.inspection import prompt_texts
 from storage.retry import impatient
 
-POINTS = 500
+POINTS = 1000
 
 EVERY_S = 0.5
 """The list of runs is read at most this often, however many clients ask."""
@@ -149,15 +149,13 @@ class Answers:
 
     def _series(self, run: Listed, query: Query) -> dict[str, Any]:
         points = _integer(query, "points", 2, MOST_POINTS)
-        first, last, after = (_integer(query, name, 0) for name in ("from", "to", "after"))
+        after = _integer(query, "after", 0)
         curves = series(
             self._store,
             run.record,
             points=points or POINTS,
             after=after if query.get("tag", run.past) == run.past else None,
             width=_integer(query, "width", 1),
-            first=first,
-            last=last,
         )
         return curves | {"tag": run.past}
 
@@ -185,7 +183,9 @@ class Answers:
 
     def _movers(self, visits: Visits, rows: Any) -> list[dict[str, Any]]:
         ids = visits.prompt_id[rows]
-        texts = {each: readable(text) for each, text, _, _ in prompt_texts(self._store, ids, length=_MOVER_TEXT)}
+        texts = {
+            prompt_id: readable(text) for prompt_id, text, _, _ in prompt_texts(self._store, ids, length=_MOVER_TEXT)
+        }
         columns = zip(ids.tolist(), visits.first[rows].tolist(), visits.mean[rows].tolist(), strict=True)
         return [
             {"id": prompt_id, "first": number(first), "last": number(last), "text": texts[prompt_id]}

@@ -5,7 +5,6 @@ Axes: V visits of a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,7 @@ _PROMPT_IN_STEP = 4_000
 _ALL_ROLLOUTS = 8_000_000  # characters of all rollouts of a step together
 _SHORTEST = 2_000
 
-VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
-"""What is known of a visit."""
-
+_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
 _KEPT = """
     SELECT step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
@@ -48,44 +45,25 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
         return None
     ((_, text, label, _),) = prompt_texts(store, np.array([prompt_id]), length=LONGEST_TEXT)
     rows = prompt_history(store, run, prompt_id)
-    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in VISIT}
+    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
     # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
     steps = store.database.ids(visits["step"].astype(np.int64))
     query = _KEPT.format(of_steps=store.database.one_of("step"))
     kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
-    return described(prompt_id, text, label, posterior[0].mean, visits, kept)
-
-
-def described(
-    prompt_id: int,
-    text: str,
-    label: str,
-    mean: float | None,
-    visits: Mapping[str, NDArray[np.float64]],
-    kept: Mapping[int, int],
-) -> dict[str, Any]:
-    """Return what the page shows of one prompt.
-
-    Args:
-        mean: the estimate now, shown if there are no visits.
-        visits: (V,) each of ``VISIT``, in order of the steps.
-        kept: number of kept rollouts by step.
-    """
     alpha, beta = visits["alpha"], visits["beta"]
     has_beta = ~np.isnan(alpha + beta)
     mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=has_beta)
     low, high = _intervals(alpha, beta, mean_V, np.sqrt(visits["variance"] / visits["rollouts"]))
     state_V = states(mean_V, visits["successes"])
-    steps = visits["step"].astype(np.int64).tolist()
     return {
         "id": prompt_id,
         "text": readable(text),
         "label": readable(label),
         "state": int(state_V[-1]) if len(state_V) else NO_VISITS,
-        "mean": number(mean_V[-1] if len(mean_V) else mean),
+        "mean": number(mean_V[-1] if len(mean_V) else posterior[0].mean),
         "level": LEVEL,
         "visits": {
-            "step": steps,
+            "step": whole(visits["step"]),
             "rollouts": whole(visits["rollouts"]),
             "successes": rounded(visits["successes"]),
             "mean": rounded(mean_V),
@@ -94,7 +72,7 @@ def described(
             "alpha": rounded(alpha),
             "beta": rounded(beta),
             "lag": rounded(visits["lag"]),
-            "kept": [kept.get(step, 0) for step in steps],
+            "kept": [kept.get(row["step"], 0) for row in rows],
         },
     }
 

@@ -92,7 +92,7 @@ function brief(text, run) {
   text ??= "";
   const [start, end] = run.template, from = start && text.startsWith(start) ? start.length : 0;
   const to = end && text.length >= from + end.length && text.endsWith(end) ? text.length - end.length : text.length;
-  return visible((from ? "\u2026" : "") + text.slice(from, Math.min(to, from + 300)) + (to < text.length ? "\u2026" : ""));
+  return visible(text.slice(from, Math.min(to, from + 300)));
 }
 
 const LONGEST = 4000;
@@ -123,13 +123,13 @@ function drawNumbers(host, numbers) {
 
 // ---- where the answers come from
 
-const given = JSON.parse(byId("data").textContent);
-const isLive = given.live === true;
+const pageData = JSON.parse(byId("data").textContent);
+const isLive = pageData.live === true;
 
 const source = {
   async get(path) {
     if (!isLive) {
-      const answer = given.answers[path.split("?")[0]];
+      const answer = pageData.answers[path.split("?")[0]];
       if (answer === undefined) throw Object.assign(new Error("not in this file."), { status: 404 });
       return answer;
     }
@@ -141,7 +141,7 @@ const source = {
   // The steps of a run whose rollouts lie in the file; null if there is a server to ask.
   steps(id) {
     if (isLive) return null;
-    const found = Object.keys(given.answers).map((path) => path.match(`^runs/${id}/rollouts/(\\d+)$`)).filter(Boolean);
+    const found = Object.keys(pageData.answers).map((path) => path.match(`^runs/${id}/rollouts/(\\d+)$`)).filter(Boolean);
     return found.map((match) => Number(match[1])).sort((a, b) => a - b);
   },
 };
@@ -187,8 +187,8 @@ let at = {};
 const lastOf = new Map(); // view -> what was chosen in it
 
 function hashOf(chosen) {
-  const given = Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined);
-  return "#" + new URLSearchParams(given).toString().replaceAll("%2C", ",");
+  const present = Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined);
+  return "#" + new URLSearchParams(present).toString().replaceAll("%2C", ",");
 }
 
 function readAddress() {

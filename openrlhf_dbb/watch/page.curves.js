@@ -1,6 +1,6 @@
 // ---- the curves of several runs, drawn over each other
 
-const MOST_POINTS = 500;
+const MOST_POINTS = 1000;
 const MOST_RUNS = 8;
 const AXES = {
   steps: { xLabel: "step", xText: whole, whole: true },
@@ -31,7 +31,6 @@ const CHARTS = [
 ];
 
 const seriesOf = new Map(); // run id -> {version, answer}
-const zoomedOf = new Map(); // run id -> {key, answer}: finer points of the zoomed range
 const slots = new Map(); // run id -> its colour and dashes
 
 // A promise if points are to be asked for; only those after the last complete ones.
@@ -62,33 +61,23 @@ function appended(old, added, after) {
 
 const axesOf = new WeakMap(); // answer -> its axes by name
 
-// Steps as values of the chosen axis, and back; null if the run does not tell.
+// Returns a function from a step to its value on the chosen axis; null if the run does not tell.
 function axisOf(answer, axis) {
   if (!axesOf.has(answer)) axesOf.set(answer, {});
   return axesOf.get(answer)[axis] ??= makeAxis(answer, axis);
 }
 
 function makeAxis(answer, axis) {
-  const { curves } = answer, held = answer.held_out;
-  if (axis === "steps") return { of: (step) => step, stepAt: (x) => x };
-  if (!curves[axis]?.some(isNumber)) return null;
-  const knots = [[answer.first - 1, answer.first > 1 ? null : 0], ...curves.step.map((step, i) => [step, curves[axis][i]])].filter(([, value]) => isNumber(value));
-  if (axis === "rollouts" && held?.rollouts) held.step.forEach((step, i) => isNumber(held.rollouts[i]) && knots.push([step, held.rollouts[i]]));
-  knots.sort((a, b) => a[0] - b[0]);
-  const between = (from, to) => (value) => {
-    if (knots.length < 2) return knots[0][to];
-    let low = 0, high = knots.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (knots[middle][from] < value) low = middle;
-      else high = middle;
-    }
-    const [a, b] = [knots[low], knots[high]];
-    const part = b[from] === a[from] ? 1 : (value - a[from]) / (b[from] - a[from]);
-    return a[to] + Math.min(1, Math.max(0, part)) * (b[to] - a[to]);
+  if (axis === "steps") return (step) => step;
+  const values = answer.curves[axis];
+  if (!values?.some(isNumber)) return null;
+  const ends = [answer.first - 1, ...answer.curves.step], at_ = [answer.first > 1 ? values[0] : 0, ...values];
+  // Between two points, as if every step of the later one took the same.
+  return (step) => {
+    const before = nearest(ends, step), i = ends[before] > step ? before - 1 : before;
+    if (i < 0 || ends[i] === step || i === ends.length - 1) return at_[Math.max(i, 0)];
+    return at_[i] + (step - ends[i]) / (ends[i + 1] - ends[i]) * (at_[i + 1] - at_[i]);
   };
-  const exact = new Map(knots), line = between(0, 1);
-  return { of: (step) => exact.get(step) ?? line(step), stepAt: between(1, 0) };
 }
 
 // An exponential moving average with the weight per step, so that thinned and whole curves look alike; its start is not pulled to 0.
@@ -132,21 +121,6 @@ function drawnRuns() {
   return drawn;
 }
 
-// Finer points of the part of the axis that is looked at.
-function needZoomed(run) {
-  const { from, to } = zoom(), kept = seriesOf.get(run.id);
-  if (!isLive || !kept || kept.answer.width === 1 || (from === null && to === null)) { zoomedOf.delete(run.id); return null; }
-  const axis = axisOf(kept.answer, chosenAxis());
-  if (!axis) return null;
-  const { first, last } = kept.answer;
-  const begin = Math.max(first, Math.floor(axis.stepAt(from ?? 0)) - 1), end = Math.min(last, Math.ceil(to === null ? last : axis.stepAt(to)) + 1);
-  const key = `from=${begin}&to=${end}`;
-  if (begin > end || zoomedOf.get(run.id)?.key === key) return null;
-  return once(`zoom ${run.id} ${key}`, async () => {
-    zoomedOf.set(run.id, { key, answer: await source.get(`runs/${run.id}/series?points=${MOST_POINTS}&${key}`) });
-  });
-}
-
 // One chart of one run: its curves in the order of the chart's measures; null where the run has none.
 function readChart(chart, answer) {
   if (chart.read) return chart.read(answer);
@@ -159,15 +133,14 @@ function readChart(chart, answer) {
 function chartLines(chart, run, several) {
   const all = seriesOf.get(run.id)?.answer;
   if (!all) return [];
-  const axis = axisOf(all, chosenAxis()), finer = zoomedOf.get(run.id)?.answer;
-  const found = readChart(chart, chart.read ? all : finer ?? all);
+  const axis = axisOf(all, chosenAxis()), found = readChart(chart, all);
   if (!axis || !found) return [];
-  const weight = chart.dots ? 0 : smoothing() ** (finer ?? all).width;
+  const weight = chart.dots ? 0 : smoothing() ** all.width;
   return found.flatMap((curve, m) => {
     if (!curve) return [];
     // What was not measured in every step is drawn from one measurement to the next.
     const known = [...curve.y.keys()].filter((i) => isNumber(curve.y[i]));
-    const y = known.map((i) => curve.y[i]), x = known.map((i) => axis.of(curve.step[i]));
+    const y = known.map((i) => curve.y[i]), x = known.map((i) => axis(curve.step[i]));
     if (!known.length) return [];
     const named = { run: several ? shortName(run) : "", name: found.filter(Boolean).length > 1 ? chart.names[m] : "" };
     const drawn = weight > 0 && y.length > 1 ? { raw: y, y: smoothed(y, weight) } : { y };
@@ -185,8 +158,8 @@ function drawCurveCharts(host, list, drawn) {
   for (const run of drawn) {
     const answer = seriesOf.get(run.id)?.answer, own = answer && axisOf(answer, chosenAxis());
     if (!own) continue;
-    low = Math.min(low, own.of(Math.min(answer.first, answer.held_out?.step[0] ?? answer.first)));
-    high = Math.max(high, own.of(answer.last));
+    low = Math.min(low, own(Math.min(answer.first, answer.held_out?.step[0] ?? answer.first)));
+    high = Math.max(high, own(answer.last));
   }
   const span = from !== null || to !== null ? { from: from ?? low, to: to ?? high } : low <= high ? { from: low, to: high } : {};
   const unit = { rollouts: " rollouts", tokens: " tokens" }[chosenAxis()] ?? "", before = chosenAxis() === "steps" ? "step " : "";
@@ -204,7 +177,7 @@ function drawCurveCharts(host, list, drawn) {
 }
 
 VIEWS.curves = {
-  needs: () => [...drawnRuns().flatMap((run) => [needSeries(run), needZoomed(run)]), needComparison(drawnRuns())].filter(Boolean),
+  needs: () => [...drawnRuns().map(needSeries), needComparison(drawnRuns())].filter(Boolean),
   draw() {
     const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf.has(run.id));
     for (const radio of byId("axis").elements) radio.checked = radio.value === axis;
@@ -253,8 +226,8 @@ function curvesNote(drawn, loaded, axis, count) {
   const older = rest.filter((run) => !Object.keys(answer(run).curves).some((name) => name.startsWith("m:")));
   if (older.length) notes.push(`No metrics of the optimizer (loss, entropy, gradient norm) were recorded: ${names(older)}.`);
   if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
-  const thinned = loaded.map((run) => (zoomedOf.get(run.id)?.answer ?? answer(run)).width), widest = Math.max(1, ...thinned);
-  if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps${isLive ? "; zoom in for finer ones" : ""}.`);
+  const widest = Math.max(1, ...loaded.map((run) => answer(run).width));
+  if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);
   if (count && smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
   if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it, plus, minus and 0 zoom.");
   return notes.join(" ");

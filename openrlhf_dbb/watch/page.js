@@ -145,7 +145,7 @@ function render() {
 
 // After a roll back, steps of the same numbers hold something else.
 function forget(id) {
-  for (const kept of [seriesOf, zoomedOf]) kept.delete(id);
+  seriesOf.delete(id);
   for (const path of answers.keys()) if (path.startsWith(`runs/${id}/`)) answers.delete(path);
 }
 

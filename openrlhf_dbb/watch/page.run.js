@@ -9,7 +9,6 @@ const PARTS = [
 // One rollout a prompt: no group of which the rewards could differ.
 const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "given" ? part
   : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
-const sum = (values) => values.reduce((all, value) => all + (value ?? 0), 0);
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
 
 function drawParts(host, parts, all, end = () => []) {
@@ -26,7 +25,7 @@ VIEWS.usage = {
     if (!answer) return 0;
     const { curves, totals, width } = answer, { step } = curves;
     const recorded = Boolean(totals) && step.length > 0;
-    for (const id of ["usage-numbers", "usage-charts", "usage-parts"]) byId(id).hidden = !recorded;
+    for (const id of ["usage-numbers", "usage-chart", "usage-parts"]) byId(id).hidden = !recorded;
     setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record what became of its rollouts."
       : (totals.single ? "One rollout a prompt: what has an advantage has it from the posterior, and zero variance is not defined."
         : "A group is mixed if some of its rollouts are right and some are wrong. What a mixed group costs: "
@@ -35,6 +34,8 @@ VIEWS.usage = {
     const cost = (value, format) => isNumber(value) ? format(value) : "-";
     drawNumbers(byId("usage-numbers"), [
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
+      ["zero-variance groups given an advantage",
+        totals.single ? "-" : `${whole(totals.given_groups)} of ${whole(totals.zero_variance_groups)}`],
       ["rollouts per mixed group", cost(totals.rollouts_per_mixed_group, decimal)],
       ["tokens per mixed group", cost(totals.tokens_per_mixed_group, whole)],
       ["rollouts generated", whole(totals.generated)],
@@ -48,25 +49,16 @@ VIEWS.usage = {
     const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
     const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: totals.parts[part.key] }));
     drawParts(byId("usage-parts"), counts, totals.generated);
-    const beside = [["replayed", "rollouts replayed"], ["skipped", "prompts skipped"]].filter(([key]) => sum(curves[key] ?? []) > 0);
     const stepsOf = (x) => {
       const i = nearest(middles, x);
       return (spans[i] > 1 ? `${whole(edges[i] + 1)} to ` : "") + whole(step[i]);
     };
     const axis = { whole: true, xText: stepsOf, nameOf: (x) => `step${stepsOf(x).includes(" ") ? "s" : ""} ${stepsOf(x)}`,
       xLabel: width > 1 ? `step (each bar: mean of ${whole(width)} steps)` : "step" };
-    const makeFigure = (name) => element("figure", { "data-chart": `usage-${name}` });
-    keyed(byId("usage-charts"), ["bars", ...(beside.length ? ["beside"] : [])], (name) => name, makeFigure, (figure, name) => {
-      if (name === "bars") {
-        chartOf(figure, { height: 280 }).update({ ...axis, title: "Rollouts generated per step",
-          bars: { x: middles, edges: edges.map((edge) => edge + 0.5), parts: counts.map((part) => ({ ...part, y: curves[part.key] })) },
-          legend: counts.map((part) => [() => swatch(part.className), part.name]), from: edges[0] + 0.5, to: step[step.length - 1] + 0.5 });
-      } else {
-        chartOf(figure).update({ ...axis, title: "Beside these, per step", low: 0,
-          lines: beside.map(([key, label], i) => ({ name: label, slot: i, x: middles, y: curves[key] })),
-          legend: beside.map(([, label], i) => [lineMark(i), label]) });
-      }
-    });
+    const parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
+    chartOf(byId("usage-chart"), { height: 280 }).update({ ...axis, title: "Rollouts generated per step",
+      bars: { x: middles, edges: edges.map((edge) => edge + 0.5), parts },
+      legend: counts.map((part) => [() => swatch(part.className), part.name]), from: edges[0] + 0.5, to: step[step.length - 1] + 0.5 });
     return answer.last;
   },
 };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,12 @@ from openrlhf_dbb.watch.answers import Answers
 from openrlhf_dbb.watch.runs import Listed
 from openrlhf_dbb.watch.visits import Visits
 from storage import PosteriorStore
-from storage.engine import chunks
 from storage.inspection import prompt_texts
 
-_POINTS = "1000"
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
 _BYTES_OF_VISIT, _BYTES_OF_PROMPT, _BYTES_OF_ROLLOUT = 75, 300, 220  # about, in the file, without texts
 
-_VISITS = f"""
-    SELECT prompt_id, {", ".join(details.VISIT)} FROM posterior_history WHERE run_id = :run ORDER BY step, prompt_id"""
-_KEPT = "SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout WHERE run_id = :run GROUP BY prompt_id, step"
 _KEPT_STEPS = f"""
     SELECT step, count(*) AS kept, CAST(sum(length(text) + {_BYTES_OF_ROLLOUT}) AS BIGINT) AS size
     FROM dbb_rollout WHERE run_id = :run GROUP BY step ORDER BY step DESC"""
@@ -88,7 +83,7 @@ class Collected:
         }
         self._runs = len(run_ids)
         for first, second in combinations(sorted(run_ids), 2):
-            self._add_answer(f"runs/{first}/compare/{second}", {})
+            self._add_answer(f"runs/{first}/compare/{second}")
         for place, run_id in enumerate(run_ids):
             size -= self._add(runs[run_id], size // (len(run_ids) - place))
 
@@ -98,21 +93,21 @@ class Collected:
         left_out = f" (--size {size})" if any(there < total for there, total, _ in counts) else ""
         return ", ".join(_counted(*row) for row in counts if row[1] or row[2] != "kept rollout") + left_out
 
-    def _add_answer(self, path: str, query: dict[str, str]) -> None:
-        self.answers[path] = self._source.answer(path, query)
+    def _add_answer(self, path: str) -> None:
+        self.answers[path] = self._source.answer(path, {})
 
     def _add(self, run: Listed, size: int) -> int:
         """Add the answers about one run; return about how many bytes its details take."""
         run_id = run.record.run_id
-        for name, query in (("series", {"points": _POINTS}), ("posteriors", {}), ("prompts", {}), ("about", {})):
-            self._add_answer(f"runs/{run_id}/{name}", query)
+        for name in ("series", "posteriors", "prompts", "about"):
+            self._add_answer(f"runs/{run_id}/{name}")
         steps, visits = self._store.query(_KEPT_STEPS, run=run_id), self._source.visits(run)
         rows, sizes = self._most_moved(visits)
         for_rollouts = min(sum(step.size for step in steps), max(size // 2, size - int(sizes.sum())))
         fits = int(np.searchsorted(np.cumsum(sizes), size - for_rollouts, side="right"))
         self._prompts += (fits, len(rows))
-        for prompt in self._details(run_id, visits, np.sort(rows[:fits])):
-            self.answers[f"runs/{run_id}/prompts/{prompt['id']}"] = prompt
+        for prompt_id in np.sort(visits.prompt_id[rows[:fits]]):
+            self._add_answer(f"runs/{run_id}/prompts/{prompt_id}")
         used = int(sizes[:fits].sum())
         return used + self._add_rollouts(run_id, steps, size - used)
 
@@ -124,33 +119,6 @@ class Collected:
         lengths = np.array([min(length, details.LONGEST_TEXT) for *_, length in texts], dtype=np.int64)
         return order, (visits.visits * _BYTES_OF_VISIT + _BYTES_OF_PROMPT + lengths)[order]
 
-    def _details(self, run_id: int, visits: Visits, rows: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """Yield the answers about these prompts; all visits are read at once, as a query a prompt takes too long."""
-        if not len(rows):
-            return
-        ids = visits.prompt_id[rows]
-        kept: dict[int, dict[int, int]] = {}
-        for row in self._store.query(_KEPT, run=run_id):
-            kept.setdefault(row.prompt_id, {})[row.step] = row.kept
-        table = self._visits_of(run_id, ids)
-        ends = np.searchsorted(table[:, 0], ids, side="right")
-        starts = np.searchsorted(table[:, 0], ids, side="left")
-        texts = prompt_texts(self._store, ids, length=details.LONGEST_TEXT)
-        for (prompt_id, text, label, _), row, start, end in zip(texts, rows, starts, ends, strict=True):
-            columns = dict(zip(details.VISIT, table[start:end, 1:].T.copy(), strict=True))
-            mean = float(visits.mean[row])
-            yield details.described(prompt_id, text, label, mean, columns, kept.get(prompt_id, {}))
-
-    def _visits_of(self, run_id: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return prompt id and ``VISIT`` of each visit of these prompts, ordered by prompt, then step."""
-        parts = [np.empty((0, 1 + len(details.VISIT)))]
-        with self._store.database.transaction() as connection:
-            for rows in chunks(connection, _VISITS, {"run": run_id}):
-                part = np.array(rows, dtype=np.float64)
-                parts.append(part[np.isin(part[:, 0].astype(np.int64), ids)])
-        table = np.concatenate(parts)
-        return table[np.argsort(table[:, 0], kind="stable")]
-
     def _add_rollouts(self, run_id: int, steps: Sequence[Any], size: int) -> int:
         """Add the kept rollouts of the last steps, as many whole steps as fit; return about how many bytes."""
         used, added = 0, []
@@ -159,7 +127,7 @@ class Collected:
                 break
             used += step.size
             added.append(step)
-            self._add_answer(f"runs/{run_id}/rollouts/{step.step}", {})
+            self._add_answer(f"runs/{run_id}/rollouts/{step.step}")
         self._rollouts += (sum(step.kept for step in added), sum(step.kept for step in steps))
         latest: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
         for step in added:

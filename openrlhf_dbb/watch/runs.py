@@ -68,8 +68,6 @@ class Runs:
     def __init__(self, store: PosteriorStore) -> None:
         self._store = store
         self._described: dict[str, tuple[str, dict[str, Any]]] = {}  # by uuid: version and numbers
-        self._held_out: dict[str, tuple[Any, dict[str, Any] | None]] = {}  # by uuid: evaluations' mark and numbers
-        self._templates: dict[str, tuple[str, str]] = {}  # by uuid
 
     def read(self) -> list[Listed]:
         """Return all runs, newest first.
@@ -100,7 +98,8 @@ class Runs:
             recent = connection.execute(_LAST_STEPS, {"run": run.run_id}).all()
             totals = usage(connection, run.run_id)
             seconds = number(_seconds_per_step(connection, run, recent))
-            template = self._template(connection, run)
+            prompts = [readable(row.prompt) for row in connection.execute(_SAMPLE, {"run": run.run_id})]
+        held_out = held_out_numbers(self._store, run)
         rollouts = sum(row.rollouts for row in recent[:RECENT])
         planned = _planned(recent)
         left = None if planned is None or seconds is None else number(max(planned - run.last_step, 0) * seconds)
@@ -120,30 +119,11 @@ class Runs:
             "reward": number(sum(row.successes for row in recent[:RECENT]) / rollouts) if rollouts else None,
             "seconds_per_step": seconds,
             "time_left_s": left,
-            "held_out": self._held_out_of(run, (marks.evaluations, marks.evaluated_at)),
+            "held_out": None if held_out is None else {name: number(value) for name, value in held_out.items()},
             "keeps_rollouts": marks.kept is not None,
             "mean_name": mean_name(run),
-            "template": template,
+            "template": template_of(prompts),
         }
-
-    def _held_out_of(self, run: RunRecord, mark: tuple[Any, Any]) -> dict[str, Any] | None:
-        kept = self._held_out.get(run.uuid)
-        if kept is not None and kept[0] == mark:
-            return kept[1]
-        numbers = held_out_numbers(self._store, run)
-        if numbers is not None:
-            numbers = {name: number(value) if isinstance(value, float) else value for name, value in numbers.items()}
-        self._held_out[run.uuid] = (mark, numbers)
-        return numbers
-
-    def _template(self, connection: Connection, run: RunRecord) -> tuple[str, str]:
-        """Return what a sample of the run's prompts begins and ends with; read once, when there are some."""
-        if run.uuid not in self._templates:
-            texts = [readable(row.prompt) for row in connection.execute(_SAMPLE, {"run": run.run_id})]
-            if not texts:
-                return "", ""
-            self._templates[run.uuid] = template_of(texts)
-        return self._templates[run.uuid]
 
 
 def mean_name(run: RunRecord) -> str:

@@ -47,14 +47,14 @@ _SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS moment, CAST(sum(rollouts) AS BIGINT) AS rewards,
            sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {_SUMS}
-    FROM dbb_step WHERE run_id = :run AND step BETWEEN :first AND :last GROUP BY (step - 1) / :width ORDER BY 1"""
+    FROM dbb_step WHERE run_id = :run AND step >= :first GROUP BY (step - 1) / :width ORDER BY 1"""
 _BEFORE = """
     SELECT count(*) - count(generated) AS uncounted, CAST(coalesce(sum(generated), 0) AS BIGINT) AS generated,
            CAST(coalesce(sum(generated_tokens), 0) AS BIGINT) AS generated_tokens
     FROM dbb_step WHERE run_id = :run AND step < :first"""
 _METRICS = f"""
     SELECT step, metrics, CASE WHEN length(shared) <= {_LONGEST_SHARED} THEN shared END
-    FROM dbb_step WHERE run_id = :run AND step BETWEEN :first AND :last ORDER BY step"""
+    FROM dbb_step WHERE run_id = :run AND step >= :first ORDER BY step"""
 _EXTENT = """
     SELECT coalesce(min(step), 0) AS first, coalesce(max(step), 0) AS last, min(created_at) AS began
     FROM dbb_step WHERE run_id = :run"""
@@ -81,20 +81,13 @@ def usage(connection: Connection, run_id: int) -> dict[str, Any]:
 
 
 def series(
-    store: PosteriorStore,
-    run: RunRecord,
-    *,
-    points: int,
-    after: int | None = None,
-    width: int | None = None,
-    first: int | None = None,
-    last: int | None = None,
+    store: PosteriorStore, run: RunRecord, *, points: int, after: int | None = None, width: int | None = None
 ) -> dict[str, Any]:
-    """Return the curves of a run from step ``first`` to ``last``, in at most ``points`` points.
+    """Return the curves of a run, in at most ``points`` points.
 
     Args:
         after: leaves out the points whose last step is not after this one. It is ignored if the points are no longer
-            of ``width`` steps, or if ``first`` or ``last`` is given.
+            of ``width`` steps.
 
     Returns:
         "curves": by name, (K,) each; "width", of a point; "full", whether no point was left out; "first", "last",
@@ -102,12 +95,11 @@ def series(
     """
     with store.database.transaction() as connection:
         extent = connection.execute(text(_EXTENT), {"run": run.run_id}).one()
-        begin, end = max(first or 1, extent.first), extent.last if last is None else min(last, extent.last)
-        chosen = _width(begin, end, points)
-        full = after is None or width != chosen or first is not None or last is not None or after > extent.last
-        if after is not None and not full:
-            begin = after // chosen * chosen + 1
-        drawn = _curves(connection, run.run_id, max(begin, 1), end, chosen, extent.began)
+        chosen = _width(extent.first, extent.last, points)
+        full = after is None or width != chosen or after > extent.last
+        # A point that has grown is sent again as a whole.
+        begin = 1 if full or after is None else after // chosen * chosen + 1
+        drawn = _curves(connection, run.run_id, begin, chosen, extent.began)
         unmeasured = connection.scalar(text(_UNMEASURED), {"run": run.run_id, "last": extent.last})
         totals = _totals(connection, run.run_id)
         probes = _probe_errors(connection, run.run_id, chosen)
@@ -133,10 +125,8 @@ def _width(first: int, last: int, points: int) -> int:
     return width
 
 
-def _curves(
-    connection: Connection, run_id: int, first: int, last: int, width: int, began: str | None
-) -> dict[str, list[Any]]:
-    key = {"run": run_id, "first": first, "last": last}
+def _curves(connection: Connection, run_id: int, first: int, width: int, began: str | None) -> dict[str, list[Any]]:
+    key = {"run": run_id, "first": first}
     rows = connection.execute(text(_POINTS), key | {"width": width}).all()
     before = connection.execute(text(_BEFORE), key).one()
     names = ("step", "rewards", "successes", "steps", "counted", *TOTALS)
@@ -240,10 +230,13 @@ def _totals(connection: Connection, run_id: int) -> dict[str, Any] | None:
         text("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'"), {"run": run_id}
     )
     unused = sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
+    mixed = mixed_groups(sums)
     names = ("steps", "generated", "generated_tokens", "trained", "replayed", "skipped", "groups")
     return {name: sums[name] for name in names} | {
         "filtered": sums["generated"] - sums["trained"],
-        "mixed_groups": number(mixed_groups(sums)),
+        "mixed_groups": number(mixed),
+        "zero_variance_groups": None if mixed is None else number(sums["groups"] - mixed),
+        "given_groups": None if mixed is None else number(sums["rescued"] * sums["groups"] / sums["generated"]),
         "rollouts_per_mixed_group": number(rollouts_per_mixed_group(sums)),
         "tokens_per_mixed_group": number(tokens_per_mixed_group(sums)),
         "single": of_single_rollouts(sums),
@@ -262,10 +255,10 @@ def _probe_errors(connection: Connection, run_id: int, width: int) -> dict[str, 
         return None
     step, samples, successes, squares, estimate, group = np.array(rows, dtype=np.float64).T
     point, row_V = np.unique((step - 1) // width, return_inverse=True)
-    found = {"estimate": estimate, "group": group}
+    estimates = {"estimate": estimate, "group": group}
     means = {
         name: np.bincount(row_V, squared_errors(values, samples, successes, squares)) / np.bincount(row_V)
-        for name, values in found.items()
+        for name, values in estimates.items()
     }
     last = np.searchsorted(step, (point + 1) * width, side="right") - 1
     return {
