@@ -104,12 +104,14 @@ def series(
         totals = _totals(connection, run.run_id)
         probes = _probe_errors(connection, run.run_id, chosen)
     settled = extent.last if unmeasured is None else unmeasured - 1
+    # Coarser than points of one step: pages that ask a moment apart then ask for the same, and share an answer.
+    grain = max(chosen, LATE_STEPS)
     return {
         "width": chosen,
         "full": full,
         "first": extent.first,
         "last": extent.last,
-        "settled": settled // chosen * chosen,
+        "settled": settled // grain * grain,
         "curves": drawn,
         "held_out": _held_out(store, run),
         "probes": probes,
