@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
-EPOCHS = ROOT / "docs" / "study" / "epochs.csv"
+EPOCHS = ROOT / "study" / "results" / "main" / "epochs.csv"
 EXPERIMENT = "n2"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {

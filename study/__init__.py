@@ -1,4 +1,4 @@
-"""The study of docs/study.md: does history make a better policy at equal rollouts?
+"""The study behind docs/evidence.md: does history make a better policy at equal rollouts?
 
     python -m study                 train a protocol's runs, measure, collect and draw (--protocol smoke: in minutes)
     python -m study.draw            redraw from the committed CSV files; needs no training stack
@@ -29,8 +29,8 @@ The paper's claims:
     claims.toml      what the paper says, how it is tested, and how it is judged; data only
     claims           reads it
     findings         numbers with intervals, and verdicts by its rules
-    paper_figures    the figures of docs/paper.md
-    paper_page       its tables
+    paper_figures    their figure
+    paper_page       their tables
 
 Collect and show:
     collect          from the store, event files and measurements to CSV
@@ -43,5 +43,5 @@ Collect and show:
     fewer            the test of fewer rollouts: arms, outcomes, tables, verdict
     verdict          the results in one line per comparison
     figures          the figures
-    page             everything drawn at once: figures, tables, the HTML page, the tables in docs/study.md
+    draw             tables and figures from the CSV files of results/
 """

@@ -113,7 +113,7 @@ def _lane(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from study import files, measure, page, run
+    from study import draw, files, measure, run
     from study.collect import collect
 
     into = getattr(arguments, "into", None) or arguments.output
@@ -121,8 +121,8 @@ def _collect(arguments: argparse.Namespace) -> int:
     if into != arguments.output:
         for name, key in measure.KEYS.items():
             files.merge(arguments.output / name, into / name, key)
-    written = page.draw(into, into)
-    print(f"{len(written)} files drawn in {into}; open {into / 'index.html'}")
+    written = draw.draw(into, into)
+    print(f"{len(written)} files written in {into}; read {into / 'tables.md'}")
     return 0
 
 

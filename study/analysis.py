@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +35,10 @@ DRAWS = 2000
 _DECIMALS = 12  # differences of accuracies that are equal on paper differ beyond
 
 
+Curve = tuple[Floats, Floats]
+"""Rollouts and accuracy of a run, both (E,)."""
+
+
 class Paired(NamedTuple):
     """Differences of two arms, paired by seed.
 
@@ -59,22 +63,19 @@ class Paired(NamedTuple):
     difference_R: Floats
 
 
-class Reached(NamedTuple):
-    """Rollouts that an arm needed to reach an accuracy.
+class Share(NamedTuple):
+    """Rollouts that an arm needs for GRPO's final accuracy, divided by those that GRPO itself needs.
 
     Attributes:
-        n, reached: curves, and those that reached it.
-        median: over all n, with infinity for curves that did not reach it; infinite if fewer than half did.
-        low, high: ends of the 95 % bootstrap interval over seeds; infinite if beyond the rollouts run.
-        most: rollouts of the longest run.
+        n: paired seeds.
+        share: of the mean curves; infinite if the arm's never gets there.
+        low, high: ends of the 95 % bootstrap interval over seeds; infinite where the arm's curve never gets there.
     """
 
     n: int
-    reached: int
-    median: float
+    share: float
     low: float
     high: float
-    most: float
 
 
 class Alignment(NamedTuple):
@@ -186,40 +187,36 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> fl
     return float(np.interp(target, accuracy_E[place - 1 : place + 1], rollouts_E[place - 1 : place + 1]))
 
 
-def efficiency(study: Study, experiment: str, arm: str) -> Reached | None:
-    """Rollouts that the arm needs to reach the final accuracy of GRPO at N = 8.
+def efficiency(study: Study, experiment: str, arm: str) -> Share | None:
+    """Share of GRPO's rollouts at N = 8 that the arm needs for the same accuracy; None if no seed has both."""
+    return share_needed(study.curves(experiment, arm), study.curves(TARGET, BASELINE))
 
-    A seed's target is the accuracy of its own GRPO run at N = 8, which started from the same model; seeds without one
-    are left out.
 
-    Returns:
-        None if no seed has both.
+def share_needed(curves: Mapping[int, Curve], targets: Mapping[int, Curve]) -> Share | None:
+    """Compare when two arms first reach the mean final accuracy of the second; None without a common seed.
+
+    Both sides follow one rule: the first crossing of the curve of means over seeds. A median of single crossings would
+    give the first arm the benefit of its fluctuations, and its bootstrap would choose between two seeds.
+
+    Args:
+        curves, targets: rollouts and accuracy, both (E,), by seed.
     """
-    targets = study.outcome(TARGET, BASELINE, "accuracy")
-    return reached(study.curves(experiment, arm), targets)
-
-
-def reached(curves: Mapping[int, tuple[Floats, Floats]], targets: Mapping[int, float]) -> Reached | None:
-    """Rollouts until curves (rollouts and accuracy, by seed) reach the same seed's target; None without a pair."""
-    curves = {seed: curve for seed, curve in curves.items() if seed in targets}
-    if not curves:
+    seeds = sorted(curves.keys() & targets.keys())
+    if not seeds:
         return None
-    needed_R = np.array([rollouts_needed(*curve, targets[seed]) for seed, curve in curves.items()])
-    drawn_B_R = needed_R[np.random.default_rng(0).integers(len(needed_R), size=(DRAWS, len(needed_R)))]
-    median_B = _quantile(drawn_B_R, 0.5)
-    return Reached(
-        n=len(needed_R),
-        reached=int(np.isfinite(needed_R).sum()),
-        median=float(_quantile(needed_R, 0.5)),
-        low=float(_quantile(median_B, (1 - LEVEL) / 2)),
-        high=float(_quantile(median_B, (1 + LEVEL) / 2)),
-        most=max(float(rollouts_E[-1]) for rollouts_E, _ in curves.values()),
+    drawn_B_R = np.random.default_rng(0).choice(np.array(seeds), size=(DRAWS, len(seeds)))
+    shares_B = np.array([_share(curves, targets, drawn_R) for drawn_R in drawn_B_R])
+    # An order statistic, since infinity cannot be interpolated.
+    low, high = np.quantile(shares_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    return Share(len(seeds), _share(curves, targets, seeds), float(low), float(high))
+
+
+def _share(curves: Mapping[int, Curve], targets: Mapping[int, Curve], seeds: Iterable[int]) -> float:
+    (rollouts_E, accuracy_E), (target_rollouts_E, target_accuracy_E) = (
+        np.mean([arm[seed] for seed in seeds], axis=0) for arm in (curves, targets)
     )
-
-
-def _quantile(values: Floats, share: float) -> Any:
-    """Along the last axis; always one of the values, as infinity cannot be interpolated."""
-    return np.quantile(values, share, axis=-1, method="inverted_cdf")
+    level = float(target_accuracy_E[-1])
+    return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
 
 
 def alignments(study: Study, n: int) -> dict[str, Alignment]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.formats import p_value, points
 from openrlhf_dbb.evaluation.statistics import ALPHA
-from study.analysis import Paired, Reached
+from study.analysis import Paired, Share
 
 PLUS_MINUS, ARROW = "\N{PLUS-MINUS SIGN}", "\N{RIGHTWARDS ARROW}"
 
@@ -85,16 +85,14 @@ def concluded(test: Paired, corrected: float) -> str:
     return f"{found}: no difference shown{smallest}"
 
 
-def rollouts_needed(found: Reached) -> list[str]:
-    """Three cells: how many curves reached the target, the median of the rollouts, its interval."""
-    reached = f"{found.reached} of {found.n}"
-    median, interval = f"not reached ({reached})", "-"
-    if math.isfinite(found.median):
-        median = f"{found.median:,.0f}"
-        interval = " to ".join(
-            f"{value:,.0f}" if math.isfinite(value) else f"> {found.most:,.0f}" for value in (found.low, found.high)
-        )
-    return [reached, median, interval]
+def rollouts_needed(found: Share | None) -> list[str]:
+    """Two cells: the share of GRPO's rollouts that an arm needs, and its 95 % interval."""
+    if found is None:
+        return ["-", "-"]
+    share, low, high = (
+        f"{value:.2f}" if math.isfinite(value) else "not reached" for value in (found.share, found.low, found.high)
+    )
+    return [share, f"{low} to {high}"]
 
 
 def count(seeds: int, pairs: int) -> str:

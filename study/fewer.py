@@ -117,9 +117,9 @@ def against_final(found: dict[Arm, Curves], arm: Arm) -> Paired:
     )
 
 
-def reached(found: dict[Arm, Curves], arm: Arm) -> analysis.Reached | None:
-    """Rollouts until the final accuracy of the same seed's GRPO at N = 8."""
-    return analysis.reached(found[arm], {seed: float(curve[1][-1]) for seed, curve in found.get(TARGET, {}).items()})
+def reached(found: dict[Arm, Curves], arm: Arm) -> analysis.Share | None:
+    """Rollouts that an arm needs for the final accuracy of GRPO at N = 8, as a share of GRPO's."""
+    return analysis.share_needed(found[arm], found.get(TARGET, {}))
 
 
 def makers() -> dict[str, Callable[[Study], Table]]:
@@ -184,17 +184,17 @@ def _target(study: Study, test: str) -> Table:
         row += [difference(half), interval(half)]
         ends = _ends_at_once(study, test, arm)
         most = f"{100 * max(ends):.2g}" if ends else "-"
-        rows.append([*row, *(rollouts_needed(needed) if needed else ["-"] * 3), most])
+        rows.append([*row, *rollouts_needed(needed), most])
     header = (
-        "arm", "n", "gain", "1/2 vs. target", "95 % interval", "reached", "rollouts (median)", "95 % interval",
+        "arm", "n", "gain", "1/2 vs. target", "95 % interval", "share of rollouts", "95 % interval",
         "ends at once, most %",
     )  # fmt: skip
     note = (
         "Gain: accuracy after all rollouts less that before training, in percentage points. Target: the same seed's "
-        "GRPO at N = 8 after all rollouts; compared with the arm after half as many. Rollouts: first crossing of the "
-        "target, on straight lines between the points; the lower median, with curves that never reach it counted as "
-        f"more than were run; interval by bootstrap over seeds, {analysis.DRAWS:,} draws. Ends at once: probability "
-        "that the trained policy's first token is the end token, on the seed where it is largest."
+        "GRPO at N = 8 after all rollouts; compared with the arm after half as many. Share of rollouts: where the "
+        "arm's mean curve first reaches GRPO's mean final accuracy, over where GRPO's own mean curve does; bootstrap "
+        f"over seeds, {analysis.DRAWS:,} draws. Ends at once: probability that the trained policy's first token is the "
+        "end token, on the seed where it is largest."
     )
     return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(found) > 1 else [], note)
 

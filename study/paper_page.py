@@ -1,4 +1,4 @@
-"""docs/paper.md: the table of the paper's claims, what decided them, and the figures."""
+"""The tables of the paper's claims: what decided each, and the verdicts."""
 
 from __future__ import annotations
 
@@ -8,30 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from study import findings, paper_figures, tables
-from study.cells import Table, markdown
+from openrlhf_dbb.evaluation.formats import p_value
+from study import analysis, findings, paper_figures
+from study.cells import Table, difference, markdown
 from study.claims import SCALES, Claim
 from study.data import Study
 from study.findings import NOT_RUN, Finding
-
-TABLES = ("summary", "claims", "more", "gpu", "cost")
-_PAGE = """# The paper, claim by claim
-
-<!-- table summary -->
-<!-- end -->
-
-<!-- table claims -->
-<!-- end -->
-
-<!-- table more -->
-<!-- end -->
-
-<!-- table gpu -->
-<!-- end -->
-
-<!-- table cost -->
-<!-- end -->
-"""
 
 Found = dict[tuple[str, str], tuple[Finding, ...]]
 """Findings of each test, by claim and scale."""
@@ -47,22 +29,18 @@ def found(claims: Mapping[str, Claim], study: Study) -> Found:
 
 
 def write(claims: Mapping[str, Claim], study: Study, folder: Path) -> list[Path]:
-    """Draw the figures into a folder, and fill in the tables of the document beside it, FOLDER.md.
-
-    A document that does not exist is made, with the tables alone.
-
-    Returns:
-        The files written.
+    """Write FOLDER/tables.md and the figure, and return the paths.
 
     Raises:
-        UsageError: the document has a wrong marker, or matplotlib or scipy is not installed.
+        UsageError: matplotlib or scipy is not installed.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     written = paper_figures.draw(study, folder)
-    document = folder.with_name(f"{folder.name}.md")
-    if not document.exists():
-        document.write_text(_PAGE, encoding="utf-8")
-    tables.fill(document, build(claims, study), TABLES)
-    return [*written, document]
+    path = folder / "tables.md"
+    path.write_text(
+        "# The paper, claim by claim\n\n" + "\n\n".join(build(claims, study).values()) + "\n", encoding="utf-8"
+    )
+    return [*written, path]
 
 
 def build(claims: Mapping[str, Claim], study: Study) -> dict[str, str]:
@@ -72,6 +50,7 @@ def build(claims: Mapping[str, Claim], study: Study) -> dict[str, str]:
         "claims": _claims(claims, results),
         "more": _more(claims, results),
         "gpu": _gpu(claims, results),
+        "clip": _clip(study),
         "cost": _cost(claims, study),
     }
     return {"summary": _summary(claims, results)} | {
@@ -124,6 +103,28 @@ def _gpu(claims: Mapping[str, Claim], results: Found) -> Table:
         if finding.n
     ]
     return Table("At the paper's scale", ("claim", "experiment", "ours", "n", "verdict"), rows)
+
+
+def _clip(study: Study) -> Table:
+    """Estimator and clip range, crossed: each of the two while the other is held."""
+    pairs = {
+        "DBB - GRPO, both with the standard range": ("dbb-standard", "grpo"),
+        "DBB - GRPO, both with the wide range": ("dbb", "grpo-wide"),
+        "wide - standard range, GRPO": ("grpo-wide", "grpo"),
+        "wide - standard range, DBB": ("dbb", "dbb-standard"),
+    }
+    outcomes = {"accuracy": "Acc@8", "best": "Best@8", "reward_last": "training reward", "ood": "out of distribution"}
+    rows = []
+    for experiment in ("sweep-n8", "sweep-n2"):
+        for label, (first, second) in pairs.items():
+            tests = [analysis.compare(study, experiment, first, second, name) for name in outcomes]
+            if tests[0].n > 1:
+                rows.append([experiment, label, str(tests[0].n), *(f"{difference(t)} ({p_value(t.p)})" for t in tests)])
+    note = (
+        "Percentage points, mean and standard error over n paired seeds; in brackets p of a two-sided paired t-test. "
+        "Looked at after the runs, and not corrected for the number of tests: a hypothesis."
+    )
+    return Table("Estimator and clip range, crossed", ("experiment", "difference", "n", *outcomes.values()), rows, note)
 
 
 def _cost(claims: Mapping[str, Claim], study: Study) -> Table:

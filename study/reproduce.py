@@ -21,7 +21,7 @@ from study.claims import SCALES, Claim
 from study.data import Study
 from study.protocol import PlannedRun, Protocol
 
-KNOWN = ("docs/study", "docs/paper")
+KNOWN = ("study/results/main", "study/results/paper")
 """Folders with rows of earlier runs, in a checkout."""
 Planned = list[tuple[Protocol, PlannedRun]]
 
@@ -40,14 +40,14 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--hours", type=float, metavar="H", help="start no run after H hours; the same command continues")
     run.add_argument("--lanes", type=int, metavar="L", help="runs side by side (one per core; one with CUDA)")
     run.add_argument("--dry_run", action="store_true", help="print the runs that are missing, and train none")
-    report = commands.add_parser("report", help="write the page", description="Collect the runs, and write the page.")
+    report = commands.add_parser("report", help="write the tables", description="Collect and tabulate.")
     report.set_defaults(command=_report)
     for each in (run, report):
         each.add_argument(
             "--output", type=Path, default=Path("paper-runs"), metavar="DIR", help="folder of the runs (%(default)s)"
         )
     report.add_argument(
-        "--into", type=Path, metavar="DIR", help="collect into this folder and write DIR.md (OUTPUT/paper)"
+        "--into", type=Path, metavar="DIR", help="collect into this folder and write DIR/tables.md (OUTPUT/paper)"
     )
     for each in (every, run, report):
         each.add_argument(

@@ -1,16 +1,13 @@
-"""The study's tables by name, and the document that shows them between markers."""
+"""The study's tables by name."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
-from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.formats import p_value
 from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
 from study import analysis, explanations, fewer
@@ -39,7 +36,6 @@ OUTCOMES = {
     "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and their printed names."""
-_MARK = re.compile(r"(<!-- table ([\w-]+) -->\n)((?:(?!<!-- ).)*)(<!-- end -->)?", re.DOTALL)
 
 
 def build(study: Study) -> dict[str, str]:
@@ -69,39 +65,6 @@ def _makers() -> dict[str, Callable[[Study], Table]]:
     made |= fewer.makers()
     made |= {"control": explanations.control, "masked": explanations.masked}
     return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
-
-
-def fill(path: Path, tables: dict[str, str], known: Collection[str] = ()) -> bool:
-    """Replace what stands between ``<!-- table NAME -->`` and ``<!-- end -->`` in a document by the table of that name.
-
-    A table without data becomes "Not measured."
-
-    Args:
-        path: of the document.
-        tables: as Markdown, by name.
-        known: names that a marker may have; by default those of the study's tables.
-
-    Returns:
-        Whether the document changed.
-
-    Raises:
-        UsageError: a marker names no table, or has no end.
-    """
-    known = known or ["verdict", *_makers()]
-
-    def replaced(mark: re.Match[str]) -> str:
-        start, name, _, end = mark.groups()
-        if name not in known:
-            raise UsageError(f"{path}: there is no table {name!r}; available: {', '.join(known)}")
-        if end is None:
-            raise UsageError(f"{path}: <!-- table {name} --> has no <!-- end -->; put one below the table")
-        return f"{start}\n{tables.get(name, 'Not measured.')}\n\n{end}"
-
-    before = path.read_text(encoding="utf-8")
-    after = _MARK.sub(replaced, before)
-    if after != before:
-        path.write_text(after, encoding="utf-8")
-    return after != before
 
 
 def _arms(study: Study, experiment: str) -> Table:
@@ -173,17 +136,14 @@ def _efficiency(study: Study) -> Table:
                 difference(analysis.paired(study.outcome(experiment, arm, name), target))
                 for name, target in targets.items()
             ]
-            rows.append([*row, f"{found.most:,.0f}", *final])
+            rows.append([*row, *final])
     header = (
-        "experiment", "arm", "n", "reached", "rollouts (median)", "95 % interval", "rollouts run", "final vs. target",
-        "exact vs. target",
+        "experiment", "arm", "n", "share of rollouts", "95 % interval", "final vs. target", "exact vs. target",
     )  # fmt: skip
     note = (
-        "First crossing of each seed's accuracy curve (linear between evaluations); the target is the same seed's "
-        "GRPO run at N = 8, which started from the same model. Curves that never reach it count as more rollouts than "
-        "were run; for an even number of seeds the lower median. Interval: bootstrap over seeds, "
-        f"{analysis.DRAWS:,} draws of the median. Final vs. target: accuracy in percentage points, mean "
-        f"{PLUS_MINUS} standard error; exact: of the saved policies."
+        "Share of rollouts: where the arm's mean curve (linear between evaluations) first reaches GRPO's mean final "
+        "accuracy at N = 8, over where GRPO's own mean curve does; paired seeds, bootstrap over them. Final vs. "
+        f"target: accuracy in percentage points, mean {PLUS_MINUS} standard error; exact: of the saved policies."
     )
     return Table("Rollouts needed for the final accuracy of GRPO at N = 8", header, rows, note)
 

@@ -1,14 +1,13 @@
-"""python -m study reproduce: what is listed, which runs are missing, and the page, from the rows of the repository."""
+"""python -m study reproduce: what is listed, which runs are missing, and the tables."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from study.__main__ import main
 
-ROOT = Path(__file__).parents[1]
-STUDY = str(ROOT / "docs" / "study")
+RESULTS = Path(__file__).parents[1] / "study" / "results"
+STUDY = str(RESULTS / "main")
 
 
 def command(capsys, *argv):
@@ -56,24 +55,18 @@ def test_wrong_requests_end_in_one_line(capsys, tmp_path, monkeypatch, argv, mes
     assert errors.startswith(message)
 
 
-def test_the_page_is_made_and_filled_in(capsys, tmp_path, monkeypatch):
+def test_the_tables_are_written(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    into = tmp_path / "docs" / "paper"
-    code, printed, _ = command(capsys, "report", "--into", str(into), "--known", STUDY)
-    page = into.with_name("paper.md")
-    assert (code, printed.splitlines()[-1]) == (0, str(page))
-    text = page.read_text()
+    code, printed, _ = command(capsys, "report", "--into", str(tmp_path / "paper"), "--known", STUDY)
+    path = tmp_path / "paper" / "tables.md"
+    assert (code, printed.splitlines()[-1]) == (0, str(path))
+    text = path.read_text()
     assert "- At the paper's scale, of 36 claims: 36 not run." in text
     assert "| DBB helps Dr.GRPO as well (`dr-grpo`) | Table 3, section 5.4: +1.96 (1.7B) points | +0.14 (" in text
     assert "| `dr-grpo` | n2 | +0.55 (+0.15 to +0.96) points | 8 | reproduced |" in text
-    page.write_text("# Ours\n\n<!-- table summary -->\nold\n<!-- end -->\n")
-    command(capsys, "report", "--into", str(into), "--known", STUDY)
-    assert page.read_text().startswith("# Ours\n\n<!-- table summary -->\n\n- At tiny scale, of 36 claims:")
 
 
-def test_the_page_of_the_repository_is_what_its_rows_give(capsys, tmp_path, monkeypatch):
-    known = [ROOT / "docs" / "study", ROOT / "docs" / "paper"]
+def test_the_committed_tables_are_those_of_the_committed_rows(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "docs" / "paper.md", tmp_path / "paper.md")
-    command(capsys, "report", "--into", str(tmp_path / "paper"), "--known", *map(str, known))
-    assert (tmp_path / "paper.md").read_text() == (ROOT / "docs" / "paper.md").read_text()
+    command(capsys, "report", "--into", str(tmp_path), "--known", str(RESULTS / "main"), str(RESULTS / "paper"))
+    assert (tmp_path / "tables.md").read_text() == (RESULTS / "paper" / "tables.md").read_text()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +9,11 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from openrlhf_dbb.errors import UsageError
-from study import analysis, cells, fewer, figures, files, page, tables, verdict
+from study import analysis, cells, files, tables, verdict
 from study.data import ARMS, ControlRow, EpochRow, ErrorRow, GradientRow, MaskedRow, RunRow, Study
+from study.draw import FOLDER, draw
 
-ROOT = Path(__file__).parents[1]
 PROMPTS = 2048
-DRAWN = figures.CAPTIONS.keys() - fewer.TESTS.keys()  # those of the test of fewer rollouts need points.csv
 
 
 def run(arm, seed, accuracy, *, experiment="n2", n=2, **more):
@@ -175,30 +172,30 @@ def test_rollouts_needed_by_hand(target, rollouts):
     assert analysis.rollouts_needed(rollouts_E, accuracy_E, target) == pytest.approx(rollouts)
 
 
-def reaching(finals):
-    """GRPO at N = 8 ends at 0.54 and 0.56 on seeds 1 and 2 (exact accuracy 0.53 and 0.55). DBB at N = 2 rises linearly
-    from 0.46 to these finals, in exact accuracy too."""
-    runs = [run("grpo", seed, at, experiment="n8", n=8, exact=at - 0.01) for seed, at in ((1, 0.54), (2, 0.56))]
-    runs += [run("dbb", seed, final, exact=final) for seed, final in finals.items()]
-    epochs = [epoch("dbb", seed, k, 0.46 + k * (v - 0.46) / 4) for seed, v in finals.items() for k in range(5)]
-    return Study(tuple(runs), tuple(epochs))
+def crossing(final, *, seeds=(1, 2)):
+    """GRPO at N = 8 rises from 0.46 to 0.54 and 0.56, DBB at N = 2 to ``final`` on every seed, both linearly."""
+    epochs = []
+    for seed in seeds:
+        for epoch_ in range(5):
+            target = 0.46 + epoch_ * (0.52 + 0.02 * seed - 0.46) / 4
+            epochs.append(epoch("grpo", seed, epoch_, target, experiment="n8"))
+            epochs.append(epoch("dbb", seed, epoch_, 0.46 + epoch_ * (final - 0.46) / 4))
+    return Study((), tuple(epochs))
 
 
-def test_rollouts_to_a_target_that_one_curve_does_not_reach():
-    # seed 1: 0.54 is half of the way to 0.62; seed 2: 0.56 is above 0.55; seed 3 has no target and does not count
-    found = analysis.efficiency(reaching({1: 0.62, 2: 0.55, 3: 0.55}), "n2", "dbb")
-    assert (found.n, found.reached, found.most) == (2, 1, 16384)
-    assert found.median == pytest.approx(8192)  # the lower of 8192 and more
-    assert (found.low, found.high) == (pytest.approx(8192), math.inf)
-    row = row_of(tables.build(reaching({1: 0.62, 2: 0.55, 3: 0.55}))["efficiency"], "DBB 0.5")
-    reached = ["2", "1 of 2", "8,192", "8,192 to > 16,384", "16,384"]
-    assert row == ["N = 2", "DBB 0.5", *reached, "+3.50 ± 4.50", "+4.50 ± 4.50"]  # 8 and -1, 9 and 0 points
+def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
+    # GRPO's mean ends at 0.55, nine points up; DBB has risen as much after 9/18 of its rollouts, a quarter of GRPO's
+    found = analysis.efficiency(crossing(0.64), "n2", "dbb")
+    whole = {arm: max(row.rollouts for row in crossing(0.64).epochs if row.arm == arm) for arm in ("grpo", "dbb")}
+    assert found.n == 2
+    assert found.share == pytest.approx(0.5 * whole["dbb"] / whole["grpo"])
+    # by seed alone: 8/18 and 10/18
+    assert (found.low, found.high) == pytest.approx([k / 18 * whole["dbb"] / whole["grpo"] for k in (8, 10)])
 
 
-def test_rollouts_to_a_target_that_most_curves_do_not_reach():
-    study = reaching({1: 0.53, 2: 0.55})
-    assert analysis.efficiency(study, "n2", "dbb").median == math.inf
-    assert row_of(tables.build(study)["efficiency"], "DBB 0.5")[4:6] == ["not reached (0 of 2)", "-"]
+def test_a_curve_that_never_gets_there():
+    found = analysis.efficiency(crossing(0.54), "n2", "dbb")
+    assert found.share == math.inf and found.high == math.inf
 
 
 def test_draws_of_a_batch_are_averaged_first():
@@ -282,23 +279,23 @@ def test_seeds_added_later_are_also_tested_alone():
     assert "repeated-long-n2" not in tables.build(first)
 
 
-def test_everything_is_drawn_and_the_page_is_self_contained(tmp_path):
-    write(made_up(seeds=3), tmp_path / "study")
-    document = tmp_path / "study.md"
-    document.write_text(
-        "Before.\n<!-- table pilot -->\nold\n<!-- end -->\nBetween.\n<!-- table verdict -->\n<!-- end -->\n"
-    )
-    names = {path.name for path in page.draw(tmp_path / "study", tmp_path / "study")}
-    assert names == {"tables.md", "index.html", "study.md"} | {f"{name}.png" for name in DRAWN}
-    text = document.read_text()
-    assert text.startswith("Before.\n<!-- table pilot -->\n\n**Learning rates") and "old" not in text
-    assert "<!-- end -->\nBetween.\n<!-- table verdict -->\n\n- N = 2: DBB 0.5 - GRPO" in text
-    html = (tmp_path / "study" / "index.html").read_text()
-    assert html.count('src="data:image/png;base64,iVBOR') == len(DRAWN)
-    assert not re.search(r'(src|href)="(?!data:|#)', html)
-    for name in ("arms-n2", "contrasts-n8", "efficiency", "mechanism-n8", "gradients", "mse", "pilot", "cost"):
-        assert f'<h3 id="{name}">' in html
-    assert not tables.fill(document, tables.build(files.load(tmp_path / "study")))  # a second time changes nothing
+def test_tables_and_figures_are_written(tmp_path):
+    write(made_up(seeds=3), tmp_path)
+    names = {path.name for path in draw(tmp_path, tmp_path)}
+    assert names == {"tables.md", "study_differences.png"}  # the test of fewer rollouts needs points.csv
+    text = (tmp_path / "tables.md").read_text()
+    for name in (
+        "verdict",
+        "arms-n2",
+        "contrasts-n8",
+        "efficiency",
+        "mechanism-n8",
+        "gradients",
+        "mse",
+        "pilot",
+        "cost",
+    ):
+        assert f"\n## {name}\n" in text
 
 
 @pytest.mark.parametrize("only", ["runs", "epochs", "gradients", "mse", "one seed", "no baseline"])
@@ -309,43 +306,17 @@ def test_whatever_was_not_run_is_left_out(tmp_path, only):
     elif only != "one seed":
         study = Study(**{only: getattr(study, only)})
     write(study, tmp_path / "study")
-    drawn = {path.stem for path in page.draw(tmp_path / "study", tmp_path / "study") if path.suffix == ".png"}
-    curves = {"accuracy", "methods", "mechanism-n2", "mechanism-n8"}
-    assert drawn == {
-        "runs": {"differences", "seeds"}, "epochs": curves, "gradients": {"gradients"}, "mse": {"mse"},
-        "one seed": DRAWN, "no baseline": set(),
-    }[only]  # fmt: skip
+    drawn = {path.stem for path in draw(tmp_path / "study", tmp_path / "study") if path.suffix == ".png"}
+    assert drawn == ({"study_differences"} if only in ("runs", "one seed") else set())
     made = tables.build(study)
     assert ("arms-n2" in made) == (only in ("runs", "one seed", "no baseline"))
     assert ("gradients" in made) == (only in ("gradients", "one seed"))
     assert not re.search(r"\bnan\b", "\n".join(made.values()))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("<!-- table arms-n3 -->\n<!-- end -->", "there is no table 'arms-n3'"),
-     ("<!-- table cost -->\n\n<!-- table mse -->\n<!-- end -->", "<!-- table cost --> has no <!-- end -->")],
-)  # fmt: skip
-def test_wrong_markers(tmp_path, text, message):
-    path = tmp_path / "study.md"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message):
-        tables.fill(path, {"cost": "new"})
-    assert path.read_text() == text
-
-
-def test_a_table_without_data_says_so(tmp_path):
-    path = tmp_path / "study.md"
-    path.write_text("<!-- table mse -->\n1\n<!-- end -->\n")
-    assert tables.fill(path, {})
-    assert path.read_text() == "<!-- table mse -->\n\nNot measured.\n\n<!-- end -->\n"
-
-
-@pytest.mark.skipif(not (ROOT / "docs/study/runs.csv").exists(), reason="the study has not been run")
-def test_the_document_shows_the_committed_numbers(tmp_path):
-    copy = tmp_path / "study.md"
-    copy.write_bytes((ROOT / "docs" / "study.md").read_bytes())
-    assert not tables.fill(copy, tables.build(files.load(ROOT / "docs/study"))), "run python -m study.draw"
+def test_the_committed_tables_are_those_of_the_committed_rows(tmp_path):
+    draw(FOLDER, tmp_path)
+    assert (tmp_path / "tables.md").read_text() == (FOLDER / "tables.md").read_text(), "run python -m study.draw"
 
 
 def test_the_control_is_paired_by_seed_and_shows_the_largest_probability_of_ending_at_once():

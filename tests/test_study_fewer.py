@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("scipy")
 pytest.importorskip("matplotlib")
 
-from study import fewer, figures, page, protocol, tables, verdict
+from study import fewer, figures, protocol, tables, verdict
 from study.data import ControlRow, PointRow, RunRow, Study
 
 ROLLOUTS, CURVE = np.array([0.0, 100.0, 200.0, 300.0, 400.0]), np.array([0.40, 0.44, 0.46, 0.47, 0.48])
@@ -63,12 +63,13 @@ def test_arms_are_compared_after_as_many_rollouts_with_holms_correction():
 
 def test_rollouts_until_the_final_accuracy_of_grpo():
     found = fewer.curves(made_up(), "few")
-    # 0.48: at 0.47 after 200 and 0.48 after 300 rollouts on seed 21; on seed 22 0.47 after 100 and 0.49 after 200
+    # The arm's mean curve is at 0.46 after 100 and at 0.48 after 200 rollouts; GRPO's is at 0.48 after 400.
+    # On seed 21 alone it takes 300; on seed 22 it is at 0.47 after 100 and at 0.49 after 200.
     needed = fewer.reached(found, fewer.Arm("n1", "single"))
-    assert (needed.n, needed.reached, needed.median) == (2, 2, pytest.approx(150))
-    assert (needed.low, needed.high) == (pytest.approx(150), pytest.approx(300))
-    assert fewer.reached(found, fewer.TARGET).median == 400
-    assert fewer.reached(found, fewer.Arm("n2", "auto")).reached == 0
+    assert (needed.n, needed.share) == (2, pytest.approx(200 / 400))
+    assert (needed.low, needed.high) == (pytest.approx(150 / 400), pytest.approx(300 / 400))
+    assert fewer.reached(found, fewer.TARGET).share == 1
+    assert fewer.reached(found, fewer.Arm("n2", "auto")).share == math.inf
 
 
 def test_the_tables():
@@ -79,9 +80,9 @@ def test_the_tables():
     assert (row[6][:5], row[7]) == ("+1.75", "-10.71 to +14.71")
     row = row_of(made["few-target"], "N = 1")
     assert row[:3] == ["N = 1", "2", "10.00 ± 1.00"]
-    assert row[3:] == ["+0.00 ± 1.00", "-12.71 to +12.71", "2 of 2", "150", "150 to 300", "0.2"]
+    assert row[3:] == ["+0.00 ± 1.00", "-12.71 to +12.71", "0.50", "0.38 to 0.75", "0.2"]
     assert row_of(made["few-target"], "GRPO, N = 8")[-1] == "-"
-    assert row_of(made["few-target"], "auto, N = 2")[5:7] == ["0 of 2", "not reached (0 of 2)"]
+    assert row_of(made["few-target"], "auto, N = 2")[5] == "not reached"
     assert row_of(made["few-target"], "GRPO, N = 8")[1] == "3"
     assert not {"chain-differences", "control-few-target"} & made.keys()
 
@@ -124,8 +125,7 @@ def test_the_verdict_has_a_line_for_each_arm():
 
 
 def test_the_figure_is_drawn_where_there_is_something_to_compare(tmp_path):
-    assert [path.name for path in figures.draw(made_up("chain"), tmp_path)] == ["chain.png"]
-    assert f'alt="{figures.CAPTIONS["chain"].split(":")[0]}' in page.write(made_up("chain"), tmp_path).read_text()
+    assert [path.name for path in figures.draw(made_up("chain"), tmp_path)] == ["study_chain.png"]
     alone = Study(points=tuple(points("few", "n8", "grpo", {21: CURVE})))
     assert figures.draw(alone, tmp_path) == []
     assert "few-target" not in tables.build(alone)
