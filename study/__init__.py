@@ -17,6 +17,7 @@ Measure, at the policies of finished runs and without the pipeline:
     policy_gradient  sampling, log-probabilities and gradients of a tiny policy
     exact            accuracy, without sampling where that is possible
     gradients        cosine of each estimator's update with a low-noise gradient
+    rare             GRPO and history from starts of 0.3 to 60 % right responses
     control          the same training in plain PyTorch, also with prompts drawn by their exact probabilities
 
 Simulate, where the truth is known (python -m study simulate):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
 from storage import StoreError
-from study import reproduce, simulate
+from study import rare, reproduce, simulate
 
 COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
 """Experiments that the control repeats by default, and on how many seeds."""
@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("reproduce", help="check the paper's claims, one by one")
     reproduce.add_commands(claims)
     simulate.add_command(commands)
+    rare.add_command(commands)
     again = commands.add_parser("collect", help="collect and draw the finished runs while others are still training")
     again.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder, and draw there")
     again.set_defaults(command=_collect)

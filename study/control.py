@@ -26,7 +26,7 @@ from study.exact import Task, read
 from study.policy_gradient import sample, token_log_probabilities
 from study.protocol import LEARNING_RATE, PlannedRun
 from study.tasks import kind
-from study.tokens import NOTHING
+from study.tokens import NOTHING, Tokens
 
 POINTS = 4
 """Equal parts of a training, after each of which the policy is measured."""
@@ -89,8 +89,7 @@ def train(
         epochs: as many steps as that many passes over the training prompts have; a multiple of ``POINTS``.
         prompts: P.
         mini_batch: prompts of a gradient step.
-        rate: learning rate of AdamW; its other values are the pipeline's (betas 0.9 and 0.95, no weight decay,
-            gradients clipped to norm 1).
+        rate: learning rate of AdamW.
         shortest: see :func:`study.policy_gradient.sample`.
 
     Returns:
@@ -101,37 +100,68 @@ def train(
         UsageError: the arm draws by exact probabilities, which the task does not have.
     """
     policy, tokens = task.policy(), task.train
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    optimizer = adamw(policy, rate)
     estimator = estimators.build(arm.estimator, **arm.parameters)
     state, form = estimator.initial_state(len(tokens.prompts)), FORMS.build(arm.form)
     generator, order = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     found = [task.accuracy(policy)]
     steps = epochs * len(tokens.prompts) // prompts
-    drawn = _drawn(task, policy, prompts, order) if arm.exact else _in_turn(task, prompts, order)
+    drawn = _drawn(task, policy, prompts, order) if arm.exact else in_turn(task, prompts, order)
     for step, members in zip(range(1, steps + 1), drawn, strict=False):
         batch = tokens.batch(members)
         responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
         rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
         estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
         advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
-        responses_R_L = responses_P_G_L.flatten(0, 1)
-        prompt_R = np.repeat(np.arange(prompts), rollouts)
-        with torch.no_grad():
-            old_R_L = token_log_probabilities(policy, batch, prompt_R, responses_R_L)
-        for rows in torch.randperm(len(prompt_R), generator=generator).split(mini_batch * rollouts):
-            logs_R_L = token_log_probabilities(policy, batch, prompt_R[rows], responses_R_L[rows])
-            there = responses_R_L[rows] != NOTHING
-            loss = _loss(logs_R_L - old_R_L[rows], advantages_R[rows, None], there, arm)
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-            optimizer.step()
+        update(policy, optimizer, batch, responses_P_G_L, advantages_R, arm, mini_batch * rollouts, generator)
         if step % (steps // POINTS) == 0:
             found.append(task.accuracy(policy))
     return found, task.ends_at_once(policy)
 
 
-def _in_turn(task: Task, prompts: int, order: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+def adamw(policy: Any, rate: float) -> torch.optim.AdamW:
+    """The pipeline's optimizer: betas 0.9 and 0.95, no weight decay."""
+    return torch.optim.AdamW(policy.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+
+
+def update(
+    policy: Any,
+    optimizer: torch.optim.AdamW,
+    batch: Tokens,
+    responses_P_G_L: torch.Tensor,
+    advantages_R: torch.Tensor,
+    arm: Arm,
+    mini_batch: int,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    """Train the policy on one batch: one optimizer step for each ``mini_batch`` rollouts, gradients clipped to norm 1.
+
+    Returns:
+        The log-probability of each response before the update, (R,).
+    """
+    responses_R_L = responses_P_G_L.flatten(0, 1)
+    prompt_R = np.repeat(np.arange(len(responses_P_G_L)), responses_P_G_L.shape[1])
+    with torch.no_grad():
+        old_R_L = token_log_probabilities(policy, batch, prompt_R, responses_R_L)
+    for rows in torch.randperm(len(prompt_R), generator=generator).split(mini_batch):
+        logs_R_L = token_log_probabilities(policy, batch, prompt_R[rows], responses_R_L[rows])
+        there = responses_R_L[rows] != NOTHING
+        loss = _loss(logs_R_L - old_R_L[rows], advantages_R[rows, None], there, arm)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    return old_R_L.sum(-1)
+
+
+@torch.no_grad()
+def response_log_probabilities(policy: Any, batch: Tokens, responses_P_G_L: torch.Tensor) -> torch.Tensor:
+    """Log-probability of each response, (R,)."""
+    prompt_R = np.repeat(np.arange(len(responses_P_G_L)), responses_P_G_L.shape[1])
+    return token_log_probabilities(policy, batch, prompt_R, responses_P_G_L.flatten(0, 1)).sum(-1)
+
+
+def in_turn(task: Task, prompts: int, order: np.random.Generator) -> Iterator[NDArray[np.int64]]:
     """Batches of one pass over the training prompts after the other, each (P,)."""
     while True:
         yield from order.permutation(len(task.train.prompts)).reshape(-1, prompts)

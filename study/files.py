@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
@@ -26,7 +26,7 @@ from study.data import (
     is_pilot,
 )
 
-_Row = TypeVar("_Row", RunRow, EpochRow, GradientRow, ErrorRow, PriorRow, ControlRow, MaskedRow, PointRow)
+_Row = TypeVar("_Row", bound=NamedTuple)
 
 
 def load(folder: Path) -> Study:
@@ -75,7 +75,7 @@ def read(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
     missing = [name for name in kind._fields if name not in header]
     if missing:
         raise UsageError(f"{path}: no column {', '.join(missing)}; collect the study again")
-    return tuple(kind(**{name: _value(path, types[name], name, row[name]) for name in kind._fields}) for row in rows)
+    return tuple(kind._make(_value(path, types[name], name, row[name]) for name in kind._fields) for row in rows)
 
 
 def read_texts(path: Path, header: Sequence[str]) -> list[dict[str, str]]:
