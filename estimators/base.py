@@ -118,11 +118,6 @@ class RewardEstimator(ABC):
         """
         return "real"
 
-    @property
-    def leave_one_out(self) -> bool:
-        """Whether every advantage form is to subtract :meth:`mean_without_each` in place of the mean."""
-        return False
-
     @abstractmethod
     def initial_state(self, num_prompts: int) -> State:
         """The state of ``num_prompts`` prompts, and of the run, before any rollout."""
@@ -220,8 +215,7 @@ class RewardEstimator(ABC):
         Args:
             lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
                 A fraction if several policies generated it. None: all 0.
-            leave_one_out: have the estimate tell its ``without_each``, as a form that declares ``leave_one_out`` needs
-                it. An estimator whose own ``leave_one_out`` is true always does.
+            leave_one_out: have the estimate tell its ``without_each``, for a form that declares ``leave_one_out``.
 
         Returns:
             The new state and the estimate to score these very groups with.
@@ -249,7 +243,7 @@ class RewardEstimator(ABC):
         new_state = self.update_late(state, rewards_P_G, lag_P) if late else self.update(state, rewards_P_G)
         new_state |= features
         estimate = self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
-        if leave_one_out or self.leave_one_out:
+        if leave_one_out:
             without_P_G = self.mean_without_each(new_state, rewards_P_G, estimate)
             estimate = dataclasses.replace(estimate, without_each=without_P_G)
         return new_state, estimate

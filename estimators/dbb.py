@@ -41,13 +41,6 @@ class DiscountedBetaBernoulli(RewardEstimator):
     A run that begins with another's state (warm start) goes on with its count of updates. Its groups are all later
     than those in the state, which it therefore only shrinks.
 
-    The posterior that scores a rollout has seen it. With ``baseline="leave_one_out"`` every advantage form subtracts
-    the mean without the rollout instead, which differs by a factor that depends on the prompt's history and on N::
-
-        X - (alpha - X) / (M - 1) = M / (M - 1) (X - mean)        M = alpha + beta after the update
-
-    Where M = 1 (or less, by rounding) nothing else is known, and the advantage is 0.
-
     Args:
         discount: lambda in (0, 1], weight kept per visit of the same prompt (per epoch, not per gradient
             step). 1 never forgets. The paper uses 0.25, 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
@@ -57,7 +50,6 @@ class DiscountedBetaBernoulli(RewardEstimator):
         forgetting: "visits" (the paper's) or "updates".
         updates_per_epoch: > 0, with "updates" only: policy updates (rollout batches) in which the past shrinks
             by ``discount`` once. 0: filled in by the trainer.
-        baseline: what a form subtracts from a reward: "posterior", the mean (the paper's), or "leave_one_out".
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
@@ -76,8 +68,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
         >>> estimate
         Estimate(mean=array([0.9]), variance=array([0.09]))
 
-    Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting``, late groups and ``baseline``
-    are our own.
+    Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` and late groups are our own.
     """
 
     discount: float = field(default=0.5, metadata={"help": "weight of the past per visit, in (0, 1]"})
@@ -87,10 +78,6 @@ class DiscountedBetaBernoulli(RewardEstimator):
     forgetting: str = field(default="visits", metadata={"help": "what the discount counts: visits or updates"})
     updates_per_epoch: float = field(
         default=0.0, metadata={"help": "with forgetting by updates: updates per discount; 0: one pass over the data"}
-    )
-
-    baseline: str = field(
-        default="posterior", metadata={"help": "what is subtracted from a reward: posterior or leave_one_out"}
     )
 
     name: ClassVar[str] = "dbb"
@@ -107,12 +94,6 @@ class DiscountedBetaBernoulli(RewardEstimator):
             raise ValueError(f"dbb.forgetting = {self.forgetting!r} is neither 'visits' nor 'updates'")
         if not 0 <= self.updates_per_epoch < np.inf:
             raise ValueError(f"dbb.updates_per_epoch = {self.updates_per_epoch!r} is not a finite number >= 0")
-        if self.baseline not in ("posterior", "leave_one_out"):
-            raise ValueError(f"dbb.baseline = {self.baseline!r} is neither 'posterior' nor 'leave_one_out'")
-
-    @property
-    def leave_one_out(self) -> bool:
-        return self.baseline == "leave_one_out"
 
     @property
     def support(self) -> Literal["binary", "unit", "real"]:

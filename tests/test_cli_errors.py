@@ -307,10 +307,10 @@ def test_a_run_from_before_a_parameter_of_its_estimator_is_resumed_with_the_defa
 ):
     with contextlib.closing(sqlite3.connect(tmp_path / "openrlhf_dbb.db")) as database, database:
         stored = json.loads(database.execute("SELECT parameters FROM dbb_run").fetchone()[0])
-        assert stored.pop("baseline") == "posterior"
+        assert stored.pop("partial_credit") is False
         database.execute("UPDATE dbb_run SET parameters = ?", [json.dumps(stored)])
     start_until_launch(command, monkeypatch, "--resume", "mine")
-    code, said = command("--resume", "mine", "--dbb.baseline", "leave_one_out")
+    code, said = command("--resume", "mine", "--dbb.partial_credit")
     assert code == 2 and "it was trained with estimator parameters" in said
 
 

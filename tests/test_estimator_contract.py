@@ -14,7 +14,6 @@ import estimators
 
 CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
-CASES["dbb leaving one out"] = estimators.build("dbb", baseline="leave_one_out")
 for kind in estimators.FEATURES:
     CASES[f"predicted_prior, {kind}"] = estimators.build("predicted_prior", features=kind, updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]

@@ -114,7 +114,6 @@ def test_dbb_by_updates_must_know_the_length_of_an_epoch():
         ("dbb", {"prior_alpha": 0.0}, r"dbb.prior_alpha = 0.0 is not"),
         ("dbb", {"prior_beta": math.inf}, r"dbb.prior_beta = inf is not"),
         ("dbb", {"forgetting": "epochs"}, r"dbb.forgetting = 'epochs' is neither 'visits' nor 'updates'"),
-        ("dbb", {"baseline": "mean"}, r"dbb.baseline = 'mean' is neither 'posterior' nor 'leave_one_out'"),
         ("dbb", {"updates_per_epoch": -1.0}, r"dbb.updates_per_epoch = -1.0 is not"),
         ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
         ("ema", {"discount": 1.0}, r"ema.discount = 1.0 is not in \[0, 1\)"),

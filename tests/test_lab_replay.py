@@ -58,16 +58,6 @@ def test_rerun():
     np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
 
 
-def test_replayed_rollouts_are_left_out_of_their_own_baseline_if_the_estimator_says_so():
-    again = rerun(specs.parse("dbb:discount=0.5,baseline=leave_one_out"), hand_made())
-    # The posteriors above less one success, or one failure.
-    left_out = [[0.5 / 2, 1.5 / 2, np.nan, np.nan], [2.5 / 4] * 3 + [3.5 / 4], [4.75 / 5.5] * 4]
-    np.testing.assert_allclose(again.estimate.baseline, left_out)
-    deviations = np.sqrt(again.estimate.mean * (1 - again.estimate.mean))
-    sizes = np.array([0.75 + 0.75, 3 * 0.375 + 0.875, 4 * 0.75 / 5.5]) / deviations
-    assert criteria.advantages(hand_made(), again.estimate).size == pytest.approx(sizes.sum() / 10)
-
-
 class Before(DiscountedBetaBernoulli):
     reads = "before"
 

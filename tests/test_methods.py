@@ -280,11 +280,6 @@ REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisatio
             f"single: {PLAIN}, one rollout a prompt; estimator auto; advantage X - (p without X); "
             "loss seq-mean-token-mean; clip 0.98 0.98; no KL",
         ),
-        (
-            ["--dbb.baseline", "leave_one_out"],
-            f"grpo: {PLAIN}; estimator dbb, each rollout left out of its own baseline; {FORM}; "
-            "loss seq-mean-token-mean; clip 0.98 0.98; no KL",
-        ),
     ],
 )
 def test_the_start_tells_what_is_trained_piece_by_piece(argv, text):

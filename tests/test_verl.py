@@ -211,16 +211,6 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     ]
 
 
-def test_a_rollout_may_be_left_out_of_its_baseline(queue, tmp_path):
-    leaving = "+algorithm.posterior.parameters.baseline=leave_one_out"
-    overrides = ["+algorithm.posterior.parameters.discount=0.5", "algorithm.norm_adv_by_std_in_grpo=False"]
-    ours = trainer(posterior_config(tmp_path, leaving, *overrides, estimator="dbb"))
-    with ours.posteriors:
-        found = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 0.0])]), {}))
-    # alpha, beta = 0.5 + 1, 0.5 + 3: less the success 0.5 / 4, less a failure 1.5 / 4
-    assert found == pytest.approx([1 - 0.5 / 4, -1.5 / 4, -1.5 / 4, -1.5 / 4], rel=1e-6)
-
-
 def test_a_prompt_drawn_twice_in_a_step_is_one_group(queue, tmp_path):
     ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
     twice = [(TEXTS[0], LABELS[0], [1.0, 1.0]), (TEXTS[0], LABELS[0], [0.0, 0.0])]

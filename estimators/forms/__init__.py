@@ -6,8 +6,7 @@
     reinforce_baseline  X - p, whitened over the response tokens of the batch: REINFORCE++-baseline
     rloo                X less the mean without it: RLOO
 
-X is a reward, p and v are the estimated mean and variance of one reward. An estimator may have every form take the mean
-without X in place of p (``dbb.baseline``).
+X is a reward, p and v are the estimated mean and variance of one reward.
 
 Example:
     >>> import numpy as np

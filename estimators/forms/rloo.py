@@ -16,8 +16,7 @@ class Rloo(Form):
     one rollout in the mean p, it is ``(X - p) / (1 - c)``:
 
     - ``point``: c = 1 / N, so N / (N - 1) (X - p), the published form.
-    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p): what ``dr_grpo`` gives with
-      ``dbb.baseline`` "leave_one_out".
+    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p).
 
     This holds where the estimator has seen X itself. Where it has seen the score behind it (before a length penalty),
     the score is left out of p and X is compared with the rest. An estimator that reads before the update has c = 0. One

@@ -100,10 +100,9 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """What is trained, piece by piece, in one paragraph; from the arguments, so that it holds whatever was changed."""
     low, high = args.actor.eps_clip_low_high
-    leaves_out = getattr(getattr(args, estimator, None), "baseline", "") == "leave_one_out"
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
-        f"estimator {estimator}" + ", each rollout left out of its own baseline" * leaves_out,
+        f"estimator {estimator}",
         f"advantage {_formula(args.algo.advantage)}",
         f"loss {args.actor.loss_agg_mode}" + _length(args),
         f"clip {low:g} {high:g}",
