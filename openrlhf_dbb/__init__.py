@@ -36,11 +36,11 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Posteriors", "Scored", "__version__"]
+__all__ = ["Posteriors", "Probes", "Responses", "Scored", "StepExtras", "__version__"]
 
 if TYPE_CHECKING:
     from openrlhf_dbb.core.posteriors import Posteriors
-    from openrlhf_dbb.core.scored import Scored
+    from openrlhf_dbb.core.step import Probes, Responses, Scored, StepExtras
 else:  # a type checker would take a function that answers to any name for all names
 
     def __getattr__(name: str) -> Any:
@@ -50,4 +50,5 @@ else:  # a type checker would take a function that answers to any name for all n
         return getattr(import_module(_LAZY[name]), name)
 
 
-_LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors", "Scored": "openrlhf_dbb.core.scored"}
+_STEP = "openrlhf_dbb.core.step"
+_LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors"} | dict.fromkeys(__all__[1:-1], _STEP)

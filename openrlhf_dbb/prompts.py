@@ -14,7 +14,7 @@ from typing import Any
 
 from openrlhf_dbb import rows as data_rows
 from openrlhf_dbb import upstream
-from openrlhf_dbb.core.rollouts import dataset_digest
+from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILES
 from openrlhf_dbb.rewards import labels as math_labels

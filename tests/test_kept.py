@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import Posteriors
-from openrlhf_dbb.core.kept import Responses, chosen
+from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import rows_to_keep as chosen
 
 PROMPTS = [(f"prompt {i}", str(i)) for i in range(200)]
 
@@ -74,8 +75,9 @@ def test_a_trainer_hands_over_its_texts(posteriors):
 
     texts = Texts(["a right", "b wrong", "a missing", "b right"])
     posteriors.observe(
-        1, ["a", "b", "a", "b"], ["1", "2", "1", "2"], [1, 0, None, 1], tokens=[3, 4, 5, 6],
-        responses=Responses(texts, truncated=[False, True, False, False], log_probs=[-1, -2, np.nan, -4], keep=3),
+        1, ["a", "b", "a", "b"], ["1", "2", "1", "2"], [1, 0, None, 1],
+        extras=StepExtras(tokens=[3, 4, 5, 6], responses=Responses(
+            texts, truncated=[False, True, False, False], log_probs=[-1, -2, np.nan, -4], keep=3)),
     )  # fmt: skip
     posteriors.settle()
     rows = posteriors.store.query(
@@ -96,15 +98,17 @@ def test_a_trainer_hands_over_its_texts(posteriors):
 @pytest.mark.parametrize(
     ("responses", "message"),
     [
-        (Responses(["only one"]), "there are 1 response texts for 2 rollouts; pass one for each"),
-        (Responses(["a", "b"], truncated=[True]), r"truncated has shape \(1,\); one value for each of the 2 rollouts"),
+        (Responses(["only one"]), r"response texts has shape \(1,\)"),
+        (
+            Responses(["a", "b"], truncated=[True]),
+            r"truncated has shape \(1,\); pass one value for each of the 2 rollouts",
+        ),
         (Responses(["a", "b"], log_probs=[[1, 2]]), r"log_probs has shape \(1, 2\)"),
-        (Responses(["a", "b"], keep=-1), "-1 rollouts cannot be kept; give 0 or more, or None for all"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_changes(posteriors, responses, message):
     with pytest.raises(ValueError, match=message):
-        posteriors.observe(1, ["a", "a"], ["1", "1"], [1, 0], responses=responses)
+        posteriors.observe(1, ["a", "a"], ["1", "1"], [1, 0], extras=StepExtras(responses=responses))
     scored = posteriors.observe(1, ["a", "a"], ["1", "1"], [1, 0])
     assert posteriors.step == 1 and scored.mean.tolist() == [0.5, 0.5]
 

@@ -9,7 +9,7 @@ import pytest
 
 from estimators import Estimate
 from estimators.dbb import DiscountedBetaBernoulli
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import criteria, recorded, specs
@@ -305,7 +305,7 @@ def late(open_new):
             prompts = [prompt for prompt in groups for _ in range(4)]
             rewards = [float(sample < successes) for successes, _ in groups.values() for sample in range(4)]
             versions = [version for _, of_group in groups.values() for version in of_group]
-            posteriors.observe(step, prompts, [""] * len(prompts), rewards, policy_versions=versions)
+            posteriors.observe(step, prompts, [""] * len(prompts), rewards, extras=StepExtras(policy_versions=versions))
         ids = [posteriors.prompt_ids["a", ""], posteriors.prompt_ids["b", ""]]
     return store, recorded.read(types.SimpleNamespace(run="late", store_url=store.url)), ids
 

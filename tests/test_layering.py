@@ -144,7 +144,7 @@ def _loaded(code):
         ("storage", {"storage", "numpy", "sqlalchemy"}, (*HEAVY, "estimators", "psycopg")),
         # what decides about rollouts and counts them
         ("openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, (*STACK, "storage")),
-        ("openrlhf_dbb.core.usage, openrlhf_dbb.core.posteriors", {"storage"}, STACK),
+        ("openrlhf_dbb.core.posteriors", {"storage"}, STACK),
         ("openrlhf_dbb.methods", {"openrlhf_dbb"}, STACK),
         (
             "openrlhf_dbb.core.replay.cache, openrlhf_dbb.core.replay.normalization",

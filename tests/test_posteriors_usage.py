@@ -7,7 +7,7 @@ import pytest
 
 import estimators
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.rollouts import Rollouts
+from openrlhf_dbb.core.step import Rollouts, StepExtras
 from openrlhf_dbb.core.usage import usage
 
 NAN = math.nan
@@ -29,22 +29,20 @@ def test_a_step_by_hand():
         (G, True, [0, 0, 0, 0], 1),
     ]
     prompts = [prompt for prompt, *_ in groups for _ in range(4)]
-    rollouts = Rollouts(
-        prompts=prompts,
-        rewards=np.zeros(32),  # not read here, nor are the scores
-        scores=np.zeros(32),
+    extras = StepExtras(
         tokens=np.repeat([tokens for *_, tokens in groups], 4),
         trained=np.repeat([trained for _, trained, *_ in groups], 4),
         replayed={B: (2, 21), E: (3, 30)},
         skipped={E: 2, B: 1},
     )
+    rollouts = Rollouts.checked(*zip(*prompts, strict=True), np.zeros(32), None, extras)
     members = [F, D, C, B, A, G]  # by id
     rows = usage(
         rollouts,
         IDS,
         group_R=np.array([members.index(prompt) for prompt in prompts]),
         ids_P=np.array([IDS[prompt] for prompt in members]),
-        zero_variance_P=np.array([True, False, True, False, True, True]),
+        zero_variance_R=np.array([prompt not in (D, B) for prompt in prompts]),
         advantages_R=np.concatenate([advantages for *_, advantages, _ in groups]).astype(float),
     )
     assert {name: values.tolist() for name, values in vars(rows).items()} == {
@@ -85,7 +83,9 @@ def observe(ours, step, *groups, **beside):
     sizes = [len(scores) for *_, scores in groups]
     texts, labels = zip(*(KEYS[prompt] for prompt, *_, scores in groups for _ in scores), strict=True)
     trained = np.repeat([trained for _, trained, _ in groups], sizes)
-    scored = ours.observe(step, texts, labels, scores, tokens=np.full(len(scores), 10), trained=trained, **beside)
+    scored = ours.observe(
+        step, texts, labels, scores, extras=StepExtras(tokens=np.full(len(scores), 10), trained=trained, **beside)
+    )
     ours.settle()
     return np.split(scored.advantages, np.cumsum(sizes)[:-1])
 

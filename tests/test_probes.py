@@ -5,8 +5,8 @@ import pytest
 
 import estimators
 import storage
-from openrlhf_dbb.core import probes
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.step import Probes, StepExtras, probe_metrics, probe_rows, probed_prompts
 
 MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]
 NAN = np.nan
@@ -14,16 +14,16 @@ NAN = np.nan
 
 def test_the_chosen_prompts_are_about_the_fraction_asked_for():
     # binomial: standard deviation sqrt(0.1 * 0.9 / 10000) = 0.003
-    assert abs(len(probes.chosen(MANY, 0.1, seed=42)) / 10_000 - 0.1) < 4 * 0.003
-    assert probes.chosen(MANY, 0.0, seed=42) == set()
-    assert probes.chosen(MANY, 1.0, seed=42) == set(MANY)
+    assert abs(len(probed_prompts(MANY, 0.1, seed=42)) / 10_000 - 0.1) < 4 * 0.003
+    assert probed_prompts(MANY, 0.0, seed=42) == set()
+    assert probed_prompts(MANY, 1.0, seed=42) == set(MANY)
 
 
 def test_the_choice_depends_on_prompt_label_and_seed_alone():
-    chosen = probes.chosen(MANY, 0.1, seed=42)
-    assert probes.chosen(reversed(MANY[:100]), 0.1, seed=42) == chosen & set(MANY[:100])
-    assert chosen < probes.chosen(MANY, 0.2, seed=42)
-    others = [probes.chosen(MANY, 0.1, seed=43), probes.chosen([(text, "?") for text, _ in MANY], 0.1, seed=42)]
+    chosen = probed_prompts(MANY, 0.1, seed=42)
+    assert probed_prompts(reversed(MANY[:100]), 0.1, seed=42) == chosen & set(MANY[:100])
+    assert chosen < probed_prompts(MANY, 0.2, seed=42)
+    others = [probed_prompts(MANY, 0.1, seed=43), probed_prompts([(text, "?") for text, _ in MANY], 0.1, seed=42)]
     for other in others:
         overlap = {text for text, _ in chosen} & {text for text, _ in other}
         assert len(overlap) < 0.02 * 10_000  # 100 expected of independent tenths
@@ -32,15 +32,15 @@ def test_the_choice_depends_on_prompt_label_and_seed_alone():
 def test_metrics_by_hand():
     scores_Q_M = np.array([[1.0, 0, 0, 0], [0.2, 0.6, NAN, NAN], [1, NAN, NAN, NAN]])
     # (0.5 - 0.25)^2 - 0.25 * 0.75 / 3 and (0.5 - 0.4)^2 - 0.08 / 2; a single score is not measured.
-    rows = probes.rows(np.arange(3), scores_Q_M)
-    logged = probes.metrics(np.array([0.5, 0.5, 0.5]), np.array([0.25, 0.4, 1]), rows)
+    rows = probe_rows(np.arange(3), scores_Q_M)
+    logged = probe_metrics(np.array([0.5, 0.5, 0.5]), np.array([0.25, 0.4, 1]), rows)
     assert logged == pytest.approx({"probe/groups": 3, "probe/mse": -0.03 / 2, "probe/mse_point": -0.1025 / 2})
 
 
 def test_a_probe_with_a_single_score_is_counted_but_not_measured():
-    single, none = probes.rows(np.array([1]), np.array([[1.0, NAN]])), probes.rows(np.arange(0), np.empty((0, 4)))
-    assert probes.metrics(np.array([0.5]), np.array([0.5]), single) == {"probe/groups": 1.0}
-    assert probes.metrics(np.empty(0), np.empty(0), none) == {"probe/groups": 0.0}
+    single, none = probe_rows(np.array([1]), np.array([[1.0, NAN]])), probe_rows(np.arange(0), np.empty((0, 4)))
+    assert probe_metrics(np.array([0.5]), np.array([0.5]), single) == {"probe/groups": 1.0}
+    assert probe_metrics(np.empty(0), np.empty(0), none) == {"probe/groups": 0.0}
 
 
 PROMPTS = [(f"{i}+1=", str(i + 1)) for i in range(3)]
@@ -67,13 +67,13 @@ def observe(ours, step, rewards_P_G, probed=None):
     """One step with a group of every prompt."""
     rewards_P_G = np.asarray(rewards_P_G, dtype=float)
     texts, labels = zip(*(prompt for prompt in PROMPTS for _ in range(rewards_P_G.shape[1])), strict=True)
-    scored = ours.observe(step, texts, labels, rewards_P_G.reshape(-1), probed=probed)
+    scored = ours.observe(step, texts, labels, rewards_P_G.reshape(-1), extras=StepExtras(probes=probed))
     ours.settle()
     return scored
 
 
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
-PROBED = probes.Probes([PROMPTS[1], PROMPTS[0]], np.array([[1.0, 0, 0, 0], [1, 1, 0, NAN]]))
+PROBED = Probes([PROMPTS[1], PROMPTS[0]], np.array([[1.0, 0, 0, 0], [1, 1, 0, NAN]]))
 
 
 def test_probes_are_stored_with_the_step_and_measure_both_estimates(posteriors):
@@ -103,14 +103,14 @@ def test_probes_change_nothing_that_is_trained_or_estimated(posteriors):
 def test_a_probe_without_a_score_or_without_an_estimate_is_left_out(posteriors):
     ours, store = posteriors("dbb")
     groups = [[1, 0], [NAN, NAN], [0, 0]]
-    scored = observe(ours, 1, groups, probes.Probes(PROMPTS, np.array([[1.0, 0], [1, 0], [NAN, NAN]])))
+    scored = observe(ours, 1, groups, Probes(PROMPTS, np.array([[1.0, 0], [1, 0], [NAN, NAN]])))
     assert [row[0] for row in store.query("SELECT prompt FROM probes JOIN prompts USING (prompt_id)")] == ["0+1="]
     assert scored.metrics["probe/groups"] == 1
 
 
 def test_real_scores_are_stored_with_their_squares(posteriors):
     ours, store = posteriors("dbb", partial_credit=True)
-    observe(ours, 1, GROUPS, probes.Probes([PROMPTS[2]], np.array([[0.5, 0.25]])))
+    observe(ours, 1, GROUPS, Probes([PROMPTS[2]], np.array([[0.5, 0.25]])))
     assert [tuple(row) for row in store.query("SELECT samples, successes, squares FROM dbb_probe")] == [
         (2, 0.75, 0.3125)
     ]

@@ -220,11 +220,11 @@ def probed(lane, tmp_path_factory):
 
 
 def test_the_chosen_prompts_are_probed_at_every_visit_and_no_others(probed):
-    from openrlhf_dbb.core.probes import chosen
+    from openrlhf_dbb.core.step import probed_prompts
 
     folder, result = probed
     prompts = {(text, label): number for number, text, label in rows(folder, "SELECT * FROM prompts")}
-    ids = {prompts[prompt] for prompt in chosen(prompts, 0.25, seed=42)}
+    ids = {prompts[prompt] for prompt in probed_prompts(prompts, 0.25, seed=42)}
     assert 0 < len(ids) < 32
     visits = set(rows(folder, "SELECT step, prompt_id FROM posterior_history"))
     assert set(rows(folder, "SELECT step, prompt_id FROM probes")) == {visit for visit in visits if visit[1] in ids}

@@ -550,5 +550,5 @@ def test_a_verifier_that_fails_for_all_stops_the_training(model, tmp_path):
     def broken(completions, **_):
         return [None] * len(completions)
 
-    with pytest.raises(ValueError, match=r"none of the 16 rollouts of step 1 could be verified; fix the verifier"):
+    with pytest.raises(ValueError, match=r"none of the 16 rollouts of the step could be verified; fix the verifier"):
         trainer(model, tmp_path, broken).train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.core.rollouts import Key
+from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.core.strategies import Drawn, Predictive, Sampler
 
 Row = tuple[list[Drawn], list[str], list[Any], list[Any]]

@@ -21,11 +21,8 @@ from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.actors.responses import INCLUSION, VERSION, WEIGHT
 from openrlhf_dbb.core import ALL
-from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.probes import Probes
-from openrlhf_dbb.core.rollouts import Floats, Key
-from openrlhf_dbb.core.scored import Scored
+from openrlhf_dbb.core.step import Floats, Key, Probes, Responses, Scored, StepExtras
 
 _LEAST_VARIANCE = 1e-8
 
@@ -128,31 +125,34 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
         rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
         prompts, labels = zip(*_prompts(experiences), strict=True)
-        scored = self.posteriors.observe(
-            step.step,
-            prompts,
-            labels,
-            rewards_R,
-            scores=scores.numpy(),
+        extras = StepExtras(
             tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
             trained=np.arange(len(rewards_R)) < sum(len(experience.rewards) for experience in trained),
             replayed={key: (len(old), sum(len(r.log_probs) for r in old)) for key, old in replayed.items()},
             skipped=step.rollouts.skipped,
-            form=self.advantage_estimator,
-            probed=step.probed,
+            probes=step.probed,
             responses=self._responses(experiences),
             policy_versions=_of_info(experiences, VERSION),
             inclusion=_of_info(experiences, INCLUSION),
             weights=_of_info(experiences, WEIGHT),
             fates=step.rollouts.fates,
         )
+        scored = self.posteriors.observe(
+            step.step,
+            prompts,
+            labels,
+            rewards_R,
+            scores=scores.numpy(),
+            form=self.advantage_estimator,
+            extras=extras,
+        )
         return rewards_R, scored
 
-    def _responses(self, experiences: list[Experience]) -> Responses:
+    def _responses(self, experiences: list[Experience]) -> Responses | None:
         """What the model wrote; decoded only where it is kept."""
         keep = self.args.rollouts.keep
         if keep == 0:
-            return NONE
+            return None
         return Responses(
             texts=ResponseTexts(experiences, self.tokenizer),
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),

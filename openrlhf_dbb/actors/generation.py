@@ -17,7 +17,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.actors import responses
-from openrlhf_dbb.core.rollouts import Key
+from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Sampler
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
 

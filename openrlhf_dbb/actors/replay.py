@@ -20,7 +20,7 @@ from openrlhf_dbb.actors.replay_rows import cached, replay_row
 from openrlhf_dbb.core.replay.cache import CachedRollout, ReplayCache
 from openrlhf_dbb.core.replay.normalization import mixed_advantages, replay_advantages, weights
 from openrlhf_dbb.core.replay.selection import SELECTIONS
-from openrlhf_dbb.core.rollouts import Key
+from openrlhf_dbb.core.step import Key
 
 Floats = NDArray[np.float64]
 Chosen = Mapping[Key, Sequence[CachedRollout]]

@@ -24,11 +24,11 @@ from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGen
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
 from openrlhf_dbb.actors.replay import Replays
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
-from openrlhf_dbb.core import checkpoints, probes, strategies
+from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay.cache import ReplayCache
-from openrlhf_dbb.core.rollouts import Floats
+from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from storage.held_out import held_out
@@ -117,7 +117,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
         )
         self._answer = evaluations.answer_of(self.args.reward.remote_url)
-        self._probed = probes.of(self.args, data.prompts, labels)
+        self._probed = probed_prompts(
+            zip(data.prompts, labels, strict=True), self.args.probe.fraction, self.args.train.seed
+        )
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
         self._features: Floats | None = None
@@ -296,7 +298,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         with self.samples_generator.updating():
             super().broadcast_to_vllm()
 
-    def _probe(self, rollouts: list[Any]) -> probes.Probes:
+    def _probe(self, rollouts: list[Any]) -> Probes:
         """Further rollouts of the batch's probed prompts under the policy of this step, for their scores alone."""
         found = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
         asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
@@ -305,7 +307,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._progress.enter("probing")
             samples = self.args.probe.samples
             scores = self.samples_generator.score_more(list(asked.values()), samples, **self.generate_kwargs)
-        return probes.Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
+        return Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
 
     @property
     def _reads_policy(self) -> bool:

@@ -1,20 +1,17 @@
-"""What a run computes and keeps, without torch, Ray and OpenRLHF.
+"""One training step without torch, Ray and OpenRLHF.
 
-posteriors   rewards of a step -> posteriors, stored -> advantages; what any trainer uses
-ahead        batches made ahead of the training, in a thread
-scored       what a step's rollouts were scored with, and what is logged of it
-rollouts     the rollouts of a step as arrays, and the groups they form
-usage        what became of every rollout of a step
-kept         which of a step's rollouts are stored with their texts
-probes       extra rollouts of some prompts that measure the estimates
+posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
+step         the rollouts of a step: columns, groups, advantages, stored texts, probes
+usage        counts of what became of a step's rollouts
 strategies/  which prompts are generated for, and which groups are trained on
-checkpoints  which model checkpoints are whole: manifests, the newest one to resume from
-best_model   the best model by evaluation, kept through kills and resumes
-replay/      RePO's cache of old rollouts: what is kept, chosen, and how it is weighted
+replay/      RePO's cache of old rollouts
+ahead        batches that a thread generates ahead of the training
+checkpoints  which model checkpoints are complete, and the newest one to resume from
+best_model   the best model by evaluation
 """
 
 KEEP = 64
-"""Rollouts of a step that are stored with their texts unless another number is given."""
+"""Default number of rollouts of a step that are stored with their texts."""
 
 ALL = "all"
-"""What users write for all of them."""
+"""Value that users give to store all rollouts."""

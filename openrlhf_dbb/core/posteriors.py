@@ -1,12 +1,13 @@
-"""A run's posteriors: rewards in, advantages out, everything stored. For any trainer; needs numpy and the store.
+"""The posteriors of a run: rewards go in, advantages come out, and every step is stored. For any trainer.
 
-Axes: R rollouts (rows) of a step, P distinct prompts among them, G rollouts of the largest group; Q of the prompts are
-probed, with M samples each.
+Axes: R rollouts (rows) of a step; V distinct prompts among them that have a verified rollout; G rollouts of the largest
+group; Q probed prompts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,32 +15,32 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 import estimators
 import storage
 from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from estimators.text_features import text_features
-from openrlhf_dbb.core import kept, probes
-from openrlhf_dbb.core.rollouts import Floats, Groups, Key, Positions, Rollouts, dataset_digest
-from openrlhf_dbb.core.scored import Scored, means, sample_std
+from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Probes, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.core.usage import usage
 
+_NO_EXTRAS = StepExtras()
+
 
 class Posteriors:
-    """The posteriors of all prompts of a run: in memory to be read, in the store to stay.
+    """The posteriors of all prompts of a run, in memory and in the store.
 
-    Open with :meth:`create` or :meth:`resume`; close after use, or use as a context manager. A step is written in
-    the background while the trainer goes on, so that a slow or distant database does not hold it up; it counts as
-    done only when :meth:`settle` has returned.
+    Open a run with :meth:`create` or :meth:`resume`. Close it after use, or use it as a context manager. A thread
+    writes each step while the trainer goes on. A step is done once :meth:`settle` has returned.
 
     Attributes:
-        estimator: what the advantages are computed with.
-        run: the stored run, owned by this process.
-        store: its database.
+        estimator: computes the posteriors.
+        run: the stored run; this process owns it.
+        store: the database.
         prompt_ids: the store's id of every prompt, by (text, label).
-        warm_start: which prompts began with another run's posteriors; None without a warm start.
+        warm_start: how many prompts began with another run's posteriors; None without a warm start.
 
     Example:
         >>> import tempfile
@@ -67,18 +68,17 @@ class Posteriors:
         warm_start: storage.WarmStart | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the current posteriors of a run that this process owns; see :meth:`create` and :meth:`resume`."""
+        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._close_store = close_store
-        self._ids, first = np.unique(store.register_prompts(prompts, labels), return_index=True)
-        self._index = {(prompts[i], labels[i]): position for position, i in enumerate(first)}
-        self.prompt_ids = {key: int(self._ids[position]) for key, position in self._index.items()}
-        self._texts = [prompts[i] for i in first]
-        self._first, self._given = first, len(prompts)
+        self._ids, self._first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._position = {(prompts[row], labels[row]): position for position, row in enumerate(self._first_row)}
+        self.prompt_ids = {key: int(self._ids[position]) for key, position in self._position.items()}
+        self._texts, self._data_rows = [prompts[row] for row in self._first_row], len(prompts)
         self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
-        self._changing = threading.Lock()  # the state, which another thread may read
+        self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
         self._last_step = 0
         self._last_ordinal: int | None = None
         self._load()
@@ -93,6 +93,7 @@ class Posteriors:
         *,
         estimator: str | RewardEstimator = "dbb",
         parameters: Mapping[str, Any] | None = None,
+        if_exists: str = "error",
         warm_start: str | None = None,
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
@@ -105,51 +106,56 @@ class Posteriors:
         """Start a new run.
 
         Args:
-            store: an open store, or its URL (``sqlite:///FILE``, ``postgresql://...``); None for the default.
+            store: an open store, its URL (``sqlite:///FILE``, ``postgresql://...``), or None for the default store.
             run_name: unique in the store.
-            prompts, labels: every prompt that will be trained on, as the model sees it, and its label. Equal pairs
-                share one posterior.
-            estimator: name, ``package.module:Class``, or the object.
-            parameters: of an estimator given by name.
-            warm_start: run (name, uuid or number) whose final posteriors this one begins with, matched by prompt and
+            prompts, labels: every prompt of the training, as the model sees it, and its label. Equal pairs share one
+                posterior.
+            estimator: name, ``package.module:Class``, or an object.
+            parameters: parameters of an estimator that is given by name.
+            if_exists: "error" refuses a name that is taken; "new" appends the first free number to it ("demo-2").
+            warm_start: name, uuid or number of a run. This run begins with its final posteriors, matched by prompt and
                 label.
             warm_start_weight: in (0, 1], multiplies the imported counts.
-            warm_start_store: where that run is, if not in ``store``.
-            model, dataset, reward, method, config: kept with the run and shown as given; must hold no secrets.
+            warm_start_store: the store of the other run, if it is not ``store``.
+            model, dataset, reward, method, config: stored with the run; must hold no secrets.
 
         Raises:
-            ValueError: an unknown estimator, or parameters outside their range.
+            ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
         if isinstance(estimator, str):
             name, parameters = estimator, dict(parameters or {})
             estimator = estimators.build(name, **parameters)
         elif parameters is None:
-            name, parameters = _name(estimator), dataclasses.asdict(estimator)  # type: ignore[call-overload]
+            name, parameters = _registered_name(estimator), dataclasses.asdict(estimator)  # type: ignore[call-overload]
         else:
-            raise ValueError(f"parameters {dict(parameters)} go with an estimator's name; the object has its own")
+            raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
-            record = None if warm_start is None else source.find_run(warm_start)
-            _check_features(record, name, estimator)
+            source_run = None if warm_start is None else source.find_run(warm_start)
+            if source_run is not None:
+                _check_features(source_run, name, estimator)
             run = opened.create_run(
-                run_name,
+                _free_name(opened, run_name) if if_exists == "new" else run_name,
                 estimator=name,
                 estimator_version=estimator.version,
                 parameters=parameters,
                 state_fields=estimator.state_fields,
                 model=model,
                 dataset=dataset,
-                dataset_digest=dataset_digest(prompts, labels),
+                dataset_digest=steps.dataset_digest(prompts, labels),
                 reward=reward,
                 config=config or {},
                 method=method,
             )
-            undo.callback(run.discard)  # or a resume would find a run that never began
+            undo.callback(run.discard)  # a later resume must not find a run that never began
             ids = opened.register_prompts(prompts, labels)
-            begun = None if record is None else run.warm_start(source, record, ids, weight=warm_start_weight)
-            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=begun, close_store=opened is not store)
+            started = None
+            if source_run is not None:
+                started = run.warm_start(source, source_run, ids, weight=warm_start_weight)
+            close_store = opened is not store
+            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=started, close_store=close_store)
             undo.pop_all()
         return posteriors
 
@@ -164,18 +170,20 @@ class Posteriors:
         step: int | None = None,
         take_over: bool = False,
     ) -> Posteriors:
-        """Continue a run, with the estimator and the parameters that it was started with.
+        """Continue a run with the estimator and parameters that it was started with.
 
         Args:
-            store: as in :meth:`create`; it must exist.
+            store: as in :meth:`create`; the store must exist.
             run_name: name, uuid or number of the run.
-            prompts, labels: as in :meth:`create`; new ones begin with the prior.
-            step: the step of the model checkpoint that is loaded: later steps are undone, bit for bit. None: none are.
+            prompts, labels: as in :meth:`create`; new prompts begin with the prior.
+            step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
+                nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
 
         Raises:
             ValueError: the run's estimator is not installed, or its stored state is of another version.
-            storage.StoreError: no such run, it is finished or owned by a living process, or it has not got to ``step``.
+            storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
+                ``step``.
         """
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
@@ -206,32 +214,29 @@ class Posteriors:
 
     @property
     def step(self) -> int:
-        """The last step observed, 0 before the first; the next one to :meth:`observe` is one more."""
+        """The last observed step; 0 before the first."""
         return self._last_step
 
     def set_features(self, features: ArrayLike) -> None:
-        """Give an estimator of "hidden" features those of all prompts, before the first step and whenever they change.
+        """Set the prompts' features for an estimator of "hidden" features, before the first step and on every change.
 
-        They are not stored: after a resume give those again that were in use at the step.
+        The store does not hold features. After a resume set those that were in use at that step.
 
         Args:
-            features: (prompts, D), in the order of the prompts that the run was opened with; the first of equal ones
-                counts. D is ``estimators.FEATURES["hidden"]``.
+            features: (prompts, D) in the order of the prompts that the run was opened with; D is
+                ``estimators.FEATURES["hidden"]``.
 
         Raises:
             ValueError: the estimator reads no such features, or they have another shape or are not finite.
         """
         values = np.array(features, dtype=np.float64)
-        name, wanted = self.estimator.name, (self._given, estimators.FEATURES["hidden"])
+        name, shape = self.estimator.name, (self._data_rows, estimators.FEATURES["hidden"])
         if self.estimator.features != "hidden":
-            raise ValueError(f"estimator {name!r} reads features {self.estimator.features!r}; give none")
-        if values.shape != wanted:
-            raise ValueError(f"features have shape {values.shape}; estimator {name!r} needs {wanted}, a row per prompt")
-        if not np.isfinite(values).all():
-            row = int(np.argmin(np.isfinite(values).all(axis=1)))
-            raise ValueError(f"features[{row}] has a value that is not finite; give numbers")
-        self._features = {"features": values[self._first]}
-        with self._changing:
+            raise ValueError(f"estimator {name!r} reads features {self.estimator.features!r}, not 'hidden'")
+        if values.shape != shape or not np.isfinite(values).all():
+            raise ValueError(f"features of shape {values.shape} do not fit; pass finite numbers of shape {shape}")
+        self._features = {"features": values[self._first_row]}
+        with self._state_lock:
             self._state |= self._features
 
     def observe(
@@ -242,139 +247,64 @@ class Posteriors:
         rewards: ArrayLike,
         *,
         scores: ArrayLike | None = None,
-        tokens: ArrayLike | None = None,
-        trained: ArrayLike | None = None,
-        replayed: Mapping[Key, tuple[int, int]] | None = None,
-        skipped: Mapping[Key, int] | None = None,
         form: str = "group_norm",
-        probed: probes.Probes | None = None,
-        responses: kept.Responses = kept.NONE,
-        policy_versions: ArrayLike | None = None,
-        fates: Mapping[str, Sequence[int]] | None = None,
-        inclusion: ArrayLike | None = None,
-        weights: ArrayLike | None = None,
+        extras: StepExtras = _NO_EXTRAS,
     ) -> Scored:
-        """Update the posteriors with one step's rollouts, begin to store them, and compute advantages.
+        """Update the posteriors with a step's rollouts, begin to store the step, and return the advantages.
 
-        Rows of the same prompt and label form one group, wherever they stand, trained on or not. When this returns, the
-        step before is stored; this one is once :meth:`settle` returns.
+        Rows of the same prompt and label form one group, wherever they stand. The step before is stored when this
+        method returns. This step is stored once :meth:`settle` returns.
 
         Args:
-            step: one more than the last one.
-            prompts, labels: (R,) of each rollout; among those the run was opened with.
-            rewards: (R,) what is optimized; None or NaN for a rollout that could not be verified, which is left out of
-                its group and gets advantage 0.
-            scores: (R,) the verifier's, before length penalties and the like; by default the rewards. Estimators of
-                binary correctness see scores, estimators of real rewards see rewards.
-            tokens: (R,) length of each response, >= 0, for the counts of tokens.
-            trained: (R,) False for rollouts that are observed but not trained on; by default all are trained on.
-            replayed: by (prompt, label), rollouts of earlier steps that are trained on again, and their tokens.
-            skipped: by (prompt, label), how often it was drawn and nothing was generated for it.
-            form: how rewards become advantages, see :mod:`estimators.forms`: "group_norm", "dr_grpo", "rloo" or
-                "reinforce_baseline", whose whitening over tokens is left to the trainer.
-            probed: probes of some of the step's prompts, to be stored with it; the estimator never sees them.
-            responses: what the model wrote; some of it is stored with the step (view ``rollouts``), see
-                :class:`openrlhf_dbb.core.kept.Responses`.
-            policy_versions: (R,) in [0, step - 1], training steps that the policy had seen when it generated a rollout;
-                by default ``step - 1``. A group is as late as its rollouts are on average.
-            fates: groups of :meth:`open_groups` that this step settles, by what becomes of them: trained, filtered or
-                stale.
-            inclusion: (R,) in (0, 1], probability with which a strategy drew the rollout's prompt, to be stored.
-            weights: (R,) > 0, factors on the advantages: importance weights of such a strategy.
+            step: the last step plus one.
+            prompts, labels: (R,) of each rollout; the run must have been opened with them.
+            rewards: (R,) the optimized values. None or NaN marks a rollout that could not be verified; it is left out
+                of its group and gets advantage 0.
+            scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
+                of binary correctness see the scores, estimators of real rewards see the rewards.
+            form: how a reward becomes an advantage: "group_norm", "dr_grpo", "rloo" or "reinforce_baseline"; see
+                :mod:`estimators.forms`. The trainer whitens the advantages of "reinforce_baseline" over the tokens.
+            extras: token counts, generated texts and other things that only some trainers have.
 
         Raises:
-            ValueError: columns of different lengths, a score the estimator is not defined for, an unknown prompt or
-                form, a form that the estimator cannot serve, a policy version, probability or weight out of range, or
-                no rollout that could be verified. Nothing has changed then.
+            ValueError: the step is not the next one, the columns have different lengths, a prompt or the form is
+                unknown, the estimator cannot serve the form or a score, or no rollout was verified. Nothing has
+                changed then.
             storage.StoreError: the step before cannot be stored.
         """
         self.settle()
-        rollouts = Rollouts.of(
-            prompts,
-            labels,
-            rewards,
-            scores=scores,
-            tokens=tokens,
-            trained=trained,
-            replayed=replayed,
-            skipped=skipped,
-        )
-        if step != self._last_step + 1:
-            raise ValueError(
-                f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
-                f"not {step}; to do a step again, roll back first"
-            )
-        if self.estimator.features == "hidden" and not self._features:
-            raise ValueError(
-                f"estimator {self.estimator.name!r} reads features 'hidden', which only the trainer has; give them "
-                "with set_features before the first step, or choose features='text'"
-            )
-        advantage = self._form(form)
-        self._positions([*rollouts.replayed, *rollouts.skipped, *(probed.prompts if probed else ())])  # all known?
-        groups = Groups.of(self._positions(rollouts.prompts))
-        rewards_P_G, scores_P_G = groups.matrix(rollouts.rewards), groups.matrix(rollouts.scores)
-        observed_P_G = rewards_P_G if self.estimator.support == "real" else scores_P_G
-        kept_K, kept_rows = kept.rows(responses, step, rollouts, groups, self._ids[groups.prompts_P])
-        seen_P: NDArray[np.bool_] = np.any(~np.isnan(observed_P_G), axis=1)
-        if not seen_P.any():
-            raise ValueError(
-                f"none of the {len(rollouts.prompts)} rollouts of step {step} could be verified; fix the verifier"
-            )
+        self._check_step(step)
+        rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
+        groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
+        probes = self._usable_probes(extras.probes, groups)
+        advantage_form = self._form(form)
 
-        versions_R, lag_P = self._lags(step, policy_versions, groups)
-        weights_R = _factors("weights", weights, len(rollouts.prompts), np.inf)
-        inclusion_R = _factors("inclusion", inclusion, len(rollouts.prompts), 1.0)
-        at = groups.prompts_P[seen_P]
-        before = self.estimator.state_at(self._state, at)
-        try:
-            with self._changing:
-                estimate = self.estimator.observe_at(
-                    self._state, at, observed_P_G[seen_P], lag_P[seen_P], leave_one_out=advantage.leave_one_out
-                )
-        except RewardSupportError as error:
-            raise ValueError(self._explain(error, self._texts[at[error.row]])) from error
+        estimate, rows = self._update(step, rollouts, groups, advantage_form)
+        scored = steps.score(rollouts, groups, estimate, advantage_form)
+        scored.metrics.update(self._run_wide() | _lags(step, rollouts))
 
-        advantages_P_G = np.zeros_like(rewards_P_G)
-        advantages_P_G[seen_P] = advantage.advantages(rewards_P_G[seen_P], estimate)
-        if weights_R is not None:
-            advantages_P_G *= np.nan_to_num(groups.matrix(weights_R))
-        zero_variance_P = np.zeros(len(seen_P), dtype=np.bool_)
-        zero_variance_P[seen_P] = np.nanmin(rewards_P_G[seen_P], axis=1) == np.nanmax(rewards_P_G[seen_P], axis=1)
-        advantages_R = groups.rows(advantages_P_G)
-
-        rows = self._rows(at, before, estimate, scores_P_G[seen_P])
+        ids_P = self._ids[groups.prompts_P]
         rows.usage = usage(
-            rollouts, self.prompt_ids, groups.group_R, self._ids[groups.prompts_P], zero_variance_P, advantages_R
+            rollouts, self.prompt_ids, groups.group_R, ids_P, scored.zero_variance > 0, scored.advantages
         )
-        probe_metrics = {} if probed is None else self._add_probes(rows, at, probed)
-        if versions_R is not None:
-            rows.policy_version, kept_rows.policy_version = step - 1 - lag_P[seen_P], versions_R[kept_K]
-        if inclusion_R is not None:
-            rows.inclusion = groups.matrix(inclusion_R)[seen_P, 0]
-        rows.fates = {fate: np.array(ordinals, dtype=np.int64) for fate, ordinals in (fates or {}).items()} or None
-        if len(kept_K):
-            kept_rows.advantage, rows.kept = advantages_R[kept_K], kept_rows
+        if probes is not None:
+            at_Q = np.searchsorted(groups.prompts_V, self._positions(probes.prompts))
+            rows.probes = steps.probe_rows(rows.prompt_ids[at_Q], probes.scores_Q_M)
+            group_means_Q = (rows.successes / rows.rollouts)[at_Q]
+            scored.metrics.update(steps.probe_metrics(rows.mean[at_Q], group_means_Q, rows.probes))
+        if extras.responses is not None:
+            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
+        rows.fates = {fate: np.array(ordinals, dtype=np.int64) for fate, ordinals in extras.fates.items()} or None
         self._writing = self._writer.submit(self.run.record_step, step, rows)
-        self._known[at], self._step[at], self._last_step = True, step, step
-
-        per_group = np.zeros((5, len(seen_P)))
-        per_group[0, seen_P], per_group[1, seen_P] = estimate.mean, estimate.variance
-        per_group[2] = zero_variance_P
-        per_group[3] = zero_variance_P & (np.abs(advantages_P_G).max(axis=1) > 0)
-        per_group[4, seen_P] = sample_std(rewards_P_G[seen_P])
-        scored = Scored(advantages_R, *per_group[:, groups.group_R], metrics={})
-        scored.metrics.update(means(scored, rollouts, rewards_P_G.shape[1]) | self._run_wide() | probe_metrics)
-        if versions_R is not None:
-            scored.metrics.update(_lag_metrics(step - 1 - versions_R[rollouts.trained]))
         return scored
 
     def predictive(self) -> Predictive:
-        """What the estimator expects of every prompt's next visit, of all prompts; may be called from another thread.
+        """Return what the estimator expects of every prompt's next visit. Another thread may call this method.
 
         Raises:
-            ValueError: the estimator has no such distribution.
+            ValueError: the estimator predicts no visits.
         """
-        with self._changing:
+        with self._state_lock:
             expected = self.estimator.predictive(self._state)
         if expected is None:
             raise ValueError(
@@ -413,11 +343,11 @@ class Posteriors:
         return ordinals.tolist()
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Begin to store what the trainer logged of a step that was observed, in that step's row (view ``steps``).
+        """Begin to store what the trainer logged of an observed step (view ``steps``).
 
         Args:
-            metrics: numbers by name, such as losses and times; what is no number is left out. "plan/steps" is the last
-                step that the run is meant to have: ``openrlhf-dbb serve`` shows the time left by it.
+            metrics: numbers by name, such as losses and times; other values are left out. "plan/steps" is the last step
+                that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
 
         Raises:
             storage.StoreError: the step cannot be stored.
@@ -426,20 +356,20 @@ class Posteriors:
         self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
 
     def settle(self) -> None:
-        """Wait until the last step is stored: all of it, in one transaction.
+        """Wait until the last step is stored. One transaction stores all of a step.
 
         Raises:
-            storage.StoreError: it cannot be; the run must not go on.
+            storage.StoreError: the step cannot be stored; the run must not go on.
         """
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def checkpoint(self, step: int, tag: str) -> None:
-        """Make every step up to ``step`` durable; call it before the model checkpoint ``tag`` counts as saved.
+        """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved.
 
         Raises:
-            storage.StoreError: the step is not recorded, or the run is no longer this process's.
+            storage.StoreError: the step is not stored, or another process owns the run now.
         """
         self.settle()
         self.run.record_checkpoint(step, tag)
@@ -448,26 +378,26 @@ class Posteriors:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step.
 
         Raises:
-            storage.StoreError: the run has not got that far, or is no longer this process's.
+            storage.StoreError: the run has not reached the step, or another process owns the run now.
         """
         self.settle()
         self.run.roll_back(step)
         self._load()
 
     def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
-        """Mark the run as complete: it can be a warm start's source, but not be resumed.
+        """Mark the run as complete. A finished run can be the source of a warm start, but cannot be resumed.
 
         Args:
-            unused_rollouts, unused_tokens: rollouts generated after the last step that no step holds.
+            unused_rollouts, unused_tokens: rollouts that were generated after the last step and belong to no step.
 
         Raises:
-            storage.StoreError: the last step cannot be stored, or the run is no longer this process's.
+            storage.StoreError: the last step cannot be stored, or another process owns the run now.
         """
         self.settle()
         self.run.finish(unused_rollouts, unused_tokens)
 
     def close(self) -> None:
-        """Wait for the last step and close what :meth:`create` or :meth:`resume` opened. The run can be resumed.
+        """Wait for the last step and close the store if this object opened it. The run can be resumed.
 
         Raises:
             storage.StoreError: the last step cannot be stored.
@@ -480,21 +410,49 @@ class Posteriors:
                 self.store.close()
 
     def _load(self) -> None:
-        """Read the run's state from the store; prompts it does not have get the prior."""
+        """Read the run's state from the store; prompts without a stored posterior get the prior."""
         table = self.run.load(self._ids)
         initial = self.estimator.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
-        known = table.step >= 0
-        self._known, self._step = known, table.step.copy()
+        self._known, self._visited_at = table.step >= 0, table.step.copy()
         self._last_step = self.run.record.last_step
         self._state: State = {
-            field: np.where(known, table.state[:, i], initial[field])
+            field: np.where(self._known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
         self._state |= self._features
 
+    def _check_step(self, step: int) -> None:
+        if step != self._last_step + 1:
+            raise ValueError(
+                f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
+                f"not {step}; to do a step again, roll back first"
+            )
+        if self.estimator.features == "hidden" and not self._features:
+            raise ValueError(
+                f"estimator {self.estimator.name!r} reads features 'hidden', which only a trainer has; pass them to "
+                "set_features before the first step, or choose features='text'"
+            )
+
+    def _positions(self, prompts: Sequence[Key]) -> Positions:
+        """Return the positions of prompts among all prompts of the run."""
+        try:
+            return np.array([self._position[prompt] for prompt in prompts], dtype=np.int64)
+        except KeyError as error:
+            text, label = error.args[0]
+            raise ValueError(
+                f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
+            ) from None
+
+    def _usable_probes(self, probes: Probes | None, groups: Groups) -> Probes | None:
+        """Return the probes that have a score and whose prompt has an estimate in this step."""
+        if probes is None:
+            return None
+        estimated_Q = np.isin(self._positions(probes.prompts), groups.prompts_V)
+        usable_Q = estimated_Q & ~np.isnan(probes.scores_Q_M).all(axis=1)
+        return Probes(list(itertools.compress(probes.prompts, usable_Q)), probes.scores_Q_M[usable_Q])
+
     def _form(self, name: str) -> Form:
-        """The advantage form of this name, if the estimator can serve it."""
         form = FORMS.build(name)
         if form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
@@ -503,115 +461,95 @@ class Posteriors:
             )
         return form
 
-    def _positions(self, prompts: Sequence[Key]) -> Positions:
+    def _update(
+        self, step: int, rollouts: Rollouts, groups: Groups, form: Form
+    ) -> tuple[estimators.Estimate, storage.StepRows]:
+        """Update the state; return the estimates of the step's V prompts and the rows that store the change."""
+        at_V = groups.prompts_V
+        previous_state = self._columns(at_V)
+        previous_state[~self._known[at_V]] = np.nan
+        previous_step = self._visited_at[at_V]
+        scores_V_G = groups.matrix(rollouts.scores)
+        observed_V_G = groups.matrix(rollouts.rewards) if self.estimator.support == "real" else scores_V_G
+        versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
+        if versions_R is not None:
+            lag_V = step - 1 - np.nanmean(groups.matrix(versions_R), axis=1)
         try:
-            return np.array([self._index[prompt] for prompt in prompts], dtype=np.int64)
-        except KeyError as error:
-            text, label = error.args[0]
-            raise ValueError(
-                f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
-            ) from None
-
-    def _lags(self, step: int, policy_versions: ArrayLike | None, groups: Groups) -> tuple[Floats | None, Floats]:
-        """The versions (R,), if they are known, and each group's mean lag (P,)."""
-        if policy_versions is None:
-            return None, np.zeros(len(groups.prompts_P))
-        versions_R: Floats = np.asarray(policy_versions, dtype=np.float64)
-        if versions_R.shape != groups.group_R.shape:
-            raise ValueError(
-                f"policy_versions has shape {versions_R.shape}; one value for each of the {len(groups.group_R)} "
-                "rollouts is needed"
-            )
-        wrong = ~((versions_R >= 0) & (versions_R <= step - 1))
-        if wrong.any():
-            raise ValueError(
-                f"policy_versions[{int(wrong.argmax())}] = {versions_R[wrong][0]:g} is not in [0, {step - 1}], the "
-                f"training steps before step {step}"
-            )
-        return versions_R, step - 1 - np.bincount(groups.group_R, versions_R) / np.bincount(groups.group_R)
-
-    def _rows(
-        self, at: Positions, before: State, estimate: estimators.Estimate, scores_P_G: Floats
-    ) -> storage.StepRows:
-        """What the step changed, to be stored; ``at`` are the positions of its prompts."""
-        first_visit = ~self._known[at]
-        previous = self._columns(before, len(at))
-        previous[first_visit] = np.nan
-        return storage.StepRows(
-            prompt_ids=self._ids[at],
-            rollouts=np.sum(~np.isnan(scores_P_G), axis=1),
-            successes=np.nansum(scores_P_G, axis=1),
+            with self._state_lock:
+                estimate = self.estimator.observe_at(
+                    self._state, at_V, observed_V_G, lag_V, leave_one_out=form.leave_one_out
+                )
+        except RewardSupportError as error:
+            raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
+        self._known[at_V], self._visited_at[at_V], self._last_step = True, step, step
+        inclusion_R = rollouts.inclusion
+        rows = storage.StepRows(
+            prompt_ids=self._ids[at_V],
+            rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
+            successes=np.nansum(scores_V_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._columns(self.estimator.state_at(self._state, at), len(at)),
-            previous_state=previous,
-            previous_step=self._step[at],
+            state=self._columns(at_V),
+            previous_state=previous_state,
+            previous_step=previous_step,
             shared={field: self._state[field] for field in self.estimator.shared_fields},
+            policy_version=None if versions_R is None else step - 1 - lag_V,
+            inclusion=None if inclusion_R is None else groups.matrix(inclusion_R)[:, 0],
         )
+        return estimate, rows
 
-    def _columns(self, state: State, rows: int) -> NDArray[np.float64]:
+    def _columns(self, at_V: Positions) -> Floats:
+        """Return the state of some prompts as the store keeps it, a column for each state field."""
         fields = self.estimator.state_fields
-        return np.column_stack([state[field] for field in fields]) if fields else np.empty((rows, 0))
-
-    def _add_probes(self, rows: storage.StepRows, at: Positions, probed: probes.Probes) -> dict[str, float]:
-        """Put the probes of prompts that the step observed into its rows; what is logged of them."""
-        positions = self._positions(probed.prompts)
-        usable = np.isin(positions, at) & ~np.isnan(probed.scores_Q_M).all(axis=1)
-        place, scores_Q_M = np.searchsorted(at, positions[usable]), probed.scores_Q_M[usable]
-        rows.probes = probes.rows(rows.prompt_ids[place], scores_Q_M)
-        return probes.metrics(rows.mean[place], (rows.successes / rows.rollouts)[place], rows.probes)
+        return np.column_stack([self._state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
 
     def _run_wide(self) -> dict[str, float]:
-        """The estimator's run-wide numbers, to be logged."""
+        """Return the estimator's run-wide numbers for the log."""
         shared = {field: self._state[field] for field in self.estimator.shared_fields}
         return {f"estimator/{field}": float(values[0]) for field, values in shared.items() if len(values) == 1}
 
     def _explain(self, error: RewardSupportError, text: str) -> str:
-        name = self.estimator.name
-        hint = "use an estimator of real rewards"
+        name, hint = self.estimator.name, "use an estimator of real rewards"
         if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
-            hint = f"{name}'s partial_credit (--{name}.partial_credit) accepts scores in [0, 1]"
+            hint = f"with partial_credit, {name} accepts scores in [0, 1]"
         return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
-    """An open store; one that is opened here is closed by ``closing``."""
+    """Return an open store; ``closing`` closes a store that this function opened."""
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
 
 
-def _factors(name: str, values: ArrayLike | None, size: int, most: float) -> Floats | None:
-    """The column ``values`` (R,), each in (0, most]; None if not given."""
-    if values is None:
-        return None
-    column: Floats = np.asarray(values, dtype=np.float64)
-    if column.shape != (size,):
-        raise ValueError(f"{name} has shape {column.shape}; one value for each of the {size} rollouts is needed")
-    wrong = ~((column > 0) & (column <= most) & np.isfinite(column))
-    if wrong.any():
-        allowed = "a finite number above 0" if most == np.inf else f"in (0, {most:g}]"
-        raise ValueError(f"{name}[{int(wrong.argmax())}] = {column[wrong][0]:g} is not {allowed}")
-    return column
+def _free_name(store: storage.PosteriorStore, name: str) -> str:
+    """Return the name, with the first number that makes it unique in the store."""
+    taken = {run.name for run in store.runs()}
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
 
-def _check_features(source: storage.RunRecord | None, name: str, estimator: RewardEstimator) -> None:
-    """Refuse a warm start whose shared weights belong to other features."""
-    if source is None or source.estimator != name or source.estimator_version != estimator.version:
+def _check_features(source: storage.RunRecord, name: str, estimator: RewardEstimator) -> None:
+    """Refuse a warm start from weights that belong to other features: nothing else would notice."""
+    if source.estimator != name or source.estimator_version != estimator.version:
         return
     theirs = estimators.build(name, **source.parameters).features
     if theirs != estimator.features:
         raise storage.StoreError(
-            f"run {source.name!r} predicted from features {theirs!r}, this run would from {estimator.features!r}; give "
-            f"--{estimator.name}.features {theirs}, or name another run"
+            f"run {source.name!r} predicts from features {theirs!r}, and this run from {estimator.features!r}; use "
+            "the same features, or name another run"
         )
 
 
-def _lag_metrics(lag_R: Floats) -> dict[str, float]:
-    return {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())} if len(lag_R) else {}
+def _lags(step: int, rollouts: Rollouts) -> dict[str, float]:
+    """Return mean and maximum of the lags of the rollouts that are trained on, for the log."""
+    if rollouts.policy_versions is None or not rollouts.trained.any():
+        return {}
+    lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
+    return {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
 
 
-def _name(estimator: RewardEstimator) -> str:
-    """What :func:`estimators.build` finds the class of the object by."""
+def _registered_name(estimator: RewardEstimator) -> str:
+    """Return the name by which :func:`estimators.build` finds the estimator's class."""
     cls = type(estimator)
     return cls.name if estimators.available().get(cls.name) is cls else f"{cls.__module__}:{cls.__qualname__}"

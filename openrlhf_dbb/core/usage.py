@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import storage
-from openrlhf_dbb.core.rollouts import Key, Rollouts
+from openrlhf_dbb.core.step import Key, Rollouts
 
 
 def usage(
@@ -20,7 +20,7 @@ def usage(
     prompt_ids: Mapping[Key, int],
     group_R: NDArray[np.int64],
     ids_P: NDArray[np.int64],
-    zero_variance_P: NDArray[np.bool_],
+    zero_variance_R: NDArray[np.bool_],
     advantages_R: NDArray[np.float64],
 ) -> storage.UsageRows:
     """The step's rollout counts, to be stored.
@@ -29,7 +29,7 @@ def usage(
         prompt_ids: the store's id of every prompt of the run.
         group_R: each row's group.
         ids_P: each group's prompt id.
-        zero_variance_P: whether all rewards of the group are the same.
+        zero_variance_R: whether all rewards of the rollout's group are equal.
         advantages_R: those of rows that are not trained on are not read.
     """
     only_replayed_or_skipped = {prompt_ids[key] for key in (*rollouts.replayed, *rollouts.skipped)} - set(
@@ -50,7 +50,6 @@ def usage(
     trained_R = rollouts.trained
     informative_P = np.bincount(group_R, trained_R & (advantages_R != 0)) > 0
     informative_R = trained_R & informative_P[group_R]
-    zero_variance_R = zero_variance_P[group_R]
     return storage.UsageRows(
         prompt_ids=ids_U,
         generated=summed(),

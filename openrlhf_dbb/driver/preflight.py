@@ -11,7 +11,7 @@ from typing import Any
 
 import storage
 from openrlhf_dbb import presets, tiny, upstream
-from openrlhf_dbb.core import probes
+from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver import capacity, checks, cluster, start, validation
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -101,7 +101,8 @@ def prepare(
     if settings.estimator == NO_ESTIMATOR:
         before_the_run(settings)
         return settings, None
-    if args.probe.fraction and not probes.of(args, prompts.texts, prompts.labels):
+    keys = zip(prompts.texts, prompts.labels, strict=True)
+    if args.probe.fraction and not probed_prompts(keys, args.probe.fraction, args.train.seed):
         raise UsageError(
             f"--probe.fraction {args.probe.fraction:g} chooses none of the {len(prompts.texts)} prompts; raise it"
         )

@@ -14,7 +14,8 @@ import estimators
 import storage
 import storage.inspection
 from openrlhf_dbb import __version__, methods, presets
-from openrlhf_dbb.core import checkpoints, probes
+from openrlhf_dbb.core import checkpoints
+from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.costs import groups_in_words
@@ -154,8 +155,9 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
 
 def _probes(args: SimpleNamespace, start: Start) -> str:
     texts, labels = start.prompts.texts, start.prompts.labels
-    probed = probes.of(args, texts, labels)
-    visits = sum(prompt in probed for prompt in zip(texts, labels, strict=True))
+    keys = list(zip(texts, labels, strict=True))
+    probed = probed_prompts(keys, args.probe.fraction, args.train.seed)
+    visits = sum(key in probed for key in keys)
     trained = len(texts) * args.rollout.n_samples_per_prompt
     return (
         f"probes     {len(probed)} of {len(texts)} prompts, {args.probe.samples} extra rollouts at each visit: "

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import storage
-from openrlhf_dbb.core.rollouts import Key
+from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.evaluation.record import rows
 from openrlhf_dbb.evaluation.results import Results
 from storage.evaluations import TRAINING

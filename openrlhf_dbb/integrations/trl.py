@@ -28,10 +28,8 @@ import estimators
 import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.kept import NONE, Responses, chosen
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.rollouts import Floats, Key
-from openrlhf_dbb.core.scored import Scored
+from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras, rows_to_keep
 from openrlhf_dbb.integrations import runs, versions
 from openrlhf_dbb.integrations.held_out import HeldOut, Sample
 from openrlhf_dbb.integrations.prompts import label_of, text_of
@@ -369,12 +367,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         return torch.tensor(advantages_R[first : first + len(inputs)], dtype=torch.float32, device=device)
 
-    def _responses(self, keys_R: list[Key], responses_B: list[Any]) -> Responses:
+    def _responses(self, keys_R: list[Key], responses_B: list[Any]) -> Responses | None:
         """What was written in all processes; each decodes those of its own that are kept."""
         if self._keep_rollouts == 0:
-            return NONE
+            return None
         first = self.accelerator.process_index * len(responses_B)
-        kept = chosen(keys_R, self._state.step + 1, self._keep_rollouts).tolist()
+        kept = rows_to_keep(keys_R, self._state.step + 1, self._keep_rollouts).tolist()
         mine = {
             row: (
                 self.processing_class.decode(responses_B[row - first], skip_special_tokens=True),
@@ -390,7 +388,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         return Responses(texts, truncated=truncated, keep=self._keep_rollouts)
 
     def _score(
-        self, rewards_R_F: Floats, keys_R: list[Key], tokens: Any, trained: Any, responses: Responses
+        self, rewards_R_F: Floats, keys_R: list[Key], tokens: Any, trained: Any, responses: Responses | None
     ) -> tuple[Floats, Scored]:
         """The advantages of all R rollouts."""
         rewards, scores, weight = combine(
@@ -403,10 +401,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             labels,
             rewards,
             scores=scores,
-            tokens=tokens,
-            trained=trained,
             form=self._form,
-            responses=responses,
+            extras=StepExtras(tokens=tokens, trained=trained, responses=responses),
         )
         if self.scale_rewards == "none":
             return scored.advantages * weight, scored

@@ -32,9 +32,8 @@ import torch
 import estimators
 from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.kept import NONE, Responses
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.rollouts import Floats, Key, Positions
+from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.integrations import runs, versions
 from openrlhf_dbb.integrations.prompts import label_of, text_of
 from openrlhf_dbb.spelling import did_you_mean
@@ -206,7 +205,7 @@ class Turn:
         metrics: of the step, to be logged; empty until then.
     """
 
-    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: str, responses: Responses) -> None:
+    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: str, responses: Responses | None) -> None:
         self._posteriors, self._rollouts, self._form, self._responses = posteriors, rollouts, form, responses
         self.metrics: dict[str, float] = {}
 
@@ -222,10 +221,8 @@ class Turn:
             rollouts.labels,
             _row_sums(rewards_R_T)[rollouts.last_S],
             scores=rollouts.scores_S,
-            tokens=rollouts.tokens_S,
-            trained=trained_S,
             form=self._form,
-            responses=self._responses,
+            extras=StepExtras(tokens=rollouts.tokens_S, trained=trained_S, responses=self._responses),
         )
         self.metrics = scored.metrics
         return np.where(rollouts.rollout_R >= 0, scored.advantages[rollouts.rollout_R], 0.0)
@@ -285,7 +282,7 @@ class WithPosteriors(PPOTrainer):
         if self.posteriors is None or self._settings is None:
             return super()._compute_advantage(batch, metrics)
         rollouts, keep = Batch.of(batch), self._settings.keep_rollouts
-        responses = Responses(Texts(rollouts.responses, self.tokenizer), keep=keep) if keep != 0 else NONE
+        responses = Responses(Texts(rollouts.responses, self.tokenizer), keep=keep) if keep != 0 else None
         turn = Turn(self.posteriors, rollouts, self._form, responses)
         token = _TURN.set(turn)
         try:

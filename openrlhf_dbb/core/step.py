@@ -1,0 +1,389 @@
+"""The rollouts of one training step: checked columns, groups, advantages, and the rows that are stored and logged.
+
+Axes: R rollouts (rows) of the step; P distinct prompts among them; V of these prompts that have a verified rollout; G
+rollouts of the largest group; Q probed prompts with M samples each; K rollouts that are stored with their texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+import storage
+from estimators import Estimate, Form
+from estimators.probe_error import squared_errors
+from openrlhf_dbb.core import KEEP
+
+Floats = NDArray[np.float64]
+Positions = NDArray[np.int64]
+
+Key = tuple[str, str]
+"""A prompt's text and its label."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The texts that the model generated in a step. A sample of the texts is stored.
+
+    Attributes:
+        texts: (R,) responses. Only the stored ones are read, so the sequence may decode them on access.
+        truncated: (R,) whether a response was cut at the length limit; None if unknown.
+        log_probs: (R,) sum of the response tokens' log-probabilities at sampling time; NaN or None where unknown.
+        keep: how many rollouts are stored, >= 0; None stores all.
+    """
+
+    texts: Sequence[str]
+    truncated: ArrayLike | None = None
+    log_probs: ArrayLike | None = None
+    keep: int | None = KEEP
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Extra rollouts of some prompts. They measure the estimates; no model and no posterior learns from them.
+
+    Attributes:
+        prompts: Q different prompts.
+        scores_Q_M: the verifier's scores, shape (Q, M); NaN where missing.
+    """
+
+    prompts: Sequence[Key]
+    scores_Q_M: Floats
+
+
+@dataclass(frozen=True)
+class StepExtras:
+    """What a trainer may tell about a step besides prompts, labels and rewards.
+
+    Attributes:
+        tokens: (R,) length of each response, for the token counts.
+        trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
+        replayed: by prompt, the number of earlier rollouts that are trained on again, and their tokens.
+        skipped: by prompt, how often the prompt was drawn without generating for it.
+        probes: probes of the step's prompts.
+        responses: the generated texts; None stores no texts.
+        policy_versions: (R,) in [0, step - 1], training steps that the policy had seen when it generated the rollout;
+            None: ``step - 1``. The lag of a group is the mean over its rollouts.
+        inclusion: (R,) in (0, 1], probability with which a rollout strategy drew the rollout's prompt; only stored.
+        weights: (R,) > 0, importance weights that multiply the advantages.
+        fates: groups of :meth:`openrlhf_dbb.Posteriors.open_groups` that this step settles: by "trained", "filtered"
+            or "stale".
+    """
+
+    tokens: ArrayLike | None = None
+    trained: ArrayLike | None = None
+    replayed: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+    skipped: Mapping[Key, int] = field(default_factory=dict)
+    probes: Probes | None = None
+    responses: Responses | None = None
+    policy_versions: ArrayLike | None = None
+    inclusion: ArrayLike | None = None
+    weights: ArrayLike | None = None
+    fates: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of a step as columns of equal length.
+
+    Attributes:
+        prompts: (prompt, label) of each rollout.
+        rewards: (R,) the optimized values; NaN where missing.
+        scores: (R,) the verifier's scores before penalties; NaN where missing.
+        tokens: (R,) length of each response.
+        trained: (R,) False for a rollout that is not trained on.
+        policy_versions, inclusion, weights, truncated, log_probs: (R,); see :class:`StepExtras` and
+            :class:`Responses`.
+        replayed, skipped: by prompt; see :class:`StepExtras`.
+    """
+
+    prompts: list[Key]
+    rewards: Floats
+    scores: Floats
+    tokens: Positions
+    trained: NDArray[np.bool_]
+    policy_versions: Floats | None
+    inclusion: Floats | None
+    weights: Floats | None
+    truncated: Floats
+    log_probs: Floats
+    replayed: Mapping[Key, tuple[int, int]]
+    skipped: Mapping[Key, int]
+
+    @classmethod
+    def checked(
+        cls,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        rewards: ArrayLike,
+        scores: ArrayLike | None,
+        extras: StepExtras,
+    ) -> Rollouts:
+        """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays.
+
+        Raises:
+            ValueError: the columns have different lengths, or no rollout was verified.
+        """
+        size = len(prompts)
+
+        def column(name: str, values: ArrayLike, dtype: type = np.float64) -> NDArray[Any]:
+            array: NDArray[Any] = np.asarray(values, dtype=dtype)  # None becomes NaN
+            if array.shape != (size,):
+                raise ValueError(f"{name} has shape {array.shape}; pass one value for each of the {size} rollouts")
+            return array
+
+        def optional(name: str) -> Floats | None:
+            values = getattr(extras, name)
+            return None if values is None else column(name, values)
+
+        responses = extras.responses or Responses([""] * size)
+        column("labels", labels, object)
+        column("response texts", np.empty(len(responses.texts)))
+        rewards_R = column("rewards", rewards)
+        scores_R = rewards_R if scores is None else column("scores", scores)
+        missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
+        if missing_R.all():
+            raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
+        unknown_R = np.full(size, np.nan)
+        return cls(
+            prompts=list(zip(prompts, labels, strict=True)),
+            rewards=np.where(missing_R, np.nan, rewards_R),
+            scores=np.where(missing_R, np.nan, scores_R),
+            tokens=column("tokens", np.zeros(size) if extras.tokens is None else extras.tokens, np.int64),
+            trained=column("trained", np.ones(size) if extras.trained is None else extras.trained, np.bool_),
+            policy_versions=optional("policy_versions"),
+            inclusion=optional("inclusion"),
+            weights=optional("weights"),
+            truncated=column("truncated", unknown_R if responses.truncated is None else responses.truncated),
+            log_probs=column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs),
+            replayed=extras.replayed,
+            skipped=extras.skipped,
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a step: all rollouts of a prompt form one group, wherever they stand.
+
+    Attributes:
+        prompts_P: the groups' prompts as positions in the run's prompts, ascending.
+        verified_P: whether any rollout of the group was verified.
+        group_R, slot_R: each rollout's group, and its place in the group.
+    """
+
+    prompts_P: Positions
+    verified_P: NDArray[np.bool_]
+    group_R: Positions
+    slot_R: Positions
+
+    @classmethod
+    def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> Groups:
+        """Group rollouts by the positions of their prompts."""
+        prompts_P, group_R, sizes_P = np.unique(prompts_R, return_inverse=True, return_counts=True)
+        order = np.argsort(group_R, kind="stable")
+        slot_R = np.empty(len(group_R), dtype=np.int64)
+        slot_R[order] = np.arange(len(group_R)) - np.repeat(np.cumsum(sizes_P) - sizes_P, sizes_P)
+        return cls(prompts_P, np.bincount(group_R, verified_R) > 0, group_R, slot_R)
+
+    @property
+    def prompts_V(self) -> Positions:
+        """The positions of the prompts that have a verified rollout."""
+        return self.prompts_P[self.verified_P]
+
+    def matrix(self, values_R: Floats) -> Floats:
+        """Return the rollouts' values by group with a verified rollout, (V, G); NaN fills the smaller groups."""
+        values_P_G = np.full((len(self.prompts_P), int(self.slot_R.max()) + 1), np.nan)
+        values_P_G[self.group_R, self.slot_R] = values_R
+        return values_P_G[self.verified_P]
+
+    def rows(self, values_V: NDArray[Any]) -> Floats:
+        """Return each rollout's value (R,) of values by group (V,) or by rollout of a group (V, G); 0 elsewhere."""
+        values_P = np.zeros((len(self.prompts_P), *values_V.shape[1:]))
+        values_P[self.verified_P] = values_V
+        return values_P[self.group_R] if values_P.ndim == 1 else values_P[self.group_R, self.slot_R]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The advantages of a step's R rollouts; all arrays have shape (R,).
+
+    Attributes:
+        advantages: 0 for a missing rollout.
+        mean, variance: the estimate of one reward that the rollout was scored with.
+        zero_variance: 1.0 if all rewards of the rollout's group are equal.
+        rescued: 1.0 if the group has zero variance and still yields an advantage.
+        group_std: N-1 standard deviation of the group's rewards.
+        metrics: numbers to log by name: means over the rollouts that are trained on, the share of missing and filtered
+            rollouts, the estimator's run-wide numbers after the step, and the errors against the probes.
+    """
+
+    advantages: Floats
+    mean: Floats
+    variance: Floats
+    zero_variance: Floats
+    rescued: Floats
+    group_std: Floats
+    _: KW_ONLY
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) -> Scored:
+    """Compute the advantages of a step.
+
+    Args:
+        estimate: of the V prompts that have a verified rollout.
+        form: how a reward becomes an advantage.
+    """
+    rewards_V_G = groups.matrix(rollouts.rewards)
+    advantages_V_G = form.advantages(rewards_V_G, estimate)
+    if rollouts.weights is not None:
+        advantages_V_G = advantages_V_G * np.nan_to_num(groups.matrix(rollouts.weights))
+    zero_variance_V = np.nanmin(rewards_V_G, axis=1) == np.nanmax(rewards_V_G, axis=1)
+    scored = Scored(
+        advantages=groups.rows(advantages_V_G),
+        mean=groups.rows(estimate.mean),
+        variance=groups.rows(estimate.variance),
+        zero_variance=groups.rows(zero_variance_V),
+        rescued=groups.rows(zero_variance_V & (np.abs(advantages_V_G).max(axis=1) > 0)),
+        group_std=groups.rows(_sample_std(rewards_V_G)),
+    )
+    scored.metrics.update(_means(scored, rollouts, groups))
+    return scored
+
+
+def _sample_std(rewards_V_G: Floats) -> Floats:
+    """Return the N-1 standard deviation of each group's rewards; 0 for a single reward."""
+    counts_V = np.sum(~np.isnan(rewards_V_G), axis=1)
+    means_V = np.nansum(rewards_V_G, axis=1) / counts_V
+    return np.sqrt(np.nansum((rewards_V_G - means_V[:, None]) ** 2, axis=1) / np.maximum(counts_V - 1, 1))
+
+
+def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, float]:
+    """Return means over the rollouts that are trained on, and shares of the others."""
+
+    def mean(values_R: NDArray[Any]) -> float:
+        return float(values_R[rollouts.trained].mean()) if rollouts.trained.any() else 0.0
+
+    metrics = {
+        "estimator/mean": mean(scored.mean),
+        "estimator/variance": mean(scored.variance),
+        "estimator/abs_advantage": mean(abs(scored.advantages)),
+        "estimator/missing": mean(np.isnan(rollouts.scores)),
+        "rollout/filtered": float((~rollouts.trained).mean()),
+        "rollout/skipped": float(sum(rollouts.skipped.values())),
+    }
+    if groups.slot_R.any():  # a single rollout always has zero variance
+        metrics["estimator/zero_variance"] = mean(scored.zero_variance)
+        metrics["estimator/rescued"] = mean(scored.rescued)
+    return metrics
+
+
+def kept_rows(
+    step: int, rollouts: Rollouts, groups: Groups, ids_P: Positions, responses: Responses, advantages_R: Floats
+) -> storage.RolloutRows | None:
+    """Return the rollouts of a step that are stored with their texts; None if there are none.
+
+    Args:
+        ids_P: the store's id of each group's prompt.
+    """
+    rows_K = rows_to_keep(rollouts.prompts, step, responses.keep)
+    if not len(rows_K):
+        return None
+    versions_R = rollouts.policy_versions
+    return storage.RolloutRows(
+        prompt_ids=ids_P[groups.group_R[rows_K]],
+        sample=groups.slot_R[rows_K],
+        reward=rollouts.rewards[rows_K],
+        score=rollouts.scores[rows_K],
+        advantage=advantages_R[rows_K],
+        length=rollouts.tokens[rows_K],
+        truncated=rollouts.truncated[rows_K],
+        log_prob=rollouts.log_probs[rows_K],
+        policy_version=None if versions_R is None else versions_R[rows_K],
+        text=[responses.texts[row] for row in rows_K],
+    )
+
+
+def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positions:
+    """Choose the rollouts that are stored with their texts, (K,) rows, ascending.
+
+    Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
+    belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
+    are stored whole, except for the last one of either half. A resume chooses the same rows.
+
+    Args:
+        prompts: (R,) prompt and label of each rollout.
+        keep: number of rows, >= 0; None: all.
+
+    Example:
+        >>> rows_to_keep([("a", ""), ("b", ""), ("a", ""), ("b", "")], 1, 3).tolist()
+        [0, 1, 3]
+    """
+    if keep is None or keep >= len(prompts):
+        return np.arange(len(prompts))
+    if keep == 0:
+        return np.empty(0, dtype=np.int64)
+    rows_of: dict[Key, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows_of.setdefault(prompt, []).append(row)
+    hashes = {prompt: storage.prompt_hash(*prompt) for prompt in rows_of}
+    followed = sorted(rows_of, key=lambda prompt: hashes[prompt])
+    drawn = sorted(rows_of, key=lambda prompt: hashlib.blake2b(hashes[prompt], key=str(step).encode()).digest())
+    chosen = [row for prompt in followed for row in rows_of[prompt]][: (keep + 1) // 2]
+    others = set(chosen)
+    chosen += [row for prompt in drawn for row in rows_of[prompt] if row not in others][: keep - len(chosen)]
+    return np.array(sorted(chosen), dtype=np.int64)
+
+
+def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
+    """Choose about ``fraction`` of the prompts to be probed.
+
+    The choice depends on the prompt and the seed alone, not on the order of the data. A larger fraction chooses the
+    same prompts and more.
+
+    Source: paper, section 5.3, probes a tenth of the prompts with M = 128.
+    """
+
+    def draw(prompt: Key) -> float:
+        digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
+        return int.from_bytes(digest, "big") / 2**48
+
+    return {prompt for prompt in prompts if draw(prompt) < fraction}
+
+
+def probe_rows(prompt_ids_Q: Positions, scores_Q_M: Floats) -> storage.ProbeRows:
+    """Return the rows that are stored of a step's probes; every probe needs at least one score."""
+    return storage.ProbeRows(
+        prompt_ids=prompt_ids_Q,
+        samples=np.sum(~np.isnan(scores_Q_M), axis=1),
+        successes=np.nansum(scores_Q_M, axis=1),
+        squares=np.nansum(scores_Q_M**2, axis=1),
+    )
+
+
+def probe_metrics(means_Q: Floats, group_means_Q: Floats, probes: storage.ProbeRows) -> dict[str, float]:
+    """Return the mean squared errors of the estimates and of the group means against the probes.
+
+    Args:
+        means_Q: the estimator's means that the step was scored with.
+        group_means_Q: the mean scores of the step's groups.
+    """
+    metrics = {"probe/groups": float(len(probes.samples))}
+    if (probes.samples >= 2).any():  # the noise of a single sample is unknown
+        for name, estimates_Q in (("probe/mse", means_Q), ("probe/mse_point", group_means_Q)):
+            errors_Q = squared_errors(estimates_Q, probes.samples, probes.successes, probes.squares)
+            metrics[name] = float(np.nanmean(errors_Q))
+    return metrics
+
+
+def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
+    """Return a hash of all prompts and labels in order, 32 hex digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt, label in zip(prompts, labels, strict=True):
+        digest.update(storage.prompt_hash(prompt, label))
+    return digest.hexdigest()
