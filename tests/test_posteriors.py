@@ -1,7 +1,6 @@
 """The public Posteriors: text in, advantages out, on both databases, without a training framework."""
 
 import math
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
