@@ -35,7 +35,6 @@ class Prompts:
         relabelled: which of those that are dropped have another label, in words; "" for none.
         too_long: prompts dropped for their length; ``max_tokens`` is the limit.
         empty: prompts dropped that have no token.
-        cut: prompts dropped so that the rest fills whole rollout batches.
     """
 
     texts: list[str]
@@ -47,9 +46,8 @@ class Prompts:
     kept_duplicates: int
     relabelled: str
     too_long: int
-    max_tokens: int | None
+    max_tokens: int
     empty: int
-    cut: int
 
     @property
     def digest(self) -> str:
@@ -74,8 +72,6 @@ class Prompts:
             parts.append(f"{self.too_long} of more than {self.max_tokens} tokens dropped")
         if self.empty:
             parts.append(f"{self.empty} without a token dropped")
-        if self.cut:
-            parts.append(f"{self.cut} dropped to fill whole batches")
         return "; ".join(parts)
 
 
@@ -241,15 +237,12 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
         ) from error
     limit = _max_tokens(args)
     lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
-    fits = [i for i, length in enumerate(lengths) if length > 0 and (limit is None or length <= limit)]
+    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
     empty = sum(length == 0 for length in lengths)
-    batch = args.rollout.batch_size
-    cut = len(fits) % batch if args.data.cut_to_batches and len(fits) >= batch else 0
-    kept = fits[: len(fits) - cut]
     prompts = Prompts(
-        texts=[seen.prompts[i] for i in kept],
-        labels=[str(seen.labels[i]) for i in kept],
-        rows=[rows[i] for i in kept],
+        texts=[seen.prompts[i] for i in fits],
+        labels=[str(seen.labels[i]) for i in fits],
+        rows=[rows[i] for i in fits],
         total=len(loaded),
         bad=bad.report() if bad.rows else "",
         duplicates=duplicates,
@@ -258,7 +251,6 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
         too_long=len(lengths) - len(fits) - empty,
         max_tokens=limit,
         empty=empty,
-        cut=cut,
     )
     if len(fits) < args.rollout.batch_size:
         raise UsageError(
@@ -268,7 +260,6 @@ def choose(loaded: Any, bad: data_rows.BadRows, args: SimpleNamespace, strategy:
     return prompts
 
 
-def _max_tokens(args: SimpleNamespace) -> int | None:
-    """Longest prompt allowed, in tokens: OpenRLHF would cut longer ones from the left."""
-    limits = [args.data.max_prompt_len, args.data.max_len - (args.rollout.max_new_tokens or 1)]
-    return min(limit for limit in limits if limit is not None)
+def _max_tokens(args: SimpleNamespace) -> int:
+    """Return the tokens of the longest prompt allowed. OpenRLHF would cut longer ones from the left."""
+    return int(args.data.max_len - (args.rollout.max_new_tokens or 1))

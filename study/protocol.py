@@ -131,7 +131,7 @@ def _runs(
     for seed in dict.fromkeys([*entry["seeds"], *(seed for seeds in more.values() for seed in seeds)]):
         arms_of_seed = [arm for arm in entry["arms"] if seed in entry["seeds"] or seed in more.get(arm, [])]
         for rate in entry.get("learning_rates", [None]):
-            for place, arm in enumerate(arms_of_seed):
+            for arm in arms_of_seed:
                 if arm not in arms:
                     raise UsageError(
                         f"protocol {protocol}: {experiment} has the unknown arm {arm!r}; available: {', '.join(arms)}"
@@ -143,8 +143,7 @@ def _runs(
                 own = dict(entry.get("flags", {})) | ({LEARNING_RATE: rate} if rate is not None else {})
                 own |= {"preset": entry["preset"]} if "preset" in entry else {}
                 tried = f"-lr{rate:g}" if rate is not None else ""
-                # All arms of a seed start from the same model, so the first one's evaluation serves all.
-                values = sizes | flags | arms[arm] | own | {"eval.skip_start": place > 0}
+                values = sizes | flags | arms[arm] | own
                 yield PlannedRun(f"{experiment}-{arm}{tried}-s{seed}", experiment, arm, n, seed, start, values)
 
 

@@ -76,6 +76,21 @@ def ray_node():
     ray.shutdown()
 
 
+@pytest.fixture
+def pretend_gpus(monkeypatch):
+    """Function: let this machine have GPUs, for all that happens before an actor starts."""
+    from openrlhf_dbb.platform import machine
+
+    def put(count, gib=80):
+        gpu = machine.Gpu("GPU", gib * machine.GIB, (9, 0))
+        monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
+        monkeypatch.setattr(machine, "lacks", list)
+        monkeypatch.setattr(machine, "look", lambda: machine.Machine((gpu,) * count, (13, 0)))
+        monkeypatch.setattr("openrlhf_dbb.driver.preflight._check_device", lambda settings: settings)
+
+    return put
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """URL of the server's first database."""

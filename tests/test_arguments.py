@@ -132,9 +132,7 @@ METHOD = {
     "actor.loss_agg_mode": "seq-mean-token-mean",
     "algo.advantage.estimator": "group_norm",
     "algo.kl.init_coef": 0.0,
-    "data.max_prompt_len": 1024,
     "data.drop_duplicates": True,
-    "data.cut_to_batches": True,
 }
 
 

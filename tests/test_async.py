@@ -12,7 +12,7 @@ COMMAND = [
     "--estimator", "dbb", "--preset", "tiny", "--run_name", "ahead", "--train.async_enable",
     "--data.max_samples", str(PROMPTS), "--train.num_episodes", str(PASSES), "--rollout.batch_size", str(BATCH),
     "--rollout.n_samples_per_prompt", str(SAMPLES), "--train.batch_size", "32", "--rollout.micro_batch_size", "32",
-    "--train.micro_batch_size", "16", "--eval.n_samples_per_prompt", "1", "--eval.skip_start",
+    "--train.micro_batch_size", "16", "--eval.n_samples_per_prompt", "1",
 ]  # fmt: skip
 # Two turns; the second sees the first. The answer is looked for in both.
 AGENT = """

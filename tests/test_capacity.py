@@ -25,8 +25,15 @@ def config(name):
     return SimpleNamespace(**QWEN3, **CONFIGS[name], tie_word_embeddings=name != "qwen3-8b")
 
 
+@pytest.fixture(autouse=True)
+def machine_with(pretend_gpus):
+    global _put
+    _put = pretend_gpus
+
+
 def settings(name, gpus="1x80", *more):
-    return arguments.parse(["--preset", name, "--dry_run", "--assume_gpus", gpus, *more])
+    _put(*map(int, gpus.split("x")))
+    return arguments.parse(["--preset", name, *more])
 
 
 @pytest.mark.parametrize(

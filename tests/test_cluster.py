@@ -131,10 +131,11 @@ WAITING = """
 import ray, threading
 from openrlhf_dbb.driver import arguments, cluster
 
-flags = ["--estimator", "dbb", "--preset", "tiny", "--actor.num_gpus_per_node", "2", "--wait_for_gpus"]
-short, long = (arguments.parse([*flags, minutes]) for minutes in ("0.03", "1"))
+flags = ["--estimator", "dbb", "--preset", "tiny", "--actor.num_gpus_per_node", "2"]
+settings = arguments.parse(flags)
 cluster._POLL_S = 0.1
-cluster.start(short)
+cluster.WAIT_MINUTES = 0.03
+cluster.start(settings)
 
 @ray.remote(num_gpus=1)
 class Other:
@@ -145,11 +146,12 @@ class Other:
 other = Other.remote()
 print(*ray.get(other.environment.remote()))
 try:
-    cluster.wait_for_gpus(short)
+    cluster.wait_for_gpus(settings)
 except Exception as error:
     print(type(error).__name__, error)
 threading.Timer(1, ray.kill, [other]).start()
-cluster.wait_for_gpus(long)
+cluster.WAIT_MINUTES = 1
+cluster.wait_for_gpus(settings)
 print("free")
 """
 
@@ -164,8 +166,8 @@ def test_a_run_waits_for_gpus_that_others_use_and_says_so():
     assert done.stdout.splitlines() == [
         "/of/the/host True",
         f"waiting for 2 GPUs, 0.03 minutes at most: {state}",
-        f"UsageError waited 0.03 minutes for 2 GPUs: {state}; wait longer with --wait_for_gpus MINUTES, or need fewer "
-        "with --actor.num_gpus_per_node and --vllm.num_engines",
+        f"UsageError waited 0.03 minutes for 2 GPUs: {state}; start again when they are free, or need fewer with "
+        "--actor.num_gpus_per_node and --vllm.num_engines",
         f"waiting for 2 GPUs, 1 minutes at most: {state}",
         "free",
     ]

@@ -35,8 +35,17 @@ def installed(monkeypatch):
     return put
 
 
+@pytest.fixture(autouse=True)
+def machine_with(pretend_gpus):
+    global _put
+    _put = pretend_gpus
+
+
 def parse(*argv, gpus="1x80"):
-    return arguments.parse([*argv, "--dry_run", "--assume_gpus", gpus])
+    """Settings on a machine with these GPUs, such as 8x80 for 8 GPUs of 80 GiB, until the test ends."""
+    count, gib = map(int, gpus.split("x"))
+    _put(count, gib)
+    return arguments.parse(list(argv))
 
 
 def chosen(*argv, gpus="1x80"):

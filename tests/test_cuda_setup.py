@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb import presets, tiny
+from openrlhf_dbb import tiny
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
@@ -106,29 +106,6 @@ def model(tmp_path_factory):
     for file in tiny.prepare(tiny.default_folder()).model.glob("tokenizer*"):
         shutil.copy(file, folder)
     return folder
-
-
-@pytest.mark.parametrize("gpus", ["1x80", "8x141"])
-@pytest.mark.parametrize("preset", [name for name in presets.names() if name != "tiny"])
-def test_every_preset_passes_all_checks_on_assumed_gpus(call, model, preset, gpus):
-    data = tiny.prepare(tiny.default_folder()).train
-    done = call(
-        "openrlhf-dbb", "train", "--preset", preset, "--dry_run", "--assume_gpus", gpus,
-        "--actor.model_name_or_path", model, "--data.prompt_dataset", data, "--data.input_key", "input",
-        "--data.label_key", "label", "--no-data.apply_chat_template", "--reward.remote_url", "math_answer",
-        "--rollout.batch_size", "64",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "   --ds.attn_implementation flash_attention_4  [CUDA, flash_attention_4 is installed]" in done.stdout
-    assert "   --ds.packing_samples True  [fast on CUDA]" in done.stdout
-    assert f"--actor.num_gpus_per_node {gpus[0]}" in done.stdout
-
-
-def test_the_tiny_preset_passes_all_checks_on_an_assumed_gpu(call):
-    done = call("openrlhf-dbb", "train", "--preset", "tiny", "--dry_run", "--assume_gpus", "2x24")
-    assert done.returncode == 0, done.stderr
-    assert "   --ds.attn_implementation sdpa  [preset tiny]" in done.stdout
-    assert "   --actor.num_gpus_per_node 1  [preset tiny]" in done.stdout
 
 
 def test_the_attention_check_says_that_there_is_no_gpu(call, model):

@@ -97,13 +97,15 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert "   --ckpt.save_steps 7  [command line]" in dry_run(*own, "--ckpt.save_steps", "7")
 
 
-def test_a_dry_run_shows_where_asynchronous_training_puts_the_models(dry_run):
-    flags = ["--preset", "tiny", "--estimator", "none", "--train.async_enable", "--assume_gpus"]
-    lines = dry_run(*flags, "2x80")
+def test_a_dry_run_shows_where_asynchronous_training_puts_the_models(dry_run, pretend_gpus):
+    flags = ["--preset", "tiny", "--estimator", "none", "--train.async_enable"]
+    pretend_gpus(2)
+    lines = dry_run(*flags)
     assert "   --actor.num_gpus_per_node 1  [preset tiny]" in lines
     assert "   --vllm.num_engines 1  [preset tiny]" in lines
     assert "   --vllm.enable_sleep False  [--train.async_enable: the engines have GPUs of their own]" in lines
-    assert dry_run(*flags, "1x80") == [
+    pretend_gpus(1)
+    assert dry_run(*flags) == [
         "error: these flags need 2 GPUs, this machine has 1; with --train.async_enable the engines have 1 of their own "
         "(--vllm.num_engines x --vllm.tensor_parallel_size), the policy has the others: use at least 2 GPUs, lower "
         "--actor.num_gpus_per_node and --vllm.num_engines, or leave out --train.async_enable"

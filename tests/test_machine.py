@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb.driver import arguments, printed
+from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda, machine, shims
 
@@ -58,7 +58,7 @@ def test_the_driver_is_asked_for_name_memory_and_capability(driver):
     h100, a100 = 80 * 2**30, 40 * 2**30
     assert driver("-c", LOOK).stdout.splitlines() == [
         f"Machine(gpus=(Gpu(name='NVIDIA H100', memory={h100}, capability=(9, 0)), "
-        f"Gpu(name='NVIDIA A100', memory={a100}, capability=(8, 0))), driver_cuda=(13, 1), assumed=False)",
+        f"Gpu(name='NVIDIA A100', memory={a100}, capability=(8, 0))), driver_cuda=(13, 1))",
         "1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)",
     ]
     assert driver("-c", LOOK, STUB_INIT="100").stdout.startswith("Machine(gpus=(), driver_cuda=(13, 1)")
@@ -105,7 +105,7 @@ def test_a_stack_for_cuda_without_a_gpu_is_refused_and_never_trains_without(monk
     with pytest.raises(UsageError, match=why) as caught:
         arguments.parse(["--preset", "tiny"])
     assert "OPENRLHF_DBB_PLATFORM=cpu bash scripts/setup_env.sh" in str(caught.value)
-    assert "add --dry_run --assume_gpus 8x80" in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_help_needs_no_gpu(monkeypatch, capsys):
@@ -113,7 +113,7 @@ def test_help_needs_no_gpu(monkeypatch, capsys):
     monkeypatch.setattr(machine, "look", machine.Machine)
     with pytest.raises(SystemExit) as ended:
         arguments.parse(["--help"])
-    assert ended.value.code == 0 and "--assume_gpus" in capsys.readouterr().out
+    assert ended.value.code == 0 and "--estimator" in capsys.readouterr().out
 
 
 def test_what_triton_needs_is_asked_for_at_the_start(monkeypatch, tmp_path):
@@ -125,17 +125,6 @@ def test_what_triton_needs_is_asked_for_at_the_start(monkeypatch, tmp_path):
         UsageError, match=r"there is no .*/Python.h, which Triton .*; glibc is 2.28, .* need 2.31 or later"
     ):
         cuda.check_machine()
-
-
-def test_gpus_can_be_assumed_for_a_dry_run_alone(monkeypatch):
-    settings = arguments.parse(["--preset", "qwen3-1.7b", "--dry_run", "--assume_gpus", "4x80"])
-    assert not settings.on_cpu and settings.args.actor.num_gpus_per_node == settings.args.vllm.num_engines == 4
-    assert "machine    4 x GPU (80 GiB) (assumed)" in printed.configuration(settings, None)
-    with pytest.raises(UsageError, match="--assume_gpus is for --dry_run; leave it out to train, or give both"):
-        arguments.parse(["--preset", "qwen3-1.7b", "--assume_gpus", "4x80"])
-    for text in ("4", "0x80", "4x", "x80", "4*80"):
-        with pytest.raises(UsageError, match=r"--assume_gpus '.*' is not NUMBERxGIB, as in 8x80 for 8 GPUs of 80 GiB"):
-            arguments.parse(["--dry_run", "--assume_gpus", text])
 
 
 @pytest.mark.parametrize(("build", "wanted"), [("None", None), ("'12.9'", "12.9")])

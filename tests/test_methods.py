@@ -42,7 +42,6 @@ RECIPES = {
         "rollout.strategy": "plain",
         "algo.advantage.estimator": "dr_grpo",
         "actor.loss_agg_mode": "seq-mean-token-sum-norm",
-        "actor.loss_agg_length": 10,  # the preset's --rollout.max_new_tokens
         "replay.samples": 0,
     },
     "dapo": {
@@ -376,10 +375,6 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
             "--data.max_images_per_prompt does not go with --replay.samples 8: no images are kept; leave one out",
         ),
         (
-            [*CONSTANT, "--actor.loss_agg_length", "0"],
-            "--actor.loss_agg_mode seq-mean-token-sum-norm divides by a length; give --actor.loss_agg_length or",
-        ),
-        (
             [*CONSTANT, "--actor.policy_loss_type", "gspo"],
             "sums over tokens, --actor.policy_loss_type gspo has one ratio a sequence; use ppo",
         ),
@@ -403,11 +398,9 @@ def test_replay_and_micro_batches_of_their_own_exclude_each_other():
 
 
 def test_a_loss_over_a_constant_length_needs_one():
-    with pytest.raises(UsageError, match=r"divides by a length; give --actor.loss_agg_length or --rollout.max_new_tok"):
+    with pytest.raises(UsageError, match=r"divides by a length; give --rollout.max_new_tokens"):
         checks.check(arguments.parse([*MODEL, "--method", "dr_grpo"]))
-    settings = arguments.parse([*MODEL, "--method", "dr_grpo", "--actor.loss_agg_length", "3000"])
-    checks.check(settings)
-    assert settings.args.actor.loss_agg_length == 3000
+    checks.check(arguments.parse([*MODEL, "--method", "dr_grpo", "--rollout.max_new_tokens", "300"]))
 
 
 @pytest.mark.parametrize(

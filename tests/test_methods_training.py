@@ -40,12 +40,12 @@ PACKED = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_t
 def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_path, batches):
     """Sorting succeeds always, all else fails: at its first visit a prompt's mean is then 4.5 / 5 or 0.5 / 5, and all
     its rollouts have the advantage 0.1 or -0.1. One optimizer step a batch is on-policy, so that every ratio is 1 and
-    the loss -sum(advantage * tokens) / (32 rollouts * 7)."""
+    the loss -sum(advantage * tokens) / (32 rollouts * 10)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = lane.train(
         tmp_path, "--method", "dr_grpo", "--estimator", "dbb", *SMALL, "--train.num_episodes", "1",
-        "--actor.loss_agg_length", "7", "--train.batch_size", "32", "--train.micro_batch_size", "32", *batches,
+        "--train.batch_size", "32", "--train.micro_batch_size", "32", *batches,
         *reward(tmp_path, BY_PROMPT),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
@@ -58,7 +58,7 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
     events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
     events.Reload()
     losses = {event.step: event.value for event in events.Scalars("train/policy_loss")}
-    expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 7) for step, right, wrong in tokens}
+    expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 10) for step, right, wrong in tokens}
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
 

@@ -90,7 +90,7 @@ def found(two_ranks, tmp_path_factory):
         "train.batch_size": 16,
         "train.micro_batch_size": 2,
         "rollout.micro_batch_size": 8,
-        "actor.loss_agg_length": 11,
+        "rollout.max_new_tokens": 11,
         "actor.num_gpus_per_node": 2,
         "actor.lr_warmup_ratio": 0,
         "actor.adam.lr": 1,

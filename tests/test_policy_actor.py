@@ -79,7 +79,7 @@ def test_clipping_is_that_of_the_loss_it_replaces():
 def test_a_constant_length_needs_rows_tokens_and_a_length():
     with pytest.raises(ValueError, match="needs global_batch_size"):
         loss_of(constant_length(4))
-    with pytest.raises(ValueError, match="loss_agg_length must be at least 1 token, got 0"):
+    with pytest.raises(ValueError, match="the length must be at least 1 token, got 0"):
         constant_length(0)
     with pytest.raises(ValueError, match="gspo has one ratio per sequence; use ppo"):
         constant_length(4, policy_loss_type="gspo")

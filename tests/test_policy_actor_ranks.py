@@ -66,7 +66,7 @@ def test_ranks_with_and_without_replays_take_the_same_steps(two_ranks, tmp_path)
         "train.batch_size": 8,
         "train.micro_batch_size": 2,
         "actor.loss_agg_mode": "seq-mean-token-sum-norm",
-        "actor.loss_agg_length": 6,
+        "rollout.max_new_tokens": 6,
         "actor.num_gpus_per_node": 2,
         "actor.lr_warmup_ratio": 0,
         "algo.kl.init_coef": 0,

@@ -51,9 +51,7 @@ def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, respons
         "rollout.temperature": 1.0,
         "rollout.top_p": 1.0,
         "actor.eps_clip_low_high": [0.98, 0.98],
-        "data.max_prompt_len": 1024,
         "data.drop_duplicates": True,
-        "data.cut_to_batches": True,
     }
     assert {flag: values[flag] for flag in expected} == expected
 

@@ -28,8 +28,8 @@ def choose(path, rows, **options):
     data = {
         "prompt_dataset": str(file), "prompt_probs": None, "prompt_split": "train", "max_samples": 10**8,
         "input_key": "input", "label_key": "label", "input_template": None, "apply_chat_template": False,
-        "max_len": 32, "max_prompt_len": None, "drop_duplicates": False, "skip_bad_rows": False,
-        "cut_to_batches": False, "image_key": "images",
+        "max_len": 32, "drop_duplicates": False, "skip_bad_rows": False,
+        "image_key": "images",
     }  # fmt: skip
     args = SimpleNamespace(
         data=SimpleNamespace(**(data | options)),
@@ -86,15 +86,6 @@ def test_long_prompts_and_those_without_a_token_are_dropped(tmp_path):
     kept = choose(tmp_path, [row("a"), row(long), row("\u200b"), row("b")])
     assert kept.texts == ["a", "b"]
     assert kept.report() == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
-    assert choose(tmp_path, [row("a"), row("b c"), row("d")], max_prompt_len=1).texts == ["a", "d"]
-
-
-def test_whole_batches_on_request(tmp_path):
-    rows = [row("a"), row("b"), row("c")]
-    assert choose(tmp_path, rows).texts == ["a", "b", "c"]
-    cut = choose(tmp_path, rows, cut_to_batches=True)
-    assert cut.texts == ["a", "b"]
-    assert cut.report() == "2 of 3 prompts; 1 dropped to fill whole batches"
 
 
 def test_the_schema_of_dapo_math_17k(tmp_path):
@@ -106,11 +97,11 @@ def test_the_schema_of_dapo_math_17k(tmp_path):
     ]  # fmt: skip
     kept = choose(
         tmp_path, rows, input_key="prompt", label_key="reward_model.ground_truth", apply_chat_template=True,
-        drop_duplicates=True, cut_to_batches=True,
+        drop_duplicates=True,
     )  # fmt: skip
-    assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:"]
-    assert kept.labels == ["2", "4"]
-    assert (kept.total, kept.duplicates, kept.cut) == (5, 2, 1)
+    assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:", "What is 3+3? Answer:"]
+    assert kept.labels == ["2", "4", "6"]
+    assert (kept.total, kept.duplicates) == (5, 2)
 
 
 def test_messages_need_a_chat_template(tmp_path):

@@ -124,9 +124,10 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture
-def command(files, monkeypatch):
+def command(files, monkeypatch, pretend_gpus):
     """Function: a recipe's command line with further flags, for a machine with 8 GPUs and all that it needs."""
     monkeypatch.chdir(files)
+    pretend_gpus(8)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     monkeypatch.setattr("openrlhf_dbb.driver.cluster.RayStart", lambda _: pytest.fail("Ray was started"))
     # flash-attn, ring attention and CUDA's compiler
@@ -137,7 +138,7 @@ def command(files, monkeypatch):
     def of(name, *more):
         model = "vision" if name == VISION else "model"
         words = " ".join(RECIPES[name]).split()
-        return [*words, "--actor.model_name_or_path", model, *more, "--assume_gpus", "8x80", "--dry_run"]
+        return [*words, "--actor.model_name_or_path", model, *more, "--dry_run"]
 
     return of
 

@@ -64,8 +64,7 @@ def test_arguments_come_from_the_protocol_the_arm_the_experiment_and_the_sizes(s
         "--preset", "tiny", "--store.url", "sqlite:///a.db", "--train.seed", "2", "--eval.dataset", "e.jsonl",
         "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128", "--train.micro_batch_size", "128",
         "--rollout.micro_batch_size", "128", "--train.num_episodes", "4", "--estimator", "dbb",
-        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates", "--eval.skip_start",
-        "--run_name", "n2-dbb-s2",
+        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates", "--run_name", "n2-dbb-s2",
     ]  # fmt: skip
 
 
@@ -102,10 +101,9 @@ def test_an_experiment_takes_what_it_does_not_say_from_the_one_it_is_like(small)
         protocol.load(small(SMALL + more.replace('"n2"', '"n9"')))
 
 
-def test_only_the_first_arm_is_evaluated_before_training_and_a_started_run_is_resumed(small):
+def test_a_started_run_is_resumed(small):
     plan = protocol.load(small())
     argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)
-    assert "--eval.skip_start" not in argv
     assert argv[-2:] == ["--resume", "n2-grpo-s1"]
 
 

@@ -108,7 +108,7 @@ def test_what_the_flags_tell_is_refused_at_once(flags, line):
     ("flags", "line"),
     [
         (
-            ["--eval.benchmarks", "mine=mine.jsonl", "--data.max_len", "15", "--data.max_prompt_len", "5"],
+            ["--eval.benchmarks", "mine=mine.jsonl", "--data.max_len", "15"],
             r"--eval.benchmarks: the longest prompt of mine \(6 tokens\) and --rollout.max_new_tokens 10 do not fit "
             "into --data.max_len 15; raise it, or leave this benchmark out",
         ),

@@ -53,7 +53,7 @@ class ConstantLengthLoss(PolicyLoss):
             ValueError: a length below 1, or a sequence-level loss (GSPO), which has no token sum.
         """
         if length < 1:
-            raise ValueError(f"--actor.loss_agg_length must be at least 1 token, got {length}")
+            raise ValueError(f"the length must be at least 1 token, got {length}")
         if like.policy_loss_type == "gspo":
             raise ValueError(
                 f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens, --actor.policy_loss_type gspo has one "
@@ -110,7 +110,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """Upstream's, and the loss of ``--actor.loss_agg_mode`` that upstream does not have."""
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
-            length = strategy.args.actor.loss_agg_length
+            length = strategy.args.rollout.max_new_tokens
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
         train = self.trainer.training_step
 

@@ -70,7 +70,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         prompts.train_on(plan.rows, strategy.args)
         # Upstream never lets vLLM end a response at once, although the trained policy may: what is never sampled is
         # never corrected. If a group's advantages do not sum to zero, all-wrong groups push probability there.
-        generate_kwargs["min_new_tokens"] = strategy.args.rollout.min_new_tokens
+        generate_kwargs["min_new_tokens"] = 0
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, plan.benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream only asks whether there is something
@@ -220,7 +220,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         measured = held_out(self._posteriors.store, self._run.record)
         if measured is not None:
             self._progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
-        if step in self._progress.accuracy or step % self.args.eval.steps or (not step and self.args.eval.skip_start):
+        if step in self._progress.accuracy or step % self.args.eval.steps:
             return
         if step:
             self.broadcast_to_vllm()

@@ -52,8 +52,8 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     early = _early_arguments(argv)
     upstream.check_version()
     parser = build_parser(early.estimator, early.strategy)
-    host = machine.look() if early.assume_gpus is None else _assumed(early.assume_gpus)
-    on_cpu = machine.torch_cuda() is None and not host.assumed
+    host = machine.look()
+    on_cpu = machine.torch_cuda() is None
     devices = max(len(host.gpus), 1)  # none are refused below, behind --help
     name = early.preset or _default_preset(early, on_cpu)
     estimator = early.estimator or (methods.default_estimator(early.method) if early.method else None)
@@ -88,7 +88,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     flags = vars(parser.parse_args(argv)) | {"preset": name}
     origin |= dict.fromkeys(given, "command line")
     if not on_cpu:
-        _check_gpus(host, dry_run=flags["dry_run"])
+        cuda.check_machine()
         if name != presets.NONE:
             defaults.derive(flags, origin)
     _check_async(flags, origin)
@@ -100,31 +100,12 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     return dataclasses.replace(settings, values=_finished(settings.values, group_baseline=estimator == NO_ESTIMATOR))
 
 
-def _assumed(text: str) -> machine.Machine:
-    try:
-        return machine.assume(text)
-    except ValueError as error:
-        raise UsageError(f"--assume_gpus {error}") from error
-
-
-def _check_gpus(host: machine.Machine, *, dry_run: bool) -> None:
-    if host.assumed:
-        if not dry_run:
-            raise UsageError("--assume_gpus is for --dry_run; leave it out to train, or give both")
-        return
-    try:
-        cuda.check_machine()
-    except UsageError as error:
-        raise UsageError(f"{error}; to check flags for another machine, add --dry_run --assume_gpus 8x80") from error
-
-
 def _early_arguments(argv: list[str]) -> argparse.Namespace:
     early = Parser(prog=PROGRAM, add_help=False, allow_abbrev=False)
     early.add_argument("--estimator", default=None)
     early.add_argument("--preset", default=None)
     early.add_argument("--method", default=None)
     early.add_argument("--rollout.strategy", dest="strategy", default=None)
-    early.add_argument("--assume_gpus", default=None)
     early.add_argument("--train.async_enable", dest="asynchronous", action="store_true", default=None)
     early.add_argument("--no-train.async_enable", dest="asynchronous", action="store_false")
     early.add_argument("--vllm.tensor_parallel_size", dest="tensor_parallel", type=int)
@@ -293,9 +274,6 @@ def _derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % flags["train.batch_size"]:
         flags["train.batch_size"] = rollouts // 2 if rollouts % 2 == 0 else rollouts
         origin["train.batch_size"] = "half of a step's rollouts, as in the paper"
-    if flags["actor.loss_agg_mode"] == methods.CONSTANT_LENGTH and flags["actor.loss_agg_length"] is None:
-        flags["actor.loss_agg_length"] = flags["rollout.max_new_tokens"]
-        origin["actor.loss_agg_length"] = "--rollout.max_new_tokens"
 
 
 def _finished(values: Mapping[str, Any], *, group_baseline: bool) -> dict[str, Any]:

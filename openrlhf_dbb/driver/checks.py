@@ -210,12 +210,9 @@ def _check_replay(settings: Settings) -> None:
 
 
 def _check_constant_length(args: SimpleNamespace) -> None:
-    mode, length = args.actor.loss_agg_mode, args.actor.loss_agg_length
-    if length is None or length < 1:
-        raise UsageError(
-            f"--actor.loss_agg_mode {mode} divides by a length; give --actor.loss_agg_length or "
-            "--rollout.max_new_tokens"
-        )
+    mode = args.actor.loss_agg_mode
+    if args.rollout.max_new_tokens is None:
+        raise UsageError(f"--actor.loss_agg_mode {mode} divides by a length; give --rollout.max_new_tokens")
     if args.actor.policy_loss_type != "ppo":
         raise UsageError(
             f"--actor.loss_agg_mode {mode} sums over tokens, --actor.policy_loss_type {args.actor.policy_loss_type} "
@@ -442,9 +439,6 @@ def _check_rollouts(args: SimpleNamespace) -> None:
         raise UsageError(
             f"--rollout.temperature {args.rollout.temperature:g} is not above 0; rollouts of a group have to differ"
         )
-    shortest, longest = args.rollout.min_new_tokens, args.rollout.max_new_tokens
-    if not 0 <= shortest <= (shortest if longest is None else longest):
-        raise UsageError(f"--rollout.min_new_tokens {shortest} is out of range; give 0 to --rollout.max_new_tokens")
     step = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     if args.train.max_rollouts is not None and args.train.max_rollouts < step:
         raise UsageError(

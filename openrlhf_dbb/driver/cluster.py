@@ -24,6 +24,7 @@ from storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={ray_address.ALONE} to start one for this run alone"
 _POLL_S = 2.0
+WAIT_MINUTES = 10.0
 _STOP = "stop Ray"
 STOP_S = 15.0
 
@@ -212,21 +213,21 @@ def wait_for_gpus(settings: Settings) -> None:
     """Wait, saying so, until as many GPUs are free as the run needs.
 
     Raises:
-        UsageError: they are not after ``--wait_for_gpus`` minutes.
+        UsageError: they are not after ``WAIT_MINUTES``.
     """
     import ray
 
-    needed, minutes = gpus_needed(settings.args), settings.args.wait_for_gpus
-    deadline, said = time.monotonic() + 60 * minutes, False
+    needed = gpus_needed(settings.args)
+    deadline, said = time.monotonic() + 60 * WAIT_MINUTES, False
     while (free := int(ray.available_resources().get("GPU", 0))) < needed:
         state = f"{free} of {int(ray.cluster_resources().get('GPU', 0))} are free, others run on the rest"
         if time.monotonic() > deadline:
             raise UsageError(
-                f"waited {minutes:g} minutes for {needed} GPUs: {state}; wait longer with --wait_for_gpus MINUTES, or "
-                "need fewer with --actor.num_gpus_per_node and --vllm.num_engines"
+                f"waited {WAIT_MINUTES:g} minutes for {needed} GPUs: {state}; start again when they are free, or need "
+                "fewer with --actor.num_gpus_per_node and --vllm.num_engines"
             )
         if not said:
-            print(f"waiting for {needed} GPUs, {minutes:g} minutes at most: {state}", flush=True)
+            print(f"waiting for {needed} GPUs, {WAIT_MINUTES:g} minutes at most: {state}", flush=True)
             said = True
         time.sleep(_POLL_S)
 

@@ -66,15 +66,8 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "(which keeps a password off the command line), else openrlhf_dbb.db",
     ),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
-    ("--data.max_prompt_len", {"type": int}, "drop prompts with more tokens than this"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
     ("--data.skip_bad_rows", _SWITCH, "drop rows that cannot be used, such as those without a label"),
-    ("--data.cut_to_batches", _SWITCH, "drop the last prompts if they do not fill a rollout batch"),
-    (
-        "--rollout.min_new_tokens",
-        {"type": int, "default": 0, "metavar": "N"},
-        "tokens before a response may end (default 0: rollouts come from the policy itself; OpenRLHF alone: 1)",
-    ),
     (
         "--vllm.max_num_seqs",
         {"type": int, "metavar": "N"},
@@ -91,7 +84,6 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "evaluated every --eval.steps, as by openrlhf-dbb evaluate: benchmarks by name, NAME=FILE, or a .toml file",
     ),
     ("--eval.top_p", {"type": float, "metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
-    ("--eval.skip_start", _SWITCH, "do not evaluate before training; with --eval.dataset or --eval.benchmarks"),
     (
         "--probe.fraction",
         {"type": float, "default": 0.0},
@@ -116,17 +108,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         "with --train.async_enable: groups that an older policy generated are not trained on, and generation waits "
         "rather than make them; default: as late as --train.async_queue_size allows",
     ),
-    (
-        "--wait_for_gpus",
-        {"type": float, "default": 10.0, "metavar": "MINUTES"},
-        "how long to wait until the Ray cluster that is joined has enough free GPUs (default 10)",
-    ),
     ("--dry_run", _SWITCH, "check everything, print the effective configuration, and start nothing"),
-    (
-        "--assume_gpus",
-        {"metavar": "NxGIB"},
-        "with --dry_run: check as if the machine had these GPUs, as in 8x80 for 8 GPUs of 80 GiB",
-    ),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
@@ -154,11 +136,6 @@ _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
         "code: one mean over new and replayed rollouts, as RePO's code; formula: the sum of two means, as its paper",
     ),
     ("--replay.coef", {"type": float, "default": 1.0}, "factor on the loss of replayed rollouts, > 0"),
-    (
-        "--actor.loss_agg_length",
-        {"type": int},
-        "L of seq-mean-token-sum-norm, tokens; default --rollout.max_new_tokens",
-    ),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,10 +82,9 @@ def prepare(
         if args.eval.dataset:
             held_out = _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
         _check_sources(held_out, args)
-        _check_device(settings)
+        settings = _check_device(settings)
         with upstream.imports_for_driver():
             config, tokenizer = _load_model_files(args)
-            settings = _with_proven_attention(settings)
             settings = _fitted(settings, config)
             if _wants_chat_template(settings, tokenizer):
                 settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
@@ -182,10 +180,10 @@ def _wants_chat_template(settings: Settings, tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def _check_device(settings: Settings) -> None:
-    """The settings were made without torch, which has the last word."""
-    if settings.on_cpu or settings.machine.assumed:
-        return
+def _check_device(settings: Settings) -> Settings:
+    """Check the GPUs with torch, and return the settings with an attention that works on them."""
+    if settings.on_cpu:
+        return settings
     import torch
 
     if not torch.cuda.is_available():
@@ -194,6 +192,7 @@ def _check_device(settings: Settings) -> None:
             f"driver ({machine.driver_version() or 'of unknown version'}) does not work with its CUDA "
             f"{torch.version.cuda}; update or repair it"
         )
+    return _with_proven_attention(settings)
 
 
 def _with_proven_attention(settings: Settings) -> Settings:
@@ -204,7 +203,7 @@ def _with_proven_attention(settings: Settings) -> Settings:
     """
     flag, host = "ds.attn_implementation", settings.machine
     name = settings.args.ds.attn_implementation
-    if settings.on_cpu or host.assumed or not attention.packs(name):
+    if settings.on_cpu or not attention.packs(name):
         return settings
     found = attention.checked(name, settings.args.actor.model_name_or_path, host.gpus[0])
     if found.ok:
@@ -230,8 +229,7 @@ def _fitted(settings: Settings, config: Any) -> Settings:
     shape, host = capacity.Shape.of(config), settings.machine
     if shape is None:
         return settings
-    if not host.assumed:
-        capacity.check_disk(shape, settings.args)
+    capacity.check_disk(shape, settings.args)
     if settings.on_cpu:
         return settings
     if settings.args.train.dynamic_batch_enable:
@@ -240,8 +238,7 @@ def _fitted(settings: Settings, config: Any) -> Settings:
         settings = settings.with_values(ours, f"fits on {host.describe()}, estimated")
     import psutil
 
-    memory = math.inf if host.assumed else psutil.virtual_memory().total
-    for line in capacity.check(shape, settings.args, host.gpus, host=memory):
+    for line in capacity.check(shape, settings.args, host.gpus, host=psutil.virtual_memory().total):
         print(line, flush=True)
     return settings
 

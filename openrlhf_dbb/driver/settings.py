@@ -34,7 +34,6 @@ class Settings:
         store_url: the database, None for the default.
         take_over: continue a run that another machine owns.
         dry_run: check and print everything, start nothing.
-        assume_gpus: GPUs to check for instead of those that are there, such as "8x80"; for a dry run.
         verbose: show the output of all workers.
         on_cpu: train without CUDA.
         values: every other flag's value by name, OpenRLHF's and ours beside them.
@@ -52,7 +51,6 @@ class Settings:
     store_url: str | None = field(repr=False, metadata={"flag": "store.url"})
     take_over: bool = field(metadata={"flag": "store.take_over"})
     dry_run: bool
-    assume_gpus: str | None
     verbose: bool
     on_cpu: bool = field(metadata={"flag": None})
     values: Mapping[str, Any] = field(repr=False, metadata={"flag": None})
@@ -101,7 +99,7 @@ class Settings:
     @property
     def machine(self) -> machine.Machine:
         """The GPUs to train on."""
-        return machine.look() if self.assume_gpus is None else machine.assume(self.assume_gpus)
+        return machine.look()
 
     @property
     def strategy(self) -> strategies.RolloutStrategy:

@@ -128,7 +128,7 @@ def _formula(advantage: SimpleNamespace) -> str:
 
 
 def _length(args: SimpleNamespace) -> str:
-    return f" (L = {args.actor.loss_agg_length})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
+    return f" (L = {args.rollout.max_new_tokens})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -50,12 +50,10 @@ class Machine:
     Attributes:
         gpus: the devices.
         driver_cuda: newest CUDA that the driver can run, (13, 0); None without a driver.
-        assumed: whether all of it was made up by ``--assume_gpus``.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_cuda: tuple[int, int] | None = None
-    assumed: bool = False
 
     def describe(self) -> str:
         """In one line."""
@@ -64,7 +62,7 @@ class Machine:
             f"{sum((gpu.name, gpu.memory) == kind for gpu in self.gpus)} x {kind[0]} ({kind[1] / GIB:.0f} GiB)"
             for kind in names
         ]
-        return ", ".join(kinds) + " (assumed)" * self.assumed
+        return ", ".join(kinds)
 
 
 @functools.cache
@@ -74,19 +72,6 @@ def torch_cuda() -> str | None:
     if spec is None or spec.origin is None:
         return None
     return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"]
-
-
-def assume(text: str) -> Machine:
-    """A machine that is not here: ``8x80`` for 8 GPUs of 80 GiB.
-
-    Raises:
-        ValueError: the text is not of this form.
-    """
-    form = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if form is None:
-        raise ValueError(f"{text!r} is not NUMBERxGIB, as in 8x80 for 8 GPUs of 80 GiB")
-    gpu = Gpu("GPU", int(form[2]) * GIB, (9, 0))
-    return Machine((gpu,) * int(form[1]), (99, 0), assumed=True)
 
 
 @functools.cache
