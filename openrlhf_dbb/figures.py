@@ -1,7 +1,9 @@
-"""Figures in the house style."""
+"""Figures in the house style, and CSV files with their numbers."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +27,19 @@ STYLE: dict[str, dict[str, Any]] = {
 }
 _OTHER = {"color": "#7F7F7F", "marker": "d", "linestyle": "-"}
 
-_COLUMNS = 3  # of small multiples
-
 
 def style(name: str) -> dict[str, Any]:
-    """Colour, marker and line of the estimator registered as ``name``, as keywords for ``Axes.plot``."""
+    """Return colour, marker and line of the estimator registered as ``name``, as keywords for ``Axes.plot``."""
     return dict(STYLE.get(name, _OTHER))
 
 
 def folder(path: Path) -> Path:
-    """The folder of ``--output``, created if needed; asked for before the work whose figures go there.
+    """Create the folder of ``--output`` and return it; call it before long work.
 
     Raises:
         UsageError: it cannot be created, or matplotlib is not installed.
     """
-    require_matplotlib()
+    _require_matplotlib()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,20 +50,17 @@ def folder(path: Path) -> Path:
 def new_figure(
     columns: int = 1, rows: int = 1, *, width: float = 6.0, height: float = 4.0, **subplots: Any
 ) -> tuple[Figure, Any]:
-    """A figure in the house style.
+    """Return a figure in the house style and its axes: one, or an array (rows, columns) if there are several.
 
     Args:
         columns, rows: of panels.
         width, height: of the whole figure, in inches; the font grows with the width.
         subplots: further arguments of ``Figure.subplots``, such as ``sharey``.
 
-    Returns:
-        The figure, and its axes: one, or an array (rows, columns) if there are several.
-
     Raises:
         UsageError: matplotlib is not installed.
     """
-    matplotlib = require_matplotlib()
+    matplotlib = _require_matplotlib()
     size = _POINTS_PER_INCH * width
     matplotlib.rcParams.update(
         {
@@ -89,54 +86,36 @@ def new_figure(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, **({"squeeze": rows * columns == 1} | subplots))
-    return figure, axes
+    return figure, figure.subplots(rows, columns, **({"squeeze": rows * columns == 1} | subplots))
 
 
-def small_multiples(
-    count: int, *, columns: int = _COLUMNS, panel_height: float = 1.9, **subplots: Any
-) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` panels of ``panel_height`` inches, at most ``columns`` in a row, on shared axes."""
-    columns = min(count, columns)
-    rows = -(-count // columns)
-    height = panel_height * rows + 0.6
-    shared = {"sharex": True, "sharey": True, "squeeze": False}
-    figure, grid = new_figure(columns, rows, width=6, height=height, **(shared | subplots))
-    panels = list(grid.flat)
-    for spare in panels[count:]:
-        spare.remove()
-        # The panel above is now the bottom one of its column.
-        panels[panels.index(spare) - columns].tick_params(labelbottom=True)
-    return figure, panels[:count]
-
-
-def mark_best(axes: Axes, x: float, y: float, name: str) -> None:
-    """Ring the best point of a curve of estimator ``name``."""
+def ring(axes: Axes, x: float, y: float, color: str) -> None:
+    """Draw a ring around a point."""
     size = float(axes.xaxis.label.get_fontsize())
-    look = {"facecolors": "none", "edgecolors": style(name)["color"], "linewidths": 0.15 * size}
-    axes.scatter([x], [y], s=size**2, zorder=5, **look)
+    axes.scatter([x], [y], s=size**2, zorder=5, facecolors="none", edgecolors=color, linewidths=0.15 * size)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.png (200 dpi) and NAME.svg; their paths.
-
-    The same figure gives the same bytes.
-    """
+    """Write NAME.png (200 dpi) and NAME.svg and return their paths; the same figure gives the same bytes."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     figure.savefig(paths[0], dpi=200)
     figure.savefig(paths[1], metadata={"Date": None})
     return paths
 
 
-def require_matplotlib() -> Any:
-    """matplotlib, set up to draw into files.
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """Write a header and rows, with Unix line endings and numbers with all digits; return the path."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return path
 
-    Raises:
-        UsageError: it is not installed.
-    """
+
+def _require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
         raise UsageError('figures need matplotlib: pip install "openrlhf-dbb[lab]"') from error
-    matplotlib.use("Agg")
+    matplotlib.use("Agg")  # draws into files
     return matplotlib

@@ -8,7 +8,6 @@ Axes: T points of a curve, E epochs.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -24,8 +23,7 @@ import storage
 import storage.inspection
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks
-from openrlhf_dbb.lab import outcomes, recorded
-from openrlhf_dbb.lab.error_curves import MASSES
+from openrlhf_dbb.lab import recorded, replay, scores, specs
 from study import files, training_curves
 from study.data import EVERY_ARM, EXPERIMENTS, EpochRow, ErrorRow, PriorRow, RunRow
 from study.training_curves import TrainingCurve
@@ -60,6 +58,8 @@ _NAME = re.compile(
     f"(?P<experiment>{'|'.join(map(re.escape, NAMES))})-(?P<arm>{'|'.join(map(re.escape, EVERY_ARM))})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
+MASSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Prior pseudo-counts tried, in rollouts."""
 Row = dict[str, Any]
 
 
@@ -380,7 +380,7 @@ def _mean(curve: TrainingCurve | None, before: int, end: int) -> float:
 
 
 def _recorded(store_url: str | None, run: StudyRun) -> recorded.RecordedRun:
-    what = recorded.read(argparse.Namespace(store_url=store_url, run=str(run.record.run_id)))
+    what = recorded.read(store_url, str(run.record.run_id))
     if what.probes is None:
         raise UsageError(f"run {run.record.name!r} has no probes; train it with --probe.fraction 0.2")
     return what
@@ -388,14 +388,14 @@ def _recorded(store_url: str | None, run: StudyRun) -> recorded.RecordedRun:
 
 def _errors(run: StudyRun, what: recorded.RecordedRun) -> list[Row]:
     """Mean squared errors, against the run's probes, of each estimator replayed on its recorded groups."""
-    candidates = recorded.sweep(recorded.ESTIMATORS, DISCOUNTS)
-    found = [outcomes.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
+    candidates = specs.sweep(replay.ESTIMATORS, DISCOUNTS)
+    found = [scores.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
     point = next(outcome.mean("probes") for outcome in found if outcome.estimator.name == "point")
     return [
         run.row
         | {
             "estimator": outcome.estimator.name,
-            "discount": outcome.value,
+            "discount": specs.knob_value(outcome.estimator),
             "mse": outcome.mean("probes"),
             "mse_point": point,
         }
@@ -407,9 +407,14 @@ def _priors(run: StudyRun, what: recorded.RecordedRun) -> list[Row]:
     """The smallest of these errors of DBB with each prior, and its discount."""
     rows = []
     for alpha, beta in itertools.product(MASSES, MASSES):
-        candidates = recorded.sweep(["dbb"], DISCOUNTS, [(alpha, beta)])
-        found = [outcomes.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
+        candidates = specs.sweep([f"dbb:prior_alpha={alpha},prior_beta={beta}"], DISCOUNTS)
+        found = [scores.evaluate(candidate, what.visits, what.probes) for candidate in candidates]
         least = min(found, key=lambda outcome: outcome.mean("probes") or math.inf)
-        of_prior = {"prior_alpha": alpha, "prior_beta": beta, "discount": least.value, "mse": least.mean("probes")}
+        of_prior = {
+            "prior_alpha": alpha,
+            "prior_beta": beta,
+            "discount": specs.knob_value(least.estimator),
+            "mse": least.mean("probes"),
+        }
         rows.append(run.row | of_prior)
     return rows

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.figures import write_csv
 from study.data import (
     EVERY_ARM,
     ControlRow,

@@ -25,7 +25,7 @@ from estimators import FORMS, Estimate, RewardEstimator, State, build, centered,
 from estimators.base import Floats
 from estimators.probe_error import squared_errors
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab.visits import Visits, visits
+from openrlhf_dbb.lab.recorded import Visits, visits
 from storage import open_store, read_log
 from storage.inspection import prompt_texts
 from study.data import GradientRow

@@ -13,11 +13,10 @@ import numpy as np
 from estimators import RewardEstimator
 from estimators.base import Floats
 from openrlhf_dbb import figures, options
-from openrlhf_dbb.csv_files import write_csv
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.figures import small_multiples
-from openrlhf_dbb.lab import error_curves, specs
-from openrlhf_dbb.lab.error_curves import ErrorCurve
+from openrlhf_dbb.figures import write_csv
+from openrlhf_dbb.lab import curves, specs
+from openrlhf_dbb.lab.curves import Curve
 from openrlhf_dbb.terminal import print_json, records, table
 from study import regimes
 from study import simulation_in_time as in_time
@@ -31,7 +30,6 @@ _ROLLOUTS = (4, 8, 16)
 _GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 _OVER_ROLLOUTS = ("stationary-U", "paper-walk", "paper-drift", "decelerating")
 _RELATIVE_LABEL = "MSE / MSE of the point estimator"
-_CLOSE_UP = ("paper-walk", 8)  # regime and N of the figures that show one only
 
 
 def add_command(commands: Any) -> None:
@@ -47,7 +45,7 @@ def add_command(commands: Any) -> None:
         "--rollouts", nargs="+", type=int, metavar="N", default=_ROLLOUTS, help="group sizes (default: 4 8 16)"
     )
     text = "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=error_curves.DISCOUNTS, help=text)
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=curves.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "epochs, in each of which every prompt is visited once"),
@@ -92,11 +90,8 @@ def _command(arguments: argparse.Namespace) -> int:
     files = [write_csv(folder / "table.csv", _MEASURED, measured), _write_curves(folder, results)]
     for size in sizes:
         files += _draw_regimes(folder, estimators, [result for result in results if result.rollouts == size])
-    close_up = [result for result in results if (result.regime, result.rollouts) == _CLOSE_UP] or results
-    files += _draw_close_up(folder, estimators, close_up[0])
     over_rollouts = [name for name in _OVER_ROLLOUTS if name in names] or names[:4]
     files += _draw_rollouts(folder, over_rollouts, discounts, setting)
-    files += _draw_prior(folder, close_up[0], discounts, setting)
     if arguments.json:
         print_json({"results": records(_MEASURED, measured), "files": list(map(str, files))})
     else:
@@ -231,30 +226,42 @@ def _mean_and_error(values_K: Floats) -> tuple[float, float | None]:
     return float(values_K.mean()), float(values_K.std(ddof=1) / count**0.5) if count > 1 else None
 
 
-def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[ErrorCurve]:
+def _curves(estimators: Sequence[RewardEstimator], result: Result) -> list[Curve]:
     """Means over seeds: curves over the discount or smoothing, levels for estimators with neither."""
-    sweeps = {label: (x, mse_X_K.mean(axis=1)) for label, (x, mse_X_K) in result.sweeps.items() if x.size}
-    mean_E = dict(zip(estimators, result.mse_E_K.mean(axis=1), strict=True))
-    return error_curves.assembled(estimators, sweeps, lambda e: float(mean_E[e]))
+    families = specs.families(estimators)
+    swept = [
+        Curve(families[label].name, label, x, mse_X_K.mean(axis=1)) for label, (x, mse_X_K) in result.sweeps.items()
+    ]
+    means = zip(estimators, result.mse_E_K.mean(axis=1).tolist(), strict=True)
+    return swept + curves.by_family([(e, mean) for e, mean in means if not specs.knob(e)])
+
+
+def _panels(count: int, *, columns: int = 3, height: float) -> tuple[Any, list[Any]]:
+    """Return a figure with ``count`` panels of ``height`` inches on shared axes."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    shared = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, grid = figures.new_figure(columns, rows, height=height * rows + 0.6, **shared)
+    panels = list(grid.flat)
+    for spare in panels[count:]:
+        spare.remove()
+        # The panel above is now the bottom one of its column.
+        panels[panels.index(spare) - columns].tick_params(labelbottom=True)
+    return figure, panels[:count]
 
 
 def _draw_regimes(folder: Path, estimators: Sequence[RewardEstimator], results: Sequence[Result]) -> list[Path]:
     """A panel for each regime."""
-    figure, panels = small_multiples(len(results), panel_height=1.6)
+    figure, panels = _panels(len(results), height=1.6)
     for panel, result in zip(panels, results, strict=True):
-        error_curves.draw_discounts(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
+        curves.draw(panel, _curves(estimators, result), unit=float(result.point_K.mean()))
+        panel.set_xlabel("")
         panel.set_title(result.regime)
         panel.set_ylim(0, 1.4)
-    figure.supxlabel(error_curves.DISCOUNT_LABEL)
+    figure.supxlabel(curves.DISCOUNT_LABEL)
     figure.supylabel(_RELATIVE_LABEL)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     return figures.save(figure, folder, f"discounts_N{results[0].rollouts}")
-
-
-def _draw_close_up(folder: Path, estimators: Sequence[RewardEstimator], result: Result) -> list[Path]:
-    name = f"discounts_{result.regime}_N{result.rollouts}"
-    title = f"{result.regime}, N = {result.rollouts}"
-    return error_curves.discount_figure(folder, name, title, _curves(estimators, result))
 
 
 def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float], setting: Setting) -> list[Path]:
@@ -262,14 +269,23 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     fixed = [specs.parse(text) for text in ("point", "empirical_bayes", "auto", "dbb:discount=0.4")]
     labelled = [(e.name, specs.label(e)) for e in fixed] + [("dbb", "dbb, best discount")]
     sizes = np.array(_GROUP_SIZES, dtype=np.float64)
-    figure, panels = small_multiples(len(names), columns=2, panel_height=2.6)
+    figure, panels = _panels(len(names), columns=2, height=2.6)
     drawn_rows = []
     for panel, regime in zip(panels, names, strict=True):
         results = [simulate(fixed, discounts, regime, size, setting) for size in _GROUP_SIZES]
         mse_N_E_K = np.array([[*result.mse_E_K, result.best_K] for result in results])
         relative_E_N = (mse_N_E_K.mean(axis=2) / mse_N_E_K[:, :1].mean(axis=2)).T
         drawn = zip(labelled, relative_E_N, strict=True)
-        error_curves.draw_rollouts(panel, [ErrorCurve(name, label, sizes, mse_N) for (name, label), mse_N in drawn])
+        for (name, label), mse_N in drawn:
+            panel.plot(
+                sizes,
+                mse_N,
+                label=label,
+                **(figures.style(name) | ({"linestyle": (0, (3, 1))} if "best" in label else {})),
+            )
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        panel.minorticks_off()
         panel.set_title(regime)
         panel.set_ylim(0, 1.4)
         drawn_rows += [
@@ -282,15 +298,3 @@ def _draw_rollouts(folder: Path, names: Sequence[str], discounts: Sequence[float
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     header = ("regime", "rollouts", "estimator", "mse", "mse_error")
     return [write_csv(folder / "rollouts.csv", header, drawn_rows), *figures.save(figure, folder, "rollouts")]
-
-
-def _draw_prior(folder: Path, result: Result, discounts: Sequence[float], setting: Setting) -> list[Path]:
-    draws = setting.draws(result.regime, result.rollouts)
-
-    def best_of(alpha: float, beta: float) -> tuple[float, float]:
-        prior = specs.parse(f"dbb:prior_alpha={alpha},prior_beta={beta}")
-        x, mse_X_K = setting.sweep(prior, discounts, draws)
-        mse_X = mse_X_K.mean(axis=1)
-        return float(x[mse_X.argmin()]), float(mse_X.min())
-
-    return error_curves.prior_figure(folder, f"{result.regime}, N = {result.rollouts}", best_of)

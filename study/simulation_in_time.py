@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import betabinom
 
 from estimators import RewardEstimator
 from estimators.base import Floats, counts
-from openrlhf_dbb.lab import criteria, specs
+from openrlhf_dbb.lab import specs
 from study import regimes
 from study.simulation import Setting
 
@@ -145,8 +146,7 @@ def measure(estimator: RewardEstimator, run: Training) -> Measured:
 
 def _log_scores(alpha: Floats, beta: Floats, rewards_B_G: Floats) -> Floats:
     successes, rollouts = counts(rewards_B_G)
-    log_mass = criteria.beta_binomial(alpha, beta, rollouts)
-    return np.asarray(log_mass[np.arange(len(alpha)), successes.astype(np.int64)])
+    return np.asarray(betabinom.logpmf(successes, rollouts, alpha, beta))
 
 
 @dataclass(frozen=True)

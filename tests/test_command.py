@@ -57,7 +57,7 @@ def test_version(capsys):
     "command",
     [
         *sorted(COMMANDS.keys() - {"train"}),
-        *("lab mse", "lab replay", "lab calibration", "evaluate compare"),
+        *("lab mse", "lab replay", "evaluate compare"),
     ],
 )
 def test_help_of_every_command(capsys, command):

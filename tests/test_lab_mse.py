@@ -1,26 +1,27 @@
-"""lab mse: closed forms by visit, the noise of probes, and a stored run's probes."""
+"""The laboratory: estimators as text; lab mse: closed forms by visit, the noise of probes, a stored run's probes."""
 
-import argparse
 import csv
 import itertools
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
 
 from estimators.closed_form import moments
+from openrlhf_dbb import figures
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.lab import probed, recorded, specs
-from openrlhf_dbb.lab.mse_command import by_visit
-from openrlhf_dbb.lab.probabilities import Probabilities
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.lab import mse, recorded, specs
+from openrlhf_dbb.lab.curves import by_family
+from openrlhf_dbb.lab.mse import Probabilities
 from storage import StepRows
 from storage.records import ProbeRows
 
 
-def _rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+def exactly(p_Q_T):
+    return Probabilities(p_Q_T, 0 * p_Q_T)
 
 
 def probed_probabilities(successes_Q_T, samples):
@@ -28,10 +29,86 @@ def probed_probabilities(successes_Q_T, samples):
     return Probabilities(p_Q_T, p_Q_T * (1 - p_Q_T) / (samples - 1))
 
 
+@pytest.mark.parametrize(
+    ("text", "label", "family"),
+    [
+        ("point", "point", "point"),
+        ("dbb", "dbb 0.5", "dbb"),
+        ("dbb:discount=0.25,prior_alpha=2", "dbb 0.25 prior_alpha=2", "dbb prior_alpha=2"),
+        ("dbb:partial_credit=true", "dbb 0.5 partial_credit=True", "dbb partial_credit=True"),
+        ("empirical_bayes:half_life=100", "empirical_bayes half_life=100", "empirical_bayes half_life=100"),
+        ("estimators.laplace:LaplaceSmoothing:smoothing=0.3", "laplace 0.3", "laplace"),
+    ],
+)
+def test_estimators_as_text(text, label, family):
+    estimator = specs.parse(text)
+    assert specs.label(estimator) == label
+    assert specs.family(estimator) == family
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("magic", "unknown estimator 'magic'"),
+        ("dbb:decay=0.4", "'dbb' has no parameter 'decay'"),
+        ("dbb:discount=2", "dbb.discount = 2.0"),
+        ("dbb:discount=half", "discount = 'half'"),
+        ("dbb:discount=0.4,", "PARAMETER=VALUE"),
+        ("dbb:partial_credit=1", "partial_credit = '1'"),
+    ],
+)
+def test_wrong_estimators_are_named(text, message):
+    with pytest.raises(UsageError, match=f"^estimator '{text}': .*{message}"):
+        specs.parse(text)
+
+
+def test_discounts_outside_the_range_are_left_out():
+    assert list(specs.swept(specs.parse("ema"), (0.0, 0.5, 1.0))) == [0.0, 0.5]
+    assert list(specs.swept(specs.parse("dbb"), (0.0, 0.5, 1.0))) == [0.5, 1.0]
+
+
+def test_candidates_of_a_sweep_are_there_once():
+    candidates = specs.sweep(["point", "ema", "dbb:discount=0.3", "dbb:discount=0.3"], [0.5, 1.0])
+    assert [specs.label(candidate) for candidate in candidates] == ["point", "ema 0.5", "dbb 0.3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("point", "--estimator point"),
+        ("dbb", "--estimator dbb --dbb.discount 0.5"),
+        (
+            "dbb:discount=0.4,prior_alpha=2,partial_credit=true",
+            "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit",
+        ),
+    ],
+)
+def test_flags(text, flags):
+    assert specs.flags(specs.parse(text)) == flags
+
+
+def test_a_family_is_a_curve_and_an_estimator_alone_a_level():
+    texts = ("dbb:discount=0.4", "point", "dbb:discount=0.2", "ema:discount=0.3")
+    curves = by_family([(specs.parse(text), float(error)) for error, text in enumerate(texts)])
+    assert [(curve.label, curve.x.tolist(), curve.error.tolist()) for curve in curves] == [
+        ("dbb", [0.2, 0.4], [2, 0]), ("point", [], [1]), ("ema", [], [3]),
+    ]  # fmt: skip
+
+
+def test_every_estimator_has_a_look_of_its_own():
+    looks = [(look["color"], look["marker"]) for look in figures.STYLE.values()]
+    assert len(set(looks)) == len(looks)
+    assert figures.style("somebody_elses")["color"] not in {color for color, _ in looks}
+
+
+def test_csv_keeps_numbers_in_full(tmp_path):
+    path = figures.write_csv(tmp_path / "numbers.csv", ("name", "x"), [("a", 0.1 + 0.2), ("b", None)])
+    assert path.read_text() == "name,x\na,0.30000000000000004\nb,\n"
+
+
 def test_table_by_visit():
-    known = Probabilities.exactly(np.array([[0.2, 0.4]]))
-    header, rows = by_visit(known, [specs.parse("dbb:discount=0.5")], rollouts=8)
-    assert header == ["estimator", "visit", "bias^2", "variance", "mse"]
+    known = exactly(np.array([[0.2, 0.4]]))
+    rows = mse.moments_by_visit(known, [specs.parse("dbb:discount=0.5")], rollouts=8)
     assert [row[:2] for row in rows] == [("dbb 0.5", "1"), ("dbb 0.5", "2"), ("dbb 0.5", "all")]
     # Visit 1: weight 1 of the prior, 8 of the group. Visit 2: 0.5 of the prior, 4 and 8 of the groups.
     first = ((1 / 9 * (0.5 - 0.2)) ** 2, (8 / 9) ** 2 * 0.2 * 0.8 / 8)
@@ -55,13 +132,13 @@ def test_error_without_noise_is_unbiased_exactly(spec):
         known = probed_probabilities(np.array([successes]), samples)
         with_noise += chance * known.mse(estimator, rollouts)
         without_noise += chance * known.mse_without_noise(estimator, rollouts)
-    truth = Probabilities.exactly(p[None]).mse(estimator, rollouts)
+    truth = exactly(p[None]).mse(estimator, rollouts)
     assert without_noise == pytest.approx(truth, rel=1e-12)
     assert with_noise != pytest.approx(truth, rel=1e-3)
 
 
 def test_exact_probabilities_have_no_noise():
-    known = Probabilities.exactly(np.array([[0.2, 0.4, 0.7], [0.5, np.nan, np.nan]]))
+    known = exactly(np.array([[0.2, 0.4, 0.7], [0.5, np.nan, np.nan]]))
     for spec in ("point", "dbb", "ema", "laplace", "empirical_bayes"):
         estimator = specs.parse(spec)
         expected = np.nanmean(moments(estimator, known.p_Q_T, 8).mse)
@@ -74,7 +151,7 @@ def test_shared_prior_of_probed_probabilities_is_that_of_the_true_ones():
     p_Q_T = rng.beta(0.4, 0.6, size=(20_000, 2))
     probes = probed_probabilities(rng.binomial(8, p_Q_T), 8)
     estimator = specs.parse("empirical_bayes")
-    exact = Probabilities.exactly(p_Q_T)
+    exact = exactly(p_Q_T)
     # The prior fits Beta(0.4, 0.6), and probes of only 8 rollouts do not make it look wider.
     np.testing.assert_allclose(exact._prior(estimator, 4)[1], [0.4, 0.6], rtol=0.03)
     np.testing.assert_allclose(probes._prior(estimator, 4)[1], exact._prior(estimator, 4)[1], rtol=0.03)
@@ -102,76 +179,55 @@ def _record(run, rows, step, probes):
     run.record_step(step, StepRows(**(fields | {"probes": probes})))
 
 
-def read(store):
-    return recorded.read(argparse.Namespace(run="probed", store_url=store.url))
-
-
 def test_probes_by_prompt_and_visit(run):
-    stored = read(run)
-    found = probed.probabilities(stored)
-    np.testing.assert_array_equal(found.p_Q_T, [[0.4, 0.7], [1.0, np.nan]])
-    np.testing.assert_allclose(found.noise_Q_T, [[0.24 / 9, 0.21 / 9], [0, np.nan]])
-    assert stored.visits.usual_rollouts == 4
+    probed = mse.probed(recorded.read(run.url, "probed"))
+    np.testing.assert_array_equal(probed.p_Q_T, [[0.4, 0.7], [1.0, np.nan]])
+    np.testing.assert_allclose(probed.noise_Q_T, [[0.24 / 9, 0.21 / 9], [0, np.nan]])
 
 
 def test_errors_of_the_runs_own_estimates(run):
-    found = probed.realised_errors(read(run))
+    (_, trained, _), (_, point, error) = mse.own_errors(recorded.read(run.url, "probed"))
     # Groups of 4: a has S = 2, then 3; b has S = 4 on its second visit. Noise is p (1 - p) / (M - 1).
     squared = [(0.5 - 0.4) ** 2 - 0.24 / 9, (0.75 - 0.7) ** 2 - 0.21 / 9, 0.0]
-    mean, error = found["point"]
-    assert mean == pytest.approx(sum(squared) / 3)
-    of_a, of_b = squared[0] + squared[1] - 2 * mean, squared[2] - mean
+    assert point == pytest.approx(sum(squared) / 3)
+    of_a, of_b = squared[0] + squared[1] - 2 * point, squared[2] - point
     assert error == pytest.approx(math.sqrt(of_a**2 + of_b**2) / 3)
     # dbb 0.5 from (1, 1): a is 2.5 / 5, then 4.25 / 6.5; b is 4.5 / 5, then 6.25 / 6.5.
-    trained = [(0.5 - 0.4) ** 2 - 0.24 / 9, (4.25 / 6.5 - 0.7) ** 2 - 0.21 / 9, (6.25 / 6.5 - 1) ** 2]
-    assert found["as trained"][0] == pytest.approx(sum(trained) / 3)
+    squared = [(0.5 - 0.4) ** 2 - 0.24 / 9, (4.25 / 6.5 - 0.7) ** 2 - 0.21 / 9, (6.25 / 6.5 - 1) ** 2]
+    assert trained == pytest.approx(sum(squared) / 3)
 
 
 def test_run_with_probes(run, tmp_path, capsys):
-    assert main(["lab", "mse", "probed", "--store.url", run.url, "-o", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "probed, N = 4: mean over 2 prompts" in out
-    assert "+30% by 0.0108 / 0.0083; printed is +21.71%" in out
-    known = probed.probabilities(read(run))
-    (point,) = (row for row in _rows(tmp_path / "discounts.csv") if row["estimator"] == "point")
+    assert main(["lab", "mse", "--store.url", run.url, "-o", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "probed, N = 4: mean over 2 prompts"
+    with open(tmp_path / "discounts.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    (point,) = (row for row in rows if row["estimator"] == "point")
     assert float(point["mse"]) == pytest.approx((0.24 + 0.21 + 0) / 4 / 3)
     assert float(point["mse_without_noise"]) == pytest.approx((0.24 * 10 / 9 + 0.21 * 10 / 9 + 0) / 4 / 3)
-    best = {row["estimator"]: [] for row in _rows(tmp_path / "discounts.csv")}
-    for row in _rows(tmp_path / "discounts.csv"):
-        best[row["estimator"]].append(float(row["mse"]))
-    assert f"dbb, least MSE                          {min(best['dbb']):.5f}" in out
-    assert min(best["dbb"]) <= known.mse(specs.parse("dbb"), 4)
-    for name in ("discounts", "rollouts", "prior"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+    best = min((row for row in rows if row["estimator"] == "dbb"), key=lambda row: float(row["mse"]))
+    named = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
+    wanted = ["dbb", *(f"{float(best[name]):.4g}" for name in named[1:])]
+    assert wanted in [line.split() for line in lines]
+    assert (tmp_path / "discounts.png").stat().st_size > 10_000
+    assert main(["lab", "mse", "--estimators", "point", "--store.url", run.url, "-o", str(tmp_path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["run"], answer["rollouts"], answer["prompts"]) == ("probed", 4, 2)
+    errors = [(row["estimate"], row["mse"]) for row in answer["own_errors"]]
+    assert errors == [(name, pytest.approx(error)) for name, error, _ in mse.own_errors(recorded.read(run.url, None))]
 
 
-def test_the_latest_run_as_json(run, tmp_path, capsys):
-    flags = ["--estimators", "point", "--store.url", run.url, "-o", str(tmp_path)]
-    assert main(["lab", "mse", *flags, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["run"], found["rollouts"], found["prompts"]) == ("probed", 4, 2)
-    errors = {row["estimate"]: row["mse"] for row in found["own_errors"]}
-    assert errors == pytest.approx({name: mse for name, (mse, _) in probed.realised_errors(read(run)).items()})
-
-
-def test_given_probabilities(tmp_path, capsys):
-    table = tmp_path / "p.csv"
-    table.write_text("0.2,0.4\n0.4,\n")
-    flags = ["--csv", str(table), "--rollouts", "8", "--estimators", "point"]
-    assert main(["lab", "mse", *flags, "-o", str(tmp_path)]) == 0
+def test_given_probabilities(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--p", "0.2,0.4", "0.4", "--estimators", "point"]
+    assert main(["lab", "mse", *flags]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     # p (1 - p) / 8: (0.16 + 0.24) / 16, then 0.24 / 8, and (0.16 + 0.24 + 0.24) / 24 over all.
     assert ["point", "1", "0", "0.025", "0.025"] in lines
     assert ["point", "2", "0", "0.03", "0.03"] in lines
     assert ["point", "all", "0", "0.02667", "0.02667"] in lines
-    assert main(["lab", "mse", *flags, "-o", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["rollouts"], found["prompts"], "own_errors" in found) == (8, 2, False)
-    assert [row["mse"] for row in found["moments"]] == pytest.approx([0.025, 0.03, 0.64 / 24])
-    written = [(row["prompt"], row["visit"], row["p"], row["mse"]) for row in _rows(tmp_path / "moments.csv")]
-    assert [row[:3] for row in written] == [("1", "1", "0.2"), ("1", "2", "0.4"), ("2", "1", "0.4")]
-    assert [float(row[3]) for row in written] == pytest.approx([0.02, 0.03, 0.03])
+    assert ["lab/mse/moments.csv"] in lines and (tmp_path / "lab" / "mse" / "moments.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -179,30 +235,27 @@ def test_given_probabilities(tmp_path, capsys):
     [
         (["--p", "0.2,1.5"], "error: --p, row 1: '1.5' is not a probability in [0, 1]"),
         (["--p", "0.2,nan"], "error: --p, row 1: 'nan' is not a probability in [0, 1]"),
-        (["--p", "0.5", "--rollouts", "0"], "error: --rollouts must be at least 1, got 0"),
+        (["--p", "0.5", "--rollouts", "0"], "error: rollouts must be at least 1, got 0"),
         (["--p", "0.5", "--estimators", "auto"], "error: no closed form is known for "),
-        (["--csv", "missing.csv"], "error: --csv missing.csv: [Errno 2] No such file"),
-        (["other"], "error: there is no run 'other' in "),
+        (["--p", "0.5", "-o", "file/out"], "error: --output file/out: Not a directory"),
+        (["plain"], "error: run 'plain' has no probes of 2 or more rollouts; "),
+        (["scores"], "error: run 'scores' has rewards other than 0 and 1"),
     ],
 )
-def test_refused(flags, message, run, tmp_path, capsys):
-    assert main(["lab", "mse", *flags, "--store.url", run.url, "-o", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
-
-
-def test_run_without_probes_is_refused(open_new, fill, tmp_path, capsys):
-    store = open_new("sqlite")
-    fill.step(fill.run(store, "plain"), 1, fill.prompts(store, 1), [2])
-    assert main(["lab", "mse", "plain", "--store.url", store.url, "-o", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: run 'plain' has no probes of 2 or more rollouts; ")
-
-
-def test_scores_other_than_0_and_1_are_refused(open_new, fill, tmp_path, capsys):
-    store = open_new("sqlite")
-    run, ids = fill.run(store, "scores"), fill.prompts(store, 1)
+def test_refused(flags, message, run, fill, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    ids = fill.prompts(run, 1)
+    fill.step(fill.run(run, "plain"), 1, ids, [2])
+    of_scores = fill.run(run, "scores")
     probes = ProbeRows(np.array(ids), np.array([4]), np.array([2.0]), np.array([1.5]))
-    _record(run, fill.rows(run, ids, [2]), 1, probes)
-    assert main(["lab", "mse", "scores", "--store.url", store.url, "-o", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: run 'scores' has rewards other than 0 and 1")
+    _record(of_scores, fill.rows(of_scores, ids, [2]), 1, probes)
+    assert main(["lab", "mse", *flags, "--store.url", run.url]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message) and error.count("\n") == 1
+
+
+def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["lab", "mse", "--p", "0.5", "-o", str(tmp_path)]) == 2
+    assert "pip install" in capsys.readouterr().err

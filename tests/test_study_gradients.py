@@ -15,7 +15,7 @@ import torch
 
 from estimators import Estimate, build, centered
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab.visits import visits
+from openrlhf_dbb.lab.recorded import visits
 from storage import StepRows, open_store
 from study import gradients as study
 from study.policy_gradient import cosine, gradients, log_probabilities, sample, weights

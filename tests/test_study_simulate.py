@@ -12,7 +12,7 @@ from study.__main__ import main
 from study.simulate import ratios
 from study.simulation import Result, Setting, draw, estimated_means, simulate
 
-_FIGURES = ("discounts_N4", "discounts_paper-walk_N4", "prior", "rollouts")
+_FIGURES = ("discounts_N4", "rollouts")
 
 # A package of someone else's: dbb, but with run-wide state, so that it is fed batch by batch.
 THIRD_PARTY = """
@@ -125,7 +125,7 @@ def test_command(tmp_path, capsys, third_party):
     assert printed[0] == printed[1]
     names = sorted(path.name for path in once.iterdir())
     figures = [f"{name}.{kind}" for name in _FIGURES for kind in ("png", "svg")]
-    assert names == sorted([*figures, "discounts.csv", "prior.csv", "rollouts.csv", "table.csv"])
+    assert names == sorted([*figures, "discounts.csv", "rollouts.csv", "table.csv"])
     for name in names:
         assert (once / name).read_bytes() == (again / name).read_bytes()
 

@@ -27,7 +27,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command(None, "train a model with GRPO and stored posteriors"),
     "evaluate": Command("openrlhf_dbb.cli.evaluate", "measure models on benchmarks and compare them"),
-    "lab": Command("openrlhf_dbb.cli.lab", "choose an estimator and a discount without training"),
+    "lab": Command("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
     "runs": Command("openrlhf_dbb.inspect.runs", "list all runs, newest first, with their held-out accuracy"),
     "show": Command("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": Command("openrlhf_dbb.inspect.history", "every visit of one prompt"),

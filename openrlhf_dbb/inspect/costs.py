@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrlhf_dbb.csv_files import write_rows
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import WIDE_HELP, print_json, print_table, records, shown
 from storage import PosteriorStore, RunRecord
@@ -35,9 +33,7 @@ def add_commands(add: Any) -> None:
         "runs", nargs="*", metavar="RUN", help="name, number or start of the uuid of each (default: all runs)"
     )
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=("text", "csv"), default="text", help="default: text")
-    add_json(form)
+    add_json(parser)
 
 
 def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -45,8 +41,6 @@ def costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     rows = cost_rows(store, sorted(runs, key=lambda run: (run.method, run.name)))
     if arguments.json:
         print_json(records(COLUMNS, rows))
-    elif arguments.format == "csv":
-        write_rows(sys.stdout, COLUMNS, rows)
     elif rows:
         print_costs(rows, wide=arguments.wide)
     else:

@@ -1,21 +1,27 @@
-"""The laboratory: choose an estimator and a discount before spending GPU hours; needs no torch.
+"""The laboratory chooses an estimator and a discount from a run's record. It trains nothing and needs no torch.
 
-mse_command            lab mse: closed forms for given success probabilities, or for those a run has probed
-  probabilities        errors in closed form, with the noise of probes removed
-  probed               the probes of a stored run
-  paper                the paper's numbers beside a run's own
-replay_command         lab replay: what another estimator would have given on a run's recorded successes
-  criteria             how good an estimator was at the recorded visits
-  outcomes             all candidates by all criteria, ranked
-  bootstrap            how sure a ranking is
-  replay_figures       its figures
-calibration_command    lab calibration: were the forecasts of a run's next visits right?
-  forecast             PIT, coverage, reliability
-
-Shared:
-
-specs                  estimators as written on the command line
-recorded               a stored run, and the estimators to try on it
-visits                 a run's recorded visits, and an estimator's output at each
-error_curves           figures of the error over discount, rollouts and prior
+replay    lab replay: how other estimators would have done on a run's recorded successes
+mse       lab mse: errors in closed form, for given or probed success probabilities
+scores    losses of an estimator at recorded visits, and the ranking of several estimators
+recorded  a stored run's visits and probes; an estimator's output at each visit
+specs     estimators as text
+curves    figures of an error over the discount
 """
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_commands(add: Any) -> None:
+    """Declare the command ``lab``; ``add`` is the function of ``cli.main``."""
+    from openrlhf_dbb.lab import mse, replay
+
+    def print_help(arguments: argparse.Namespace) -> None:
+        parser.print_help()
+
+    parser = add("lab", print_help, opens_store=False)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    mse.add_command(commands)
+    replay.add_command(commands)

@@ -1,34 +1,61 @@
-"""A stored run as the laboratory replays it, and the estimators to try on it.
+"""A stored run as the laboratory reads it: its visits and probes, and an estimator's output at each visit.
 
-Axes: V visits (a prompt in a step), K of them with probes.
+Axes: V visits (a prompt in a step) ordered by step, K of them with probes, P prompts, G rollouts of the largest group.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 import estimators
-from estimators import RewardEstimator
+from estimators import Estimate, RewardEstimator
 from estimators.base import Floats
+from estimators.text_features import text_features
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.visits import Integers, Visits, visits
 from openrlhf_dbb.options import chosen
 from storage import RunRecord, open_store
 from storage.inspection import prompt_texts
 from storage.log import ProbeLog, StepLog, read_log, read_probes
 
-ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
+Integers = NDArray[np.int64]
+
 _WHOLE = 2**31 - 1  # characters of a prompt
 
 
 @dataclass(frozen=True)
+class Visits:
+    """What a run recorded of its groups.
+
+    Attributes:
+        step: (V,) ascending.
+        prompt: (V,) position of the prompt, 0 to ``prompts`` - 1.
+        earlier: (V,) number of earlier visits of its prompt.
+        successes, rollouts: (V,) S and N.
+        rewards_V_G: S ones, then N - S zeros, then NaN. The store keeps no order within a group, and none is needed.
+        prompts: P.
+        lag: (V,) training steps between the policy that generated the group and the step's policy, >= 0.
+        texts: (P,) texts of the prompts; empty if they are not known.
+    """
+
+    step: Integers
+    prompt: Integers
+    earlier: Integers
+    successes: Floats
+    rollouts: Floats
+    rewards_V_G: Floats
+    prompts: int
+    lag: Floats
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class ProbedVisits:
-    """Probe rollouts of K of the recorded visits.
+    """Probe rollouts of K visits.
 
     Attributes:
         visit: (K,) position of the visit.
@@ -46,108 +73,148 @@ class ProbedVisits:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A stored run as the laboratory needs it; ``probes`` is None if it has none."""
+    """A stored run; ``probes`` is None if it has none."""
 
     record: RunRecord
     visits: Visits
     probes: ProbedVisits | None
 
 
-def read(arguments: argparse.Namespace) -> RecordedRun:
-    """All that the laboratory needs of the run ``RUN``, or of the latest.
+@dataclass(frozen=True)
+class Rerun:
+    """An estimator's output at V visits.
+
+    Attributes:
+        estimate: the estimate that the visit's rollouts would have been scored with.
+        group_weight: (V,) share of the mean that is the visit's own S/N; None if the mean is not of that form.
+        predictive: (alpha, beta) before the visit, (V,) each; None if the estimator gives no forecast.
+    """
+
+    estimate: Estimate
+    group_weight: Floats | None
+    predictive: tuple[Floats, Floats] | None
+
+
+def read(store_url: str | None, ref: str | None) -> RecordedRun:
+    """Return the run ``ref`` of a store, or its latest run if ``ref`` is None.
 
     Raises:
-        UsageError: it has recorded no rollouts, or rewards other than 0 and 1.
+        UsageError: the run has recorded no rollouts, or rewards other than 0 and 1.
         storage.StoreError: there is no such store or run.
     """
-    with open_store(arguments.store_url, create=False) as store:
-        record = chosen(store, arguments.run)
+    with open_store(store_url, create=False) as store:
+        record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
         texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    seen = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag, texts)
-    return RecordedRun(record, seen, _probed_visits(log, probe_log))
+    recorded = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag, texts)
+    return RecordedRun(record, recorded, _probed_visits(log, probe_log))
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
-    """The estimator that the run was trained with; None if it is not installed here."""
+    """Return the estimator that the run was trained with; None if it is not installed here."""
     try:
         return estimators.build(record.estimator, **record.parameters)
     except ValueError:
         return None
 
 
-def prior(text: str) -> tuple[float, float]:
-    """``ALPHA,BETA`` as two numbers; for argparse."""
-    alpha, comma, beta = text.partition(",")
-    if not comma:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ALPHA,BETA, as in 0.5,0.5")
-    try:
-        return float(alpha), float(beta)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not ALPHA,BETA, as in 0.5,0.5") from None
+def visits(
+    step: Integers,
+    prompt_id: Integers,
+    successes: Floats,
+    rollouts: Integers,
+    lag: Floats | None = None,
+    texts: Sequence[str] = (),
+) -> Visits:
+    """Return visits from the columns of a run's log, each (V,) and ordered by step.
 
-
-def sweep(
-    texts: Sequence[str], discounts: Sequence[float], priors: Sequence[tuple[float, float]] = ()
-) -> list[RewardEstimator]:
-    """The candidates that some names stand for, each once.
-
-    An estimator given without its discount (or smoothing) is tried at all ``discounts`` that it allows, and one
-    with a Beta prior also with all ``priors``.
+    Args:
+        lag: None if all groups are on-policy.
+        texts: of the distinct prompts, by ascending id.
 
     Raises:
-        UsageError: an unknown estimator, or a value outside its range.
+        UsageError: a group's successes are not a whole number from 0 to N.
     """
-    found: dict[str, RewardEstimator] = {}
-    for text in texts:
-        estimator = specs.parse(text)
-        knob, candidates = specs.knob(estimator), [estimator]
-        if knob and f"{knob}=" not in text:
-            candidates = list(specs.swept(estimator, discounts).values())
-        for candidate in candidates:
-            try:
-                variants = [specs.with_prior(candidate, alpha, beta) for alpha, beta in priors] or [candidate]
-            except ValueError as error:
-                raise UsageError(f"--priors: {error}") from error
-            found |= {specs.label(variant): variant for variant in variants}
-    if not found:
-        given = " ".join(map(str, discounts))
-        raise UsageError(f"--discounts {given}: no estimator allows these; give numbers above 0, up to 1")
-    return list(found.values())
+    wrong = (successes != np.round(successes)) | (successes < 0) | (successes > rollouts)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise UsageError(
+            f"step {step[at]}, prompt {prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; only "
+            "rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
+        )
+    ids, prompt = np.unique(prompt_id, return_inverse=True)
+    slot = np.arange(rollouts.max(initial=0))
+    rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
+    lag = np.zeros(len(step)) if lag is None else lag
+    counted = rollouts.astype(np.float64)
+    return Visits(step, prompt, earlier_visits(prompt), successes, counted, rewards_V_G, len(ids), lag, texts)
 
 
-def flags(estimator: RewardEstimator) -> str:
-    """The training command's flags for this estimator.
+def earlier_visits(prompt: Integers) -> Integers:
+    """Return for each entry the number of earlier entries with the same value, (V,).
 
     Example:
-        >>> flags(specs.parse("dbb:discount=0.4"))
-        '--estimator dbb --dbb.discount 0.4'
+        >>> earlier_visits(np.array([7, 9, 7, 7]))
+        array([0, 0, 1, 2])
     """
-    cls = type(estimator)
-    named = estimators.available().get(estimator.name) is cls
-    parts = [f"--estimator {estimator.name if named else f'{cls.__module__}:{cls.__qualname__}'}"]
-    default = cls()
-    for name in estimator.parameter_names():
-        value = getattr(estimator, name)
-        if value == getattr(default, name) and name != specs.knob(estimator):
-            continue
-        if isinstance(value, bool):
-            parts.append(f"--{'' if value else 'no-'}{estimator.name}.{name}")
-        else:
-            parts.append(f"--{estimator.name}.{name} {value}")
-    return " ".join(parts)
+    _, member, sizes = np.unique(prompt, return_inverse=True, return_counts=True)
+    order = np.argsort(member, kind="stable")
+    earlier = np.empty(len(prompt), dtype=np.int64)
+    earlier[order] = np.arange(len(prompt)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return earlier
+
+
+def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
+    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag.
+
+    Raises:
+        UsageError: the estimator cannot be used on these rewards, or reads what no store keeps.
+    """
+    if estimator.features == "hidden":
+        raise UsageError(
+            f"{specs.label(estimator)}: it reads the policy's hidden states, and no store keeps them; use "
+            f"{estimator.name}:features=text"
+        )
+    steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
+    estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
+    # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
+    when = visits.step if estimator.shared_fields else visits.earlier
+    order = np.argsort(when, kind="stable")
+    state = estimator.initial_state(visits.prompts)
+    if estimator.features == "text":
+        state["features"] = text_features(visits.texts)
+    mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
+    baseline = np.full(visits.rewards_V_G.shape, np.nan)
+    for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
+        members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
+        try:
+            forecast = estimator.predictive(estimator.state_at(state, members))
+            estimate = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows])
+        except ValueError as error:
+            raise UsageError(f"{specs.label(estimator)}: {error}") from error
+        mean[rows], variance[rows], baseline[rows] = estimate.mean, estimate.variance, estimate.baseline
+        if forecast is not None:
+            alpha[rows], beta[rows] = forecast
+        # An estimator that reads before it updates has seen nothing of the group.
+        share: Floats | float | None = 0.0
+        if estimator.reads == "after":
+            share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
+        weight[rows] = np.nan if share is None else share
+    return Rerun(
+        Estimate(mean, variance, baseline),
+        None if np.isnan(weight).any() else weight,
+        None if np.isnan(alpha).any() else (alpha, beta),
+    )
 
 
 def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
-    """The probes whose noise can be measured, each with the row of the log that has its step and prompt.
-
-    A group without a single verified rollout is probed but not logged.
-    """
+    """Return the probes whose noise can be measured, each with the row of the log that has its step and prompt."""
     width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id
     row = np.minimum(np.searchsorted(logged, wanted), len(logged) - 1)
+    # A group without a single verified rollout is probed but not logged.
     use = (logged[row] == wanted) & (probes.samples >= 2)
     if not use.any():
         return None

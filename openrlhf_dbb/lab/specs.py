@@ -1,9 +1,9 @@
-"""Estimators as they are written on the laboratory's command line: ``dbb:discount=0.4,prior_alpha=2``."""
+"""Estimators as text: ``dbb:discount=0.4,prior_alpha=2`` in the laboratory, flags in the training command."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import estimators
@@ -15,7 +15,7 @@ _SWITCH = {"true": True, "false": False}
 
 
 def parse(text: str) -> RewardEstimator:
-    """The estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` stands for; NAME may be ``module:Class``.
+    """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``.
 
     Raises:
         UsageError: no such estimator or parameter, or a value outside its range.
@@ -28,33 +28,32 @@ def parse(text: str) -> RewardEstimator:
     if not name or "=" not in last:
         name, last = text, ""
     try:
-        fields = {field.name: field for field in _fields(estimators.get(name))}
+        defaults = {field.name: field.default for field in _fields(estimators.get(name))}
         parameters = {}
         for item in last.split(",") if last else ():
             parameter, equals, value = item.partition("=")
             if not equals:
                 raise ValueError(f"{item!r} is not PARAMETER=VALUE")
-            known = parameter in fields
-            parameters[parameter] = _value(parameter, value, fields[parameter].default) if known else value
+            # An unknown parameter stays text: build() refuses it and names the known ones.
+            parameters[parameter] = _value(parameter, value, defaults[parameter]) if parameter in defaults else value
         return estimators.build(name, **parameters)
     except ValueError as error:
         raise UsageError(f"estimator {text!r}: {error}") from error
 
 
 def label(estimator: RewardEstimator) -> str:
-    """Short name for tables: always with the discount or smoothing, with other parameters if not the default.
+    """Return a short name, with the discount or smoothing and with every other parameter that is not the default.
 
     Example:
         >>> label(parse("dbb")), label(parse("dbb:discount=0.25,prior_alpha=2")), label(parse("point"))
         ('dbb 0.5', 'dbb 0.25 prior_alpha=2', 'point')
     """
-    on_axis = knob(estimator)
-    name = f"{estimator.name} {getattr(estimator, on_axis):g}" if on_axis else estimator.name
-    return name + _others(estimator)
+    value = knob_value(estimator)
+    return f"{estimator.name}{'' if value is None else f' {value:g}'}{_others(estimator)}"
 
 
 def family(estimator: RewardEstimator) -> str:
-    """The label without the discount or smoothing: the name of a curve over it.
+    """Return the label without the discount or smoothing; it names a curve over them.
 
     Example:
         >>> family(parse("dbb:discount=0.25,prior_alpha=2"))
@@ -64,53 +63,77 @@ def family(estimator: RewardEstimator) -> str:
 
 
 def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator]:
-    """One estimator for each curve over the discount or smoothing, by the curve's name."""
+    """Return one estimator for each family that has a discount or smoothing, by the family's name."""
     return {family(estimator): estimator for estimator in estimators if knob(estimator)}
 
 
 def knob(estimator: RewardEstimator) -> str | None:
-    """The parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
+    """Return the parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
     names = estimator.parameter_names()
     return next((name for name in _KNOBS if name in names), None)
 
 
-def turned(estimator: RewardEstimator, value: float) -> RewardEstimator | None:
-    """The estimator with its knob at ``value``; None if that is outside its range.
-
-    Example:
-        >>> label(turned(parse("dbb"), 1.0)), turned(parse("ema"), 1.0)
-        ('dbb 1', None)
-    """
-    on_axis = knob(estimator)
-    assert on_axis is not None
-    try:
-        return _replaced(estimator, **{on_axis: value})
-    except ValueError:
-        return None
+def knob_value(estimator: RewardEstimator) -> float | None:
+    """Return the estimator's discount or smoothing; None if it has neither."""
+    name = knob(estimator)
+    return None if name is None else float(getattr(estimator, name))
 
 
 def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, RewardEstimator]:
-    """The estimator with its knob at each of the values that are in its range."""
-    candidates = {value: turned(estimator, value) for value in values}
-    return {value: candidate for value, candidate in candidates.items() if candidate is not None}
+    """Return the estimator with each of the discounts (or smoothings) that it allows."""
+    name, variants = knob(estimator), {}
+    assert name is not None
+    for value in values:
+        try:
+            variants[value] = _replaced(estimator, **{name: value})
+        except ValueError:
+            continue  # outside its range, such as 1 for ema
+    return variants
+
+
+def sweep(texts: Sequence[str], discounts: Sequence[float]) -> list[RewardEstimator]:
+    """Return the candidates that some texts name; one without a discount (or smoothing) is tried at all ``discounts``.
+
+    Raises:
+        UsageError: as :func:`parse`.
+    """
+    candidates: dict[str, RewardEstimator] = {}
+    for text in texts:
+        estimator = parse(text)
+        name = knob(estimator)
+        fixed = name is None or f"{name}=" in text
+        variants = [estimator] if fixed else list(swept(estimator, discounts).values())
+        candidates |= {label(variant): variant for variant in variants}
+    return list(candidates.values())
 
 
 def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEstimator:
-    """The estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
+    """Return the estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
     if getattr(estimator, "updates_per_epoch", None) != 0:
         return estimator
     return _replaced(estimator, updates_per_epoch=float(updates))
 
 
-def with_prior(estimator: RewardEstimator, alpha: float, beta: float) -> RewardEstimator:
-    """The estimator with the prior Beta(alpha, beta), if it has such a prior.
+def flags(estimator: RewardEstimator) -> str:
+    """Return the training command's flags for an estimator.
 
-    Raises:
-        ValueError: alpha or beta is outside its range.
+    Example:
+        >>> flags(parse("dbb:discount=0.4"))
+        '--estimator dbb --dbb.discount 0.4'
     """
-    if "prior_alpha" not in estimator.parameter_names():
-        return estimator
-    return _replaced(estimator, prior_alpha=alpha, prior_beta=beta)
+    cls = type(estimator)
+    named = estimators.available().get(estimator.name) is cls
+    parts = [f"--estimator {estimator.name if named else f'{cls.__module__}:{cls.__qualname__}'}"]
+    default = cls()
+    for name in estimator.parameter_names():
+        value = getattr(estimator, name)
+        if value == getattr(default, name) and name != knob(estimator):
+            continue
+        if isinstance(value, bool):
+            parts.append(f"--{'' if value else 'no-'}{estimator.name}.{name}")
+        else:
+            parts.append(f"--{estimator.name}.{name} {value}")
+    return " ".join(parts)
 
 
 def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
@@ -119,7 +142,7 @@ def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
 
 
 def _others(estimator: RewardEstimator) -> str:
-    """All parameters but the knob that differ from their default, each after a space."""
+    """Return all parameters but the knob that differ from their default, each after a space."""
     text = ""
     for field in _fields(type(estimator)):
         value = getattr(estimator, field.name)

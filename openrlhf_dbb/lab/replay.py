@@ -1,0 +1,210 @@
+"""``lab replay``: how other estimators would have done on a run's recorded successes, and which one to use."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from estimators import RewardEstimator
+from openrlhf_dbb import figures, options
+from openrlhf_dbb.lab import curves, recorded, scores, specs
+from openrlhf_dbb.lab.recorded import RecordedRun, Visits
+from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
+from openrlhf_dbb.terminal import print_json, records, table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
+"""Candidates by default: the paper's, and ``auto``."""
+
+_FEW_PROMPTS = 30
+
+
+def add_command(commands: Any) -> None:
+    """Add ``replay`` to the laboratory's commands."""
+    text = "how other estimators would have done on the recorded successes of a run, and which one to use"
+    parser = commands.add_parser("replay", help=text, description=text)
+    options.add_run(parser)
+    options.add_store(parser)
+    text = "candidates; NAME:discount=0.4,... for a single one (default: the paper's, auto, and the run's own)"
+    parser.add_argument("--estimators", nargs="+", metavar="NAME", help=text)
+    text = (
+        "decides between the candidates (default: probes if any, else mse, or likelihood where no group has two "
+        "rollouts); likelihood favours longer memory, as forecasts need it"
+    )
+    parser.add_argument("--criterion", choices=CRITERIA, help=text)
+    options.add_folder(parser, "for the files", default=Path("lab/replay"))
+    options.add_json(parser)
+    parser.set_defaults(command=_command)
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    run = recorded.read(arguments.store_url, arguments.run)
+    folder = figures.folder(arguments.output)
+    own = recorded.own_estimator(run.record)
+    candidates = specs.sweep(arguments.estimators or ESTIMATORS, curves.DISCOUNTS)
+    replayable = own is not None and own.features != "hidden"
+    if own is not None and replayable and not arguments.estimators:
+        candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
+    outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
+    usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
+    ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
+    advice = recommendation(ranking, run.visits)
+    header, rows = _rows(ranking, outcomes)
+    if not arguments.json:
+        print("\n".join(introduction(run, own)))
+        print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; all are in replay.csv\n")
+        print("\n".join(advice), end="\n\n")
+    files = [figures.write_csv(folder / "replay.csv", header, rows)]
+    if run.visits.earlier.any():
+        files += _draw(folder, ranking)
+    if arguments.json:
+        answer = {"run": run.record.name, "candidates": records(header, rows), "recommendation": advice}
+        print_json(answer | {"files": list(map(str, files))})
+    else:
+        print(*files, sep="\n")
+
+
+def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
+    """Return lines about the run that is replayed, with the caveats."""
+    record, visits = run.record, run.visits
+    several = visits.rollouts > 1  # one reward alone has no variance
+    variance = ""
+    if several.any():
+        flat = ((visits.successes == 0) | (visits.successes == visits.rollouts))[several].mean()
+        variance = f", {flat:.0%} of the groups have zero variance"
+    lines = [
+        f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
+        f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
+        f"trained with {specs.label(own) if own is not None else record.estimator + ', which is not installed here'}",
+    ]
+    if record.parent is not None:
+        lines.append(
+            f"warm-started from {record.parent['name']}; the candidates start from their own priors, which puts the "
+            "first visits at a disadvantage"
+        )
+    if visits.lag.any():
+        lines.append(f"lag: {visits.lag.mean():.3g} training steps on average, {visits.lag.max():.3g} at most")
+    if run.probes is not None:
+        lines.append(f"probes: {len(run.probes.visit)} visits, {run.probes.samples.mean():.3g} samples each")
+    return lines
+
+
+def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
+    """Return lines with the estimator to use next, and how sure that is."""
+    if not visits.earlier.any():
+        return [
+            "Every prompt was visited once, so discounts cannot be compared: on a first visit a discount only weakens",
+            "the prior. Keep the estimator, and replay again after the second pass.",
+        ]
+    lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
+    if visits.prompts < _FEW_PROMPTS:
+        lines.append(f"only {visits.prompts} prompts: the intervals below say little")
+    best = ranking.candidates[ranking.best]
+    names = np.array([outcome.estimator.name for outcome in ranking.candidates])
+    first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
+    lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
+    lines += [*_second(ranking, visits), *_discount(ranking)]
+    return [*lines, f"use next: {specs.flags(best.estimator)}"]
+
+
+def _second(ranking: Ranking, visits: Visits) -> list[str]:
+    """Return lines about the best candidate of any other estimator."""
+    best, *others = ranking.best_of_each()
+    if not others:
+        return []
+    name, second = (ranking.candidates[at].label for at in (best, others[0]))
+    excess, low, high = (values[others[0]] for values in ranking.excess(best))
+    relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
+    lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
+    optimism = scores.optimism(visits, ranking.candidates[best].estimator) if ranking.criterion == "mse" else 0.0
+    if optimism:
+        lines.append(f"{name} is fitted to these very groups, so its mse may be too low by {optimism:.2g}")
+    if low <= optimism:
+        lines.append(f"this log cannot tell {name} from {second}: there may be no difference")
+    return lines
+
+
+def _discount(ranking: Ranking) -> list[str]:
+    best = ranking.best_discount("dbb")
+    if best is None:
+        return []
+    value, low, high = best
+    unsure = "; this log does not determine it" if high - low >= 0.5 else ""
+    return [f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}"]
+
+
+def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
+    """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
+    header = (
+        "best of each", "mse (probes)", "mse (log)", "log-likelihood", "calibration error", "zero-advantage groups",
+        "mean |A|",
+    )  # fmt: skip
+    shown = [ranking.candidates[at] for at in ranking.best_of_each()]
+    shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]
+    rows = [
+        (
+            outcome.label,
+            outcome.mean("probes"),
+            outcome.mean("mse"),
+            _negative(outcome.mean("likelihood")),
+            outcome.calibration,
+            f"{outcome.zero_groups:.1%}",
+            outcome.mean_advantage,
+        )
+        for outcome in shown
+    ]
+    return table(header, rows)
+
+
+def _negative(value: float | None) -> float | None:
+    return None if value is None else -value
+
+
+def _rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
+    """Return header and rows of ``replay.csv``: every candidate with all its numbers."""
+    header = ["estimator", "parameters", "discount or smoothing"]
+    header += ["mse probes", "mse probes first visits", "mse log", "log-likelihood", "calibration error"]
+    header += ["zero-advantage groups", "mean abs advantage", "criterion", "excess over best", "excess low"]
+    header += ["excess high"]
+    excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1)
+    judged = {outcome.label: at for at, outcome in enumerate(ranking.candidates)}
+    rows = []
+    for outcome in outcomes:
+        row = [outcome.label, specs.flags(outcome.estimator), specs.knob_value(outcome.estimator)]
+        row += [outcome.mean("probes"), outcome.first_visits, outcome.mean("mse")]
+        row += [_negative(outcome.mean("likelihood")), outcome.calibration]
+        row += [outcome.zero_groups, outcome.mean_advantage]
+        at = judged.get(outcome.label)
+        row += [None] * 4 if at is None else [ranking.criterion, *excess_C_3[at]]
+        rows.append(row)
+    return header, rows
+
+
+def _draw(folder: Path, ranking: Ranking) -> list[Path]:
+    """Write the figure of the criterion; the band is the 95 % interval of dbb's difference to its best discount."""
+    x = {
+        at: specs.knob_value(outcome.estimator) or 0.0
+        for at, outcome in enumerate(ranking.candidates)
+        if specs.family(outcome.estimator) == "dbb"
+    }
+    members = sorted(x, key=x.__getitem__)
+
+    def band(axes: Axes) -> None:
+        if len(members) < 2:
+            return
+        best = members[int(ranking.mean_C[members].argmin())]
+        _, low, high = (ranking.mean_C[best] + values[members] for values in ranking.excess(best))
+        color = figures.style("dbb")["color"]
+        axes.fill_between(
+            [x[at] for at in members], low, high, color=color, alpha=0.2, linewidth=0, label="95 % of dbb - its best"
+        )
+
+    errors = zip((outcome.estimator for outcome in ranking.candidates), ranking.mean_C.tolist(), strict=True)
+    label = "minus log-likelihood (nats)" if ranking.criterion == "likelihood" else "MSE (reward$^2$)"
+    return curves.figure(folder, f"replay_{ranking.criterion}", label, curves.by_family(list(errors)), band)
