@@ -53,17 +53,14 @@ def kept(tmp_path):
 
 
 def test_the_highest_value_so_far_is_the_best(kept, tmp_path):
-    taken = [offer(kept, best(step, value)) for step, value in ((2, 0.25), (4, 0.125), (6, 0.5), (8, 0.5))]
-    assert taken == [True, False, True, False]  # the first of equal ones stays
+    values = ((1, float("nan")), (2, 0.25), (4, 0.125), (6, 0.5), (8, 0.5))
+    taken = [offer(kept, best(step, value)) for step, value in values]
+    assert taken == [False, True, False, True, False]  # the first of equal ones stays
+    assert there(tmp_path) == [6]  # no checkpoint needs the others
     assert shown(tmp_path) == 6
     assert json.loads((tmp_path / "best/best.json").read_text()) == {
         "run": RUN, "step": 6, "measure": "eval_mean@8", "value": 0.5, "evaluated": ["aime24"],
     }  # fmt: skip
-
-
-def test_what_cannot_be_measured_is_never_the_best(kept, tmp_path):
-    assert not offer(kept, best(2, float("nan")))
-    assert shown(tmp_path) is None
 
 
 @pytest.mark.parametrize("other", [{"measure": "eval_best@8"}, {"evaluated": ("aime24", "aime25")}])
@@ -84,12 +81,6 @@ def test_a_best_model_is_deleted_once_no_resume_can_need_it(kept, tmp_path):
     assert there(tmp_path) == [2, 5]  # a resume from step 4 needs the best of the steps up to 4
     kept.settle(6)
     assert there(tmp_path) == [5]
-
-
-def test_without_checkpoints_only_the_best_is_there(kept, tmp_path):
-    for step in (1, 2, 3):
-        offer(kept, best(step, step / 10))
-    assert there(tmp_path) == [3]
 
 
 @pytest.mark.parametrize(
@@ -195,22 +186,12 @@ def test_it_is_beside_the_checkpoints_or_in_their_folder():
     assert best_model.place(pathlib.Path("ckpt/mine")) == pathlib.Path("ckpt/mine/best")
 
 
-def test_a_copy_that_has_followed_the_link_is_replaced_and_nothing_else_is(kept, tmp_path):
-    offer(kept, best(2, 0.1))
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    copied = BestModel(tmp_path / "copy/checkpoints", RUN)
-    assert not copied.link.is_symlink()
-    copied.roll_back(2)
-    assert copied.link.is_symlink() and shown(tmp_path / "copy") == 2
-    shutil.copytree(tmp_path / "best", tmp_path / "other/best")
-    BestModel(tmp_path / "other/checkpoints", RUN).roll_back(0)  # it is undone there
-    assert not (tmp_path / "other/best").exists()
-    (tmp_path / "copy/best").unlink()
-    (tmp_path / "copy/best").mkdir()
-    (tmp_path / "copy/best/mine.txt").write_text("mine")
-    with pytest.raises(RunError, match="best is in the way of the run's best model"):
-        copied.roll_back(2)
-    assert (tmp_path / "copy/best/mine.txt").read_text() == "mine"
+def test_something_else_of_its_name_is_never_replaced(kept, tmp_path):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="best is in the way of the link to the run's best model"):
+        offer(kept, best(2, 0.1))
+    assert (tmp_path / "best/mine.txt").read_text() == "mine"
 
 
 def test_a_folder_that_the_hosts_do_not_share_is_named(kept, monkeypatch):

@@ -1,26 +1,27 @@
-"""Which checkpoint a run is resumed from: only one that is whole, and only if every rank has loaded it."""
+"""Which checkpoint a run resumes from: only a whole one, and only if every rank has loaded it."""
 
 import json
 
 import pytest
 
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.checkpoints import Checkpoint, newest_whole
+from openrlhf_dbb.core.checkpoints import newest_whole
 from openrlhf_dbb.driver.strategy import _load
 from openrlhf_dbb.errors import RunError
 
 SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_zero_pp_rank_1_optim.pt")
 
 
-def save(folder, tag, run="mine", *, finish=True, replays=False):
+def save(folder, step, run="mine", *, finish=True, replays=False):
     """A checkpoint of two ranks: each file is as long as in any other checkpoint, with another content."""
+    tag = f"global_step{step}"
     checkpoints.begin(folder, tag)
     actor = folder / "_actor" / tag
     actor.mkdir(parents=True)
     for shard in SHARDS:
         (actor / shard).write_bytes(f"{tag:>24} {shard:>32} {run:>8}".encode())
     if replays:
-        replay = checkpoints.replay_file(folder, Checkpoint.named(tag).step)
+        replay = checkpoints.replay_file(folder, step)
         replay.parent.mkdir(exist_ok=True)
         replay.write_bytes(f"replays of {tag:>24}".encode())
     if finish:
@@ -29,10 +30,6 @@ def save(folder, tag, run="mine", *, finish=True, replays=False):
 
 def truncate(path, older):
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def empty(path, older):
-    path.write_bytes(b"")
 
 
 def delete(path, older):
@@ -47,117 +44,65 @@ def replace_by_older(path, older):
     path.write_bytes(older.read_bytes())
 
 
-def swap(path, older):
-    new, old = path.read_bytes(), older.read_bytes()
-    path.write_bytes(old)
-    older.write_bytes(new)
-
-
-@pytest.mark.parametrize("fault", [truncate, empty, delete, zero, replace_by_older])
+@pytest.mark.parametrize("fault", [truncate, delete, zero, replace_by_older])
 @pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST, "replays"])
 def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_named(tmp_path, name, fault):
-    for tag in ("global_step2", "global_step4", "global_step6"):
-        save(tmp_path, tag, replays=True)
-    assert newest_whole(tmp_path, "mine", 7) == (Checkpoint(6, True, "global_step6"), [])
+    for step in (2, 4, 6):
+        save(tmp_path, step, replays=True)
+    assert newest_whole(tmp_path, "mine", 7) == ("global_step6", [])
     path, older = (
         checkpoints.replay_file(tmp_path, step) if name == "replays" else tmp_path / f"_actor/global_step{step}/{name}"
         for step in (6, 4)
     )
     fault(path, older)
-    found, (line,) = newest_whole(tmp_path, "mine", 7)
-    assert found.tag == "global_step4"
+    tag, (line,) = newest_whole(tmp_path, "mine", 7)
+    assert tag == "global_step4"
     assert "checkpoint global_step6 " in line and path.name in line and "\n" not in line
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"files": {}},
-        {"files": {"_actor/global_step6/model": {}}},
-        {"run": "mine", "files": None},
-        {"ranks": 1},
-        {"format": 2},
-    ],
-)
-def test_a_manifest_that_says_something_else_is_damaged(tmp_path, changed):
-    for tag in ("global_step4", "global_step6"):
-        save(tmp_path, tag)
-    path = tmp_path / "_actor/global_step6/manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    assert newest_whole(tmp_path, "mine", 6) == (
-        Checkpoint(4, True, "global_step4"),
-        ["checkpoint global_step6 is damaged: its manifest.json is not what was written"],
+def test_what_a_killed_save_has_left_is_not_whole(tmp_path):
+    assert newest_whole(tmp_path / "nothing", "mine", 4) == (None, [])
+    save(tmp_path, 2)
+    save(tmp_path, 4, finish=False)
+    assert newest_whole(tmp_path, "mine", 4) == (
+        "global_step2",
+        ["checkpoint global_step4 was not finished (manifest.json is missing)"],
     )
 
 
-@pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST])
-def test_files_swapped_between_two_checkpoints_damage_both(tmp_path, name):
-    for tag in ("global_step2", "global_step4", "global_step6"):
-        save(tmp_path, tag)
-    swap(tmp_path / f"_actor/global_step6/{name}", tmp_path / f"_actor/global_step4/{name}")
-    found, passed = newest_whole(tmp_path, "mine", 6)
-    assert (found.tag, len(passed)) == ("global_step2", 2)
-
-
-def test_what_a_killed_save_has_left_is_not_whole(tmp_path):
-    save(tmp_path, "global_step2")
-    save(tmp_path, "global_step4", finish=False)
-    found, passed = newest_whole(tmp_path, "mine", 4)
-    assert found.tag == "global_step2"
-    assert passed == ["checkpoint global_step4 was not finished (manifest.json is missing)"]
-
-
 def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_path):
-    save(tmp_path, "global_step2")
-    save(tmp_path, "global_step4")
-    save(tmp_path, "global_step6", run="other")
-    found, passed = newest_whole(tmp_path, "mine", 3)
-    assert found.tag == "global_step2"
-    assert passed == [
-        "checkpoint global_step6 belongs to another run (other)",
-        "checkpoint global_step4 is newer than the posteriors, which are at step 3",
-    ]
+    save(tmp_path, 2)
+    save(tmp_path, 4)
+    save(tmp_path, 6, run="other")
+    for folder in ("global_step9_universal", "global_step", "step9"):
+        (tmp_path / "_actor" / folder).mkdir()
+    assert newest_whole(tmp_path, "mine", 3) == (
+        "global_step2",
+        [
+            "checkpoint global_step6 belongs to another run (other)",
+            "checkpoint global_step4 is newer than the posteriors, which are at step 3",
+        ],
+    )
     assert newest_whole(tmp_path, "third", 6)[0] is None
 
 
-def test_the_best_checkpoint_counts_like_any_other_and_other_folders_do_not(tmp_path):
-    save(tmp_path, "global_step4")
-    save(tmp_path, "best_global_step4")
-    for folder in ("global_step9_universal", "global_step", "step9"):
-        (tmp_path / "_actor" / folder).mkdir()
-    assert [each.tag for each in checkpoints.all_of(tmp_path)] == ["global_step4", "best_global_step4"]
-    save(tmp_path, "best_global_step12")
-    assert newest_whole(tmp_path, "mine", 12)[0] == Checkpoint(12, False, "best_global_step12")
-
-
-def test_there_may_be_none(tmp_path):
-    assert newest_whole(tmp_path / "nothing", "mine", 4) == (None, [])
-    save(tmp_path, "global_step4", finish=False)
-    assert newest_whole(tmp_path, "mine", 4)[0] is None
-
-
 def test_saving_a_step_once_more_leaves_nothing_of_the_first_time(tmp_path):
-    save(tmp_path, "global_step4")
+    save(tmp_path, 4)
     stale = tmp_path / "_actor/global_step4/bf16_zero_pp_rank_7_optim.pt"
     stale.write_bytes(b"of eight ranks")
     checkpoints.begin(tmp_path, "global_step4")
-    assert checkpoints.all_of(tmp_path) == []
-    save(tmp_path, "global_step4")
-    assert newest_whole(tmp_path, "mine", 4)[0].tag == "global_step4" and not stale.exists()
+    assert checkpoints.tags(tmp_path) == []
+    save(tmp_path, 4)
+    assert newest_whole(tmp_path, "mine", 4)[0] == "global_step4" and not stale.exists()
 
 
-def test_later_checkpoints_of_the_run_are_set_aside_until_the_next_one_is_whole(tmp_path):
-    for tag in ("global_step4", "global_step6", "best_global_step8"):
-        save(tmp_path, tag)
-    save(tmp_path, "global_step10", finish=False)
-    save(tmp_path, "global_step12", run="other")
-    checkpoints.set_aside_after(tmp_path, "mine", 4)
-    assert [each.tag for each in checkpoints.all_of(tmp_path)] == ["global_step12", "global_step4"]
-    aside = {path.name for path in (tmp_path / "aside").iterdir()}
-    assert aside == {"global_step6", "best_global_step8", "global_step10"}
-    save(tmp_path, "global_step6")
-    assert newest_whole(tmp_path, "mine", 6)[0].tag == "global_step6"
-    assert not (tmp_path / "aside").exists()
+def test_a_resume_deletes_later_checkpoints_of_its_run_alone(tmp_path):
+    for step in (4, 6, 8):
+        save(tmp_path, step)
+    save(tmp_path, 10, finish=False)
+    save(tmp_path, 12, run="other")
+    checkpoints.delete_after(tmp_path, "mine", 4)
+    assert checkpoints.tags(tmp_path) == ["global_step12", "global_step4"]
 
 
 def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_path, monkeypatch):
@@ -176,33 +121,34 @@ def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_p
         assert newest_whole(tmp_path, "mine", 1)[0] is None
 
 
-def test_a_manifest_says_what_was_saved(tmp_path):
-    save(tmp_path, "global_step4", replays=True)
+def test_a_manifest_lists_what_was_saved(tmp_path):
+    save(tmp_path, 4, replays=True)
     manifest = json.loads((tmp_path / "_actor/global_step4/manifest.json").read_text())
-    files = manifest.pop("files")
-    assert len(manifest.pop("digest")) == 32
-    assert manifest == {"format": 1, "run": "mine", "tag": "global_step4", "step": 4, "ranks": 2}
     sizes = {f"_actor/global_step4/{shard}": 24 + 1 + 32 + 1 + 8 for shard in SHARDS}
-    assert {name: each["bytes"] for name, each in files.items()} == {**sizes, "replay/global_step4.npz": 35}
+    assert {name: saved["bytes"] for name, saved in manifest.pop("files").items()} == {
+        **sizes, "replay/global_step4.npz": 35,
+    }  # fmt: skip
+    assert manifest == {"run": "mine", "step": 4}
 
 
 def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SHARED_WAIT_S", 0)
-    save(tmp_path, "global_step4", finish=False)
-    there = checkpoints.listing(tmp_path, "global_step4") | {"_actor/global_step4/zero_pp_rank_2_optim.pt": 7}
-    with pytest.raises(RunError, match=r"zero_pp_rank_2_optim.pt \(1 of 4 files\) was written on another one; --c"):
-        checkpoints.complete(tmp_path, "global_step4", "mine", [checkpoints.listing(tmp_path, "global_step4"), there])
+    save(tmp_path, 4, finish=False)
+    here = checkpoints.listing(tmp_path, "global_step4")
+    there = here | {"_actor/global_step4/zero_pp_rank_2_optim.pt": 7}
+    with pytest.raises(RunError, match=r"zero_pp_rank_2_optim.pt \(1 of 4 files\) was written on another one"):
+        checkpoints.complete(tmp_path, "global_step4", "mine", [here, there])
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
 
 def test_a_host_that_sees_anothers_file_late_does_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SHARED_WAIT_S", 0)
-    save(tmp_path, "global_step4", finish=False)
+    save(tmp_path, 4, finish=False)
     now = checkpoints.listing(tmp_path, "global_step4")
     late = {name: size // 2 for name, size in now.items()}
     for listings in ([now, late], [late, now]):
         checkpoints.complete(tmp_path, "global_step4", "mine", listings)
-        assert newest_whole(tmp_path, "mine", 4)[0].tag == "global_step4"
+        assert newest_whole(tmp_path, "mine", 4)[0] == "global_step4"
 
 
 WHOLE = ("global_step4", 4, "mine")
@@ -210,17 +156,11 @@ WHOLE = ("global_step4", 4, "mine")
 
 @pytest.mark.parametrize(
     "second",
-    [
-        (None, None, None),  # its host saw no folder
-        ("global_step2", 2, "mine"),
-        ("global_step4", 4, "other"),
-        ("best_global_step4", 4, "mine"),
-        ("global_step4", 2, "mine"),
-    ],
+    [(None, None, None), ("global_step2", 2, "mine"), ("global_step4", 4, "other"), ("global_step4", 2, "mine")],
 )
 def test_a_rank_that_has_loaded_something_else_ends_the_run(tmp_path, second):
     checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, WHOLE])
-    with pytest.raises(RunError, match=r"^rank 1 has loaded checkpoint .*, not global_step4 of run mine; is .* the"):
+    with pytest.raises(RunError, match=r"^rank 1 has loaded checkpoint .*, not global_step4 of run mine"):
         checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, second])
 
 
@@ -250,8 +190,7 @@ def test_a_rank_that_cannot_load_it_says_so_in_one_line_with_its_host():
     def broken(*_, **__):
         raise FileNotFoundError("there/global_step4/shard\nand more")
 
-    with pytest.raises(RunError, match=r"^rank 3 on host .* finds no checkpoint global_step4 in there; --ckpt.path"):
+    with pytest.raises(RunError, match=r"^rank 3 on host .* finds no checkpoint global_step4 in there"):
         _load(Rank(), missing, "global_step4", "model", "there")
-    line = r"^rank 3 on host .* cannot load checkpoint global_step4 in there: FileNotFoundError: there/global_.*shard$"
-    with pytest.raises(RunError, match=line):
+    with pytest.raises(RunError, match=r"^rank 3 on host .* cannot load checkpoint global_step4 .*shard$"):
         _load(Rank(), broken, "global_step4", "model", "there")

@@ -260,7 +260,7 @@ def checkpoint(folder) -> dict:
     found, _ = newest_whole(checkpoints(folder), run, last)
     if found is None:
         return {}
-    states = checkpoints(folder) / "_actor" / found.tag / "mp_rank_00_model_states.pt"
+    states = checkpoints(folder) / "_actor" / found / "mp_rank_00_model_states.pt"
     return torch.load(states, map_location="cpu", weights_only=False)
 
 

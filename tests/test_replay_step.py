@@ -195,17 +195,17 @@ def test_metrics_are_of_fresh_rollouts_alone():
 
 
 def test_caches_go_with_their_checkpoints(tmp_path):
-    """Checkpoints as OpenRLHF lays them out: a folder of each step, and one of the best evaluation."""
+    """Checkpoints as OpenRLHF lays them out: a folder of each step."""
     made = filled((A, [1, 0]))
     for step in (2, 4, 6, 60):
         file = replay_file(tmp_path, step)
         file.parent.mkdir(exist_ok=True)
         made.cache.save(file)
-    for folder in ("_actor/global_step4", "_actor/best_global_step2", "_actor/global_step60"):
+    for folder in ("_actor/global_step4", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
     delete_stale(tmp_path)
     left = sorted(file.name for file in (tmp_path / "replay").iterdir())
-    assert left == ["global_step2.npz", "global_step4.npz", "global_step60.npz"]
+    assert left == ["global_step4.npz", "global_step60.npz"]
     assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2
 
 
@@ -219,7 +219,7 @@ def test_features_go_with_their_checkpoints_too(tmp_path):
     delete_stale(tmp_path)
     assert [file.name for file in (tmp_path / "features").iterdir()] == ["global_step4.npz"]
     complete(tmp_path, "global_step4", "run", [listing(tmp_path, "global_step4")])
-    assert newest_whole(tmp_path, "run", 4)[0].step == 4
+    assert newest_whole(tmp_path, "run", 4)[0] == "global_step4"
     features_file(tmp_path, 4).write_bytes(b"damaged")
     found, [passed] = newest_whole(tmp_path, "run", 4)
     assert found is None and "features/global_step4.npz has 7 bytes" in passed

@@ -86,7 +86,7 @@ def test_a_fault_in_any_file_of_a_checkpoint_is_found(killed, tmp_path, fault):
         if older.read_bytes() != (source / name).read_bytes() or fault is not take_older:
             fault(tmp_path / "checkpoints" / name, older)
             found, passed = checkpoints.newest_whole(tmp_path / "checkpoints", run, 6)
-            assert found.tag == "global_step4", name
+            assert found == "global_step4", name
             assert passed[0].startswith("checkpoint global_step6 "), name
         shutil.rmtree(tmp_path / "checkpoints")
 
@@ -117,10 +117,9 @@ def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before
     check_posteriors(folder, steps=8)
     ((run,),) = query(folder, "SELECT uuid FROM dbb_run")
     found, passed = checkpoints.newest_whole(actor.parent, run, 8)
-    assert (found.tag, passed) == ("global_step8", [])
+    assert (found, passed) == ("global_step8", [])
     states = torch.load(actor / "global_step8/mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
     assert (states["global_step"], states["global_steps"]) == (8, 16)  # ours, and DeepSpeed's: two optimizer steps each
-    assert not (actor.parent / "aside").exists()
 
 
 def check_posteriors(folder, steps):
@@ -223,7 +222,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_saved_leaves_the_one_before(
     assert f"cannot save checkpoint global_step6 in {disk}/checkpoints, where 0 MiB are free: " in line
     ((run, step),) = query(tmp_path, "SELECT uuid, last_step FROM dbb_run")
     found, passed = checkpoints.newest_whole(tmp_path / "left", run, step)
-    assert (found.tag, passed) == (
+    assert (found, passed) == (
         "global_step4",
         ["checkpoint global_step6 was not finished (manifest.json is missing)"],
     )
@@ -316,7 +315,6 @@ def test_two_ranks_resume_with_every_zero_stage(stage, train, tmp_path):
     assert first.returncode == 0, first.stderr[-4000:]
     unfinish(tmp_path)
     actor = tmp_path / "runs/mine/checkpoints/_actor"
-    assert json.loads((actor / "global_step6" / checkpoints.MANIFEST).read_text())["ranks"] == 2
     best, last = (AutoModelForCausalLM.from_pretrained(tmp_path / "runs/mine" / each) for each in ("best", "model"))
     assert all(map(torch.equal, best.state_dict().values(), last.state_dict().values()))  # both are of step 6
     os.truncate(sorted((actor / "global_step6").glob("*.pt"))[0], 1000)

@@ -190,7 +190,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         mark = states.get(MARK)
         step = states["global_step"]
         self._posteriors.roll_back(step)
-        checkpoints.set_aside_after(self._folder, self._run.record.uuid, step)
+        checkpoints.delete_after(self._folder, self._run.record.uuid, step)
         self._best.roll_back(step)
         self._progress.step = step
         if mark:

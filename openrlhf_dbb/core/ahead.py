@@ -1,7 +1,7 @@
-"""Batches made ahead of the training, in a thread of their own, and which policy makes them.
+"""Generation ahead of the training: a thread makes the next batches while the trainer trains.
 
-A step trains on the batch that was made for it, in the order in which they were made. Policy version v is the policy
-after v training steps; the batch of step s is on-policy if version s - 1 made it, and its lag is s - 1 - v.
+The trainer gets the batches in the order of making. Policy version v is the policy after v training steps.
+The batch of step s is on-policy if version s - 1 made it. A batch that version v made for step s has lag s - 1 - v.
 """
 
 from __future__ import annotations
@@ -13,31 +13,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-_Made = TypeVar("_Made")
+_Batch = TypeVar("_Batch")
 
 
-class Ahead(Generic[_Made]):
-    """Makes what the training takes, at most ``size`` batches ahead, and keeps the policy still meanwhile.
+class Ahead(Generic[_Batch]):
+    """Makes at most ``size`` batches ahead of the training. The policy does not change while a batch is made.
 
-    With ``size`` batches of one policy each, the lag of a batch is at most ``size``: it may be begun when the training
-    has taken the one ``size`` before it. ``max_lag`` makes it wait longer.
+    The lag of a batch is at most ``size``, since a batch is begun only after the one ``size`` before it was taken.
 
     Args:
-        make: called in the thread with the step that a batch is for; the batch, and whether it fills that step (an
-            empty one does not). None ends it all.
-        step: the last step trained; the first batch is for the next one.
-        version: training steps that the policy has seen; asked each time.
+        make: called in the thread with the step that the batch is for. It returns the batch and whether the batch
+            fills the step (an empty one does not), or None to end the making.
+        step: the last trained step.
+        version: returns the number of training steps that the policy has seen.
         size: batches that may be begun and not yet taken, >= 1.
-        max_lag: a batch is begun only once its lag cannot exceed this, >= 0; None: no limit.
+        max_lag: a batch is begun only once its lag cannot exceed this, >= 0; None sets no limit.
         overlap: the policy may change while a batch is made (partial rollouts).
-
-    Attributes:
-        busy: seconds in which a batch was being made.
     """
 
     def __init__(
         self,
-        make: Callable[[int], tuple[_Made, bool] | None],
+        make: Callable[[int], tuple[_Batch, bool] | None],
         *,
         step: int,
         version: Callable[[], int],
@@ -48,33 +44,33 @@ class Ahead(Generic[_Made]):
         self._make, self._version, self._max_lag, self._overlap = make, version, max_lag, overlap
         self._step, self._slots = step + 1, size
         self._making_since: float | None = None
-        self._made_for = 0.0
-        self._updating = self._closed = False
-        self._ended = False
+        self._seconds = 0.0
+        self._updating = self._closed = self._ended = False
         self._error: BaseException | None = None
-        self._batches: deque[tuple[_Made, bool]] = deque()
+        self._batches: deque[tuple[_Batch, bool]] = deque()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="generation ahead", daemon=True)
 
     def start(self) -> None:
-        """Begin to make batches."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Batches made and not yet taken."""
+        """The number of batches that were made and not yet taken."""
         return len(self._batches)
 
     @property
     def busy(self) -> float:
+        """Seconds in which a batch was being made."""
         since = self._making_since
-        return self._made_for + (time.monotonic() - since if since is not None else 0.0)
+        return self._seconds + (time.monotonic() - since if since is not None else 0.0)
 
-    def take(self) -> _Made | None:
-        """The next batch, in the order of making; None after the last.
+    def take(self) -> _Batch | None:
+        """Return the next batch, in the order of making; None after the last.
 
         Raises:
-            BaseException: what ended the making, once all batches made before it are taken.
+            BaseException: the error that ended the making, once all batches before it are taken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._ended)
@@ -82,16 +78,16 @@ class Ahead(Generic[_Made]):
                 if self._error is not None:
                     raise self._error
                 return None
-            made, fills = self._batches.popleft()
-            self._slots += fills
+            batch, fills_step = self._batches.popleft()
+            self._slots += fills_step
             self._changed.notify_all()
-        return made
+        return batch
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """While the policy changes: no batch is made meanwhile, unless the two may overlap."""
+        """Let the policy change: no batch is made meanwhile, unless the two may overlap."""
         with self._changed:
-            self._updating = not self._overlap  # comes before the next batch
+            self._updating = not self._overlap  # the update comes before the next batch
             self._changed.wait_for(lambda: self._overlap or self._making_since is None or self._ended)
         try:
             yield
@@ -101,7 +97,7 @@ class Ahead(Generic[_Made]):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Make no further batch; what is being made is given up with this process, or ends unused."""
+        """Begin no further batch. The batch that is being made is not used."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -111,24 +107,23 @@ class Ahead(Generic[_Made]):
             while self._begin():
                 made = self._make(self._step)
                 with self._changed:
-                    self._pause_clock()
+                    self._stop_clock()
                     if made is None:
                         return
-                    _, fills = made
-                    self._slots += not fills
-                    self._step += fills
+                    self._slots += not made[1]
+                    self._step += made[1]
                     self._batches.append(made)
                     self._changed.notify_all()
-        except BaseException as error:  # the training raises it; after close() nobody is left to hear it
+        except BaseException as error:  # take() raises it in the trainer's thread
             self._error = error
         finally:
             with self._changed:
-                self._pause_clock()
+                self._stop_clock()
                 self._ended = True
                 self._changed.notify_all()
 
     def _begin(self) -> bool:
-        """Wait until the next batch may be begun; False if none is wanted any more."""
+        """Wait until the next batch may be begun; return False after :meth:`close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._may_begin())
             if self._closed:
@@ -141,7 +136,5 @@ class Ahead(Generic[_Made]):
         fresh_enough = self._max_lag is None or self._step - 1 - self._version() <= self._max_lag
         return self._slots > 0 and not self._updating and fresh_enough
 
-    def _pause_clock(self) -> None:
-        if self._making_since is not None:
-            self._made_for += time.monotonic() - self._making_since
-            self._making_since = None
+    def _stop_clock(self) -> None:
+        self._seconds, self._making_since = self.busy, None

@@ -1,14 +1,12 @@
-"""Which checkpoints of a run are whole: each gets a manifest of its files when it is complete, written last.
+"""Which checkpoints of a run are whole. A manifest, written last, lists the files of a checkpoint.
 
-A run is resumed from the newest checkpoint whose files are all as its manifest says. Without a manifest a checkpoint
-was not finished. Layout, below ``--ckpt.path``::
+A run resumes from the newest checkpoint whose files all match its manifest. A checkpoint without a manifest was not
+finished. The layout of the checkpoint folder:
 
-    _actor/TAG/                 the ranks' files, by DeepSpeed; TAG is global_step8, or of runs before the best model
-                                had a folder of its own (see ``best_model``) also best_global_step8
-    _actor/TAG/manifest.json    ours
-    replay/global_step8.npz     the replay cache, if there is one
-    features/global_step8.npz   the prompts' hidden features then in use, if the estimator reads them
-    aside/TAG/                  passed over by the last resume; deleted when the next checkpoint is whole
+    _actor/global_step8/                 the files of all ranks, written by DeepSpeed
+    _actor/global_step8/manifest.json    step, run, and size and digest of every file
+    replay/global_step8.npz              the replay cache, if there is one
+    features/global_step8.npz            the prompts' hidden features, if the estimator reads them
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,116 +25,88 @@ from openrlhf_dbb.errors import RunError
 
 MANIFEST = "manifest.json"
 LOADED = "openrlhf_dbb_loaded"
-"""Key under which a rank's states say which checkpoint it has loaded."""
-FORMAT = 1
+"""Key of a rank's states that names the checkpoint that the rank has loaded."""
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, BLOCK_BYTES = 64, 2**20
 SHARED_WAIT_S = 90.0
 """How long a network file system may take to show the files of another host."""
 
-_TAG = re.compile(r"(best_)?global_step(\d+)")
-
-
-@dataclass(frozen=True, order=True)
-class Checkpoint:
-    """A checkpoint of the policy.
-
-    Attributes:
-        step: global step it was saved after.
-        regular: False for the best checkpoint of an evaluation, which only earlier versions saved.
-        tag: name of its folder.
-    """
-
-    step: int
-    regular: bool
-    tag: str
-
-    @classmethod
-    def named(cls, tag: str) -> Checkpoint | None:
-        """The checkpoint that a folder's name stands for; None if it is none."""
-        match = _TAG.fullmatch(tag)
-        return match and cls(int(match[2]), match[1] is None, tag)
+_TAG = re.compile(r"global_step(\d+)")
 
 
 def actor_folder(folder: Path, tag: str = "") -> Path:
-    """Where the ranks' files are: of all checkpoints, or of one."""
+    """Return the folder of the ranks' files: of all checkpoints, or of one."""
     return folder / "_actor" / tag
 
 
 def replay_file(folder: Path, step: int) -> Path:
-    """The replay cache that belongs to the checkpoints of ``step``."""
+    """Return the path of the replay cache of a checkpoint."""
     return folder / "replay" / f"global_step{step}.npz"
 
 
 def features_file(folder: Path, step: int) -> Path:
-    """The prompts' features that belong to the checkpoints of ``step``."""
+    """Return the path of the prompts' features of a checkpoint."""
     return folder / "features" / f"global_step{step}.npz"
 
 
 _BESIDE = (replay_file, features_file)
 
 
-def all_of(folder: Path) -> list[Checkpoint]:
-    """All checkpoints in ``--ckpt.path``, whole or not, the newest first."""
-    names = [path.name for path in actor_folder(folder).glob("*") if path.is_dir()]
-    return sorted(filter(None, map(Checkpoint.named, names)), reverse=True)
+def step_of(tag: str) -> int:
+    """Return the step of a checkpoint."""
+    match = _TAG.fullmatch(tag)
+    assert match is not None, tag
+    return int(match[1])
+
+
+def tags(folder: Path) -> list[str]:
+    """Return all checkpoints, whole or not, the newest first."""
+    names = [path.name for path in actor_folder(folder).glob("*") if path.is_dir() and _TAG.fullmatch(path.name)]
+    return sorted(names, key=step_of, reverse=True)
 
 
 def listing(folder: Path, tag: str) -> dict[str, int]:
-    """The ranks' files of a checkpoint as this host sees them: size in bytes, by path below ``folder``."""
+    """Return the ranks' files of a checkpoint as this host sees them: size in bytes by path below ``folder``."""
     return sizes(folder, actor_folder(folder, tag))
 
 
 def sizes(folder: Path, part: Path) -> dict[str, int]:
-    """The files in a part of a folder as this host sees them, without a manifest: size in bytes, by path below it."""
+    """Return the files in a part of a folder as this host sees them: size in bytes by path below ``folder``."""
     paths = [path for path in part.rglob("*") if path.is_file() and path.name != MANIFEST]
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
 
 
 def begin(folder: Path, tag: str) -> None:
-    """Delete an earlier checkpoint of this name: its files must not be taken for the new one's."""
-    if actor_folder(folder, tag).is_dir():
-        (actor_folder(folder, tag) / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(actor_folder(folder, tag))
+    """Delete an earlier checkpoint of this name, so that its files do not count as files of the new one."""
+    _delete(actor_folder(folder, tag))
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
-    """Write the manifest: from here on the checkpoint is whole, also after a power failure.
+    """Write the manifest. From here on the checkpoint is whole, also after a power failure.
 
     Args:
-        folder: ``--ckpt.path``.
+        folder: the checkpoint folder.
         run: uuid of the run.
-        listings: what each rank's host sees of it, from :func:`listing`.
+        listings: the files that the host of each rank sees, from :func:`listing`.
 
     Raises:
-        RunError: this host does not see all of it.
+        RunError: this host does not see all files.
     """
-    checkpoint = Checkpoint.named(tag)
-    assert checkpoint is not None, tag
+    step = step_of(tag)
     names = wait_for(folder, f"checkpoint {tag}", listings)
-    beside = [file(folder, checkpoint.step) for file in _BESIDE]
-    names += [str(path.relative_to(folder)) for path in beside if path.is_file()]
+    names += [str(file(folder, step).relative_to(folder)) for file in _BESIDE if file(folder, step).is_file()]
     files = {}
     for name in sorted(names):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
             files[name] = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
-    manifest = {
-        "format": FORMAT,
-        "run": run,
-        "tag": tag,
-        "step": checkpoint.step,
-        "ranks": len(listings),
-        "files": files,
-    }
     target = actor_folder(folder, tag) / MANIFEST
-    write_json(target, manifest | {"digest": _own_digest(manifest)})
+    write_json(target, {"run": run, "step": step, "files": files})
     flush_folders({(folder / name).parent for name in files} | {target.parent.parent})
-    shutil.rmtree(folder / "aside", ignore_errors=True)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a file, which is there whole or not at all, also after a power failure."""
+    """Write a file that is there whole or not at all, also after a power failure."""
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("w", encoding="utf-8") as file:
         file.write(json.dumps(values, indent=1))
@@ -147,101 +116,90 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def flush_folders(folders: Iterable[Path]) -> None:
-    """Make durable which files these folders hold."""
+    """Make the names of the files in these folders durable."""
     for folder in folders:
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
 
-def wait_for(folder: Path, what: str, listings: Sequence[Mapping[str, int]]) -> list[str]:
-    """Wait until this host sees the files that any rank's host sees.
+def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> list[str]:
+    """Wait until this host sees the files that the other hosts see, and return their names.
 
     Args:
-        folder: that the names in ``listings`` are relative to.
-        what: the files are called in an error.
-        listings: what each rank's host sees, from :func:`sizes`.
-
-    Returns:
-        Their names.
+        folder: the names in ``listings`` are relative to it.
+        name: of the files together, for the error.
+        listings: the files that the host of each rank sees, from :func:`sizes`.
 
     Raises:
-        RunError: it does not within SHARED_WAIT_S seconds.
+        RunError: a file is missing after SHARED_WAIT_S seconds.
     """
     expected: dict[str, int] = {}
-    for name, size in (item for each in listings for item in each.items()):
-        expected[name] = max(size, expected.get(name, 0))  # a host may see another's file before it is all there
+    for path, size in (item for seen in listings for item in seen.items()):
+        expected[path] = max(size, expected.get(path, 0))  # a host may see the file of another one before its end
     deadline = time.monotonic() + SHARED_WAIT_S
-    while missing := [name for name, size in expected.items() if _size(folder / name) != size]:
+    while missing := [path for path, size in expected.items() if _size(folder / path) != size]:
         if time.monotonic() > deadline:
             raise RunError(
-                f"{what} is not whole on this host: {folder / missing[0]} ({len(missing)} of "
-                f"{len(expected)} files) was written on another one; --ckpt.path must be a folder that all hosts share"
+                f"{name} is not whole on this host: {folder / missing[0]} ({len(missing)} of {len(expected)} files) "
+                "was written on another one; the hosts must share the checkpoint folder"
             )
         time.sleep(0.2)
     return list(expected)
 
 
-def newest_whole(folder: Path, run: str, last_step: int) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint of a run that is whole.
+def newest_whole(folder: Path, run: str, last_step: int) -> tuple[str | None, list[str]]:
+    """Find the newest whole checkpoint of a run.
 
     Args:
-        folder: ``--ckpt.path``.
+        folder: the checkpoint folder.
         run: uuid of the run.
-        last_step: the step its posteriors are at; a later checkpoint cannot be used.
+        last_step: the last step of the stored posteriors; a later checkpoint cannot be used.
 
     Returns:
-        The checkpoint, None if there is none, and why each newer one is passed over.
+        The checkpoint's tag, or None; and a line for each newer checkpoint that says why it is passed over.
     """
     passed: list[str] = []
-    for checkpoint in all_of(folder):
-        fault = _fault(folder, checkpoint, run, last_step)
+    for tag in tags(folder):
+        fault = _fault(folder, tag, run, last_step)
         if fault is None:
-            return checkpoint, passed
-        passed.append(f"checkpoint {checkpoint.tag} {fault}")
+            return tag, passed
+        passed.append(f"checkpoint {tag} {fault}")
     return None, passed
 
 
 def is_finished(folder: Path, tag: str) -> bool:
-    """Whether a checkpoint was ever complete; it may be damaged now."""
+    """Return whether a checkpoint was ever whole; it may be damaged now."""
     return (actor_folder(folder, tag) / MANIFEST).exists()
 
 
 def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Whether every rank has loaded a checkpoint of a run.
+    """Check that every rank has loaded a checkpoint of a run.
 
     Args:
-        loaded: tag, global step and run that each rank's states name; None where they name none.
+        loaded: tag, step and run in the states of each rank; None where the states name none.
 
     Raises:
-        RunError: one of them has not.
+        RunError: a rank has loaded another checkpoint, or none.
     """
-    checkpoint = Checkpoint.named(tag)
-    assert checkpoint is not None, tag
-    for rank, found in enumerate(loaded):
-        if found != (tag, checkpoint.step, run):
+    for rank, states in enumerate(loaded):
+        if states != (tag, step_of(tag), run):
             raise RunError(
-                f"rank {rank} has loaded checkpoint {found[0]} (step {found[1]}, run {found[2]}), not {tag} of run "
+                f"rank {rank} has loaded checkpoint {states[0]} (step {states[1]}, run {states[2]}), not {tag} of run "
                 f"{run}; is {folder} the same folder on all hosts? Nothing was trained, and the run can be resumed"
             )
 
 
-def set_aside_after(folder: Path, run: str, step: int) -> None:
-    """Move the checkpoints of steps after ``step`` away: a run that continues from there will save these once more.
-
-    Those of other runs stay. Nothing is resumed from there; it is deleted when the next checkpoint is whole.
-    """
-    for checkpoint in all_of(folder):
-        if checkpoint.step > step and _manifest(folder, checkpoint.tag).get("run", run) == run:
-            aside = folder / "aside" / checkpoint.tag
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.parent.mkdir(exist_ok=True)
-            actor_folder(folder, checkpoint.tag).rename(aside)
+def delete_after(folder: Path, run: str, step: int) -> None:
+    """Delete the run's checkpoints of steps after ``step``. The run continues from there, so these steps are undone."""
+    for tag in tags(folder):
+        if step_of(tag) > step and _manifest(folder, tag).get("run", run) == run:
+            _delete(actor_folder(folder, tag))
 
 
 def delete_stale(folder: Path) -> None:
     """Delete the replay caches and features whose checkpoint OpenRLHF has deleted."""
-    steps = [checkpoint.step for checkpoint in all_of(folder)]
+    steps = [step_of(tag) for tag in tags(folder)]
     for file in _BESIDE:
         kept = {file(folder, step) for step in steps}
         for path in file(folder, 0).parent.glob("global_step*.npz"):
@@ -249,55 +207,48 @@ def delete_stale(folder: Path) -> None:
                 path.unlink()
 
 
+def _delete(checkpoint: Path) -> None:
+    if checkpoint.is_dir():
+        # Without its manifest a checkpoint does not count, even if a kill leaves half of the other files.
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint)
+
+
 def _manifest(folder: Path, tag: str) -> dict[str, Any]:
-    """The manifest; empty if it cannot be read, or is not what was written."""
+    """Return the manifest; empty if it cannot be read."""
     try:
-        found = json.loads((actor_folder(folder, tag) / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((actor_folder(folder, tag) / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
-        return {}
-    digest = found.pop("digest", None)
-    return found if digest == _own_digest(found) else {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
-def _own_digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _fault(folder: Path, checkpoint: Checkpoint, run: str, last_step: int) -> str | None:
-    """Why a checkpoint cannot be used, None if it can."""
-    if not is_finished(folder, checkpoint.tag):
+def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
+    """Return why a checkpoint cannot be used; None if it can."""
+    if not is_finished(folder, tag):
         return f"was not finished ({MANIFEST} is missing)"
-    manifest = _manifest(folder, checkpoint.tag)
-    if manifest.get("format") != FORMAT:
+    manifest = _manifest(folder, tag)
+    if manifest.keys() != {"run", "step", "files"} or manifest["step"] != step_of(tag):
         return f"is damaged: its {MANIFEST} is not what was written"
-    if (manifest.get("tag"), manifest.get("step")) != (checkpoint.tag, checkpoint.step):
-        return f"is damaged: its {MANIFEST} is that of {manifest.get('tag')}"
-    if manifest.get("run") != run:
-        return f"belongs to another run ({manifest.get('run')})"
-    if checkpoint.step > last_step:
+    if manifest["run"] != run:
+        return f"belongs to another run ({manifest['run']})"
+    if step_of(tag) > last_step:
         return f"is newer than the posteriors, which are at step {last_step}"
-    return next(_differences(folder, manifest["files"]), None)
+    faults = (_file_fault(folder / name, saved) for name, saved in manifest["files"].items())
+    return next(filter(None, faults), None)
 
 
-def _differences(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    for name, saved in files.items():
-        path = folder / name
-        size = _size(path)
-        if size is None:
-            yield f"is damaged: {path} is missing"
-        elif size != saved["bytes"]:
-            yield f"is damaged: {path} has {size:,} bytes, not {saved['bytes']:,}"
-    for name, saved in files.items():
-        try:
-            with (folder / name).open("rb") as file:
-                same = _digest(file) == saved["digest"]
-        except OSError as error:
-            yield f"cannot be read: {folder / name}: {error.strerror}"
-        else:
-            if not same:
-                yield f"is damaged: the content of {folder / name} is not what was saved"
+def _file_fault(path: Path, saved: Mapping[str, Any]) -> str | None:
+    if _size(path) is None:
+        return f"is damaged: {path} is missing"
+    if _size(path) != saved["bytes"]:
+        return f"is damaged: {path} has {_size(path):,} bytes, not {saved['bytes']:,}"
+    try:
+        with path.open("rb") as file:
+            same = _digest(file) == saved["digest"]
+    except OSError as error:
+        return f"cannot be read: {path}: {error.strerror}"
+    return None if same else f"is damaged: the content of {path} is not what was saved"
 
 
 def _size(path: Path) -> int | None:
@@ -305,7 +256,7 @@ def _size(path: Path) -> int | None:
 
 
 def _digest(file: BinaryIO) -> str:
-    """BLAKE2 of a file; of a large one, of its size and of blocks spread from its beginning to its end."""
+    """Return BLAKE2 of a file's size and content; of a large file only blocks from beginning to end are read."""
     size = os.fstat(file.fileno()).st_size
     starts: Sequence[int] = range(0, size, BLOCK_BYTES)
     if size > WHOLE_BYTES:

@@ -121,7 +121,7 @@ def unfinished(start: Start, settings: Settings) -> str:
     """That a run has not finished, where it continues, and how."""
     found, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
     name = start.run.name
-    where = "it has no checkpoint yet" if found is None else f"its last checkpoint is {found.tag}"
+    where = "it has no checkpoint yet" if found is None else f"its last checkpoint is {found}"
     return f"run {name} has not finished, {where}; continue it with --resume {name}"
 
 

@@ -89,7 +89,7 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
         same = [run for run in store.runs() if run.config.get("ckpt.path") == settings.args.ckpt.path]
         unfinished = [run for run in same if run.status != "finished"]
         if not unfinished:
-            if checkpoints.all_of(Path(settings.args.ckpt.path)):
+            if checkpoints.tags(Path(settings.args.ckpt.path)):
                 raise UsageError(
                     f"--ckpt.load_enable: the checkpoints in {settings.args.ckpt.path} belong to no unfinished run in "
                     f"{store.location}; name the run with --resume, or another --ckpt.path"
@@ -189,9 +189,9 @@ def _choose_checkpoint(
     """
     found, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
     if found is not None:
-        return found.tag, [f"note: {why}; continuing from {found.tag}" for why in passed]
+        return found, [f"note: {why}; continuing from {found}" for why in passed]
     recorded = [f"{tag} (step {step})" for step, tag in store.checkpoints(record)]
-    if recorded or any(checkpoints.is_finished(folder, checkpoint.tag) for checkpoint in checkpoints.all_of(folder)):
+    if recorded or any(checkpoints.is_finished(folder, tag) for tag in checkpoints.tags(folder)):
         there = "; ".join(passed) or f"there is no checkpoint in {folder}"
         raise UsageError(
             f"--resume {record.name}: {there}; the run has recorded {', '.join(recorded) or 'none'}; restore one, give "
