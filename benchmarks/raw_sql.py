@@ -47,7 +47,6 @@ UNDO = """
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
         visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
 DROP_LATER = ("DELETE FROM dbb_history WHERE run_id = {0} AND step > {0}",
-              "DELETE FROM dbb_usage WHERE run_id = {0} AND step > {0}",
               "DELETE FROM dbb_rollout WHERE run_id = {0} AND step > {0}",
               "DELETE FROM dbb_step WHERE run_id = {0} AND step > {0}")  # fmt: skip
 SET_STEP = "UPDATE dbb_run SET last_step = {0} WHERE run_id = {0}"
@@ -66,13 +65,12 @@ class RawSQLite:
     def prepared(self, rows: list[Row]) -> list[Row]:
         return rows
 
-    def step(self, totals: Row, history: list[Row], usage: list[Row], rollouts: list[Row]) -> None:
+    def step(self, totals: Row, history: list[Row], rollouts: list[Row]) -> None:
         run, step, now = totals[0], totals[1], totals[7]
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
         self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 16)})", history)
-        self.connection.executemany(f"INSERT INTO dbb_usage VALUES ({', '.join('?' * 13)})", usage)
         self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 12)})", rollouts)
         self.connection.execute(APPLY.format("?"), (run, step))
         self.connection.execute("COMMIT")
@@ -104,12 +102,12 @@ class RawPostgreSQL:
         """Return the rows as the bytes of a binary COPY. Source: PostgreSQL manual, COPY, "Binary Format"."""
         return b"PGCOPY\n\xff\r\n\0" + bytes(8) + b"".join(map(_binary, rows)) + b"\xff\xff"
 
-    def step(self, totals: Row, history: bytes, usage: bytes, rollouts: bytes) -> None:
+    def step(self, totals: Row, history: bytes, rollouts: bytes) -> None:
         run, step, now = totals[0], totals[1], totals[7]
         with self.connection.cursor() as cursor:
             cursor.execute(ADVANCE.format("%s"), (step, now, run, step - 1))
             cursor.execute(RECORD.format("%s"), totals)
-            for table, rows in (("dbb_history", history), ("dbb_usage", usage), ("dbb_rollout", rollouts)):
+            for table, rows in (("dbb_history", history), ("dbb_rollout", rollouts)):
                 with cursor.copy(f"COPY {table} FROM STDIN (FORMAT BINARY)") as copy:
                     copy.write(rows)
             cursor.execute(APPLY.format("%s"), (run, step))

@@ -107,12 +107,8 @@ class Bench:
         with open_store(self.new("long")) as long, open_store(self.new("empty")) as empty:
             ids = long.register_prompts(*texts(self.wide))
             wide = create(long, "wide")
-            of_history, of_usage = fill(long, wide, self.wide)
-            print(
-                f"{self.kind:<11}{self.wide * PASSES:,} rows of history, {of_history:.1f} bytes each; "
-                f"as many of usage, {of_usage:.1f} bytes each",
-                flush=True,
-            )
+            size = fill(long, wide, self.wide)
+            print(f"{self.kind:<11}{self.wide * PASSES:,} rows of history, {size:.1f} bytes each", flush=True)
             wide = long.claim_run(wide.record.run_id)
             self.steps(long, empty)
             self.resume(long, wide, ids)

@@ -11,13 +11,12 @@ import sys
 import pandas as pd
 
 from estimators.probe_error import squared_errors
-from storage import open_store, read_posteriors, read_probes, read_usage
+from storage import open_store, read_posteriors, read_probes
 
 with open_store(create=False) as store:
     run = store.find_run(sys.argv[1]) if len(sys.argv) > 1 else store.latest_run()
     history = pd.DataFrame(vars(read_posteriors(store, run)))
     probes = pd.DataFrame(vars(read_probes(store, run)))
-    usage = pd.DataFrame(vars(read_usage(store, run)))
     texts = pd.read_sql("SELECT prompt_id, prompt, label FROM prompts", store.database.engine, index_col="prompt_id")
 print(f"run {run.name}: {run.estimator}, {run.model}, {len(history)} visits of {history.prompt_id.nunique()} prompts")
 
@@ -25,12 +24,9 @@ print(f"run {run.name}: {run.estimator}, {run.model}, {len(history)} visits of {
 history["epoch"] = history.groupby("prompt_id").cumcount() + 1
 history["rate"] = history.successes / history.rollouts
 history["zero_variance"] = history.rate.isin([0, 1])
-history = history.merge(usage, on=["step", "prompt_id"], how="left", suffixes=("", "_rollouts"))
-# Rescued: a zero-variance group that was trained on with an advantage; the estimator also sees filtered groups.
-history["rescued"] = history.pop("rescued") > 0
 by_epoch = history.groupby("epoch").agg(
     prompts=("prompt_id", "size"), success_rate=("rate", "mean"), posterior_mean=("mean", "mean"),
-    zero_variance=("zero_variance", "mean"), rescued=("rescued", "mean"),
+    zero_variance=("zero_variance", "mean"),
 )  # fmt: skip
 print("\nby epoch\n", by_epoch.round(3).to_string(), sep="")
 

@@ -8,15 +8,14 @@
     evaluations results of benchmarks: EvaluationRows, and writing them
     records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
     rollouts    RolloutRows: kept rollouts of a step with their texts; its metrics as text
-    groups      GroupRows: groups that asynchronous training asks for, and what becomes of them
-    usage       UsageCounts: what is counted of rollouts; UsageRows of a step, and their sums
+    usage       Usage: what is counted of the rollouts of a step
     checks      refusing columns that do not fit
     shared      the estimator's run-wide state, as text in the database
     prompts     identity of a prompt: prompt_hash, registration
     events      what happened to a run besides steps
     log         reading for analysis, as numpy columns: read_log, read_posteriors, read_probes, read_usage,
                 read_evaluations
-    inspection  reading for people: progress, usage by step, run-wide state, prompts, rollouts, one prompt's history
+    inspection  reading for people: progress, run-wide state, prompts, rollouts, one prompt's history
     held_out    held-out accuracy of a run during its training, by step and by prompt
     owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once; creation and version check
@@ -54,7 +53,6 @@ Example:
 
 from storage.errors import StoreError
 from storage.evaluations import EvaluationRows
-from storage.groups import GroupRows
 from storage.log import (
     EvaluationRecord,
     PosteriorLog,
@@ -73,14 +71,13 @@ from storage.rollouts import RolloutRows
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
 from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
-from storage.usage import UsageRows
+from storage.usage import Usage
 
 __all__ = [
     "DEFAULT_URL",
     "URL_VARIABLE",
     "EvaluationRecord",
     "EvaluationRows",
-    "GroupRows",
     "PosteriorLog",
     "PosteriorStore",
     "PosteriorTable",
@@ -92,8 +89,8 @@ __all__ = [
     "StepLog",
     "StepRows",
     "StoreError",
+    "Usage",
     "UsageLog",
-    "UsageRows",
     "WarmStart",
     "mask_url",
     "open_store",

@@ -1,11 +1,11 @@
-"""Reading for people: progress of a run, its usage and groups, run-wide state, prompts, rollouts, events, a prompt's
+"""Reading for people: progress of a run, run-wide state, prompts, rollouts, events, a prompt's
 history."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,10 @@ from sqlalchemy import or_, select, text
 from storage import schema, shared
 from storage.engine import chunks
 from storage.errors import StoreError
-from storage.groups import FATES
-from storage.log import columns
 from storage.records import RunRecord
 from storage.retry import retried
 from storage.store import PosteriorStore
-from storage.usage import TOTALS, UsageCounts
+from storage.usage import TOTALS
 
 Rows = list[dict[str, Any]]
 
@@ -62,41 +60,6 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         detail = json.loads(event["detail"])
         totals |= {name: totals[name] + detail.get(name, 0) for name in _NOTED}
     return totals
-
-
-@dataclass(frozen=True)
-class StepUsage(UsageCounts):
-    """Where the rollouts of each step went, ordered by step.
-
-    Attributes, besides the sums of :class:`UsageCounts`, each (T,) int64, T steps whose usage was counted:
-        step: from 1.
-        groups, informative_groups: prompts with generated, with informative rollouts.
-        filtered: generated, not trained on.
-    """
-
-    step: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    informative_groups: NDArray[np.int64]
-    filtered: NDArray[np.int64]
-
-
-def usage_by_step(store: PosteriorStore, run: RunRecord) -> StepUsage:
-    """The rollout usage of a run, step by step.
-
-    Returns:
-        Empty columns if it was not counted.
-    """
-    names = [each.name for each in fields(StepUsage)]
-    query = f"""SELECT {", ".join(names)} FROM (SELECT t.*, generated - trained AS filtered FROM dbb_step t) s
-                WHERE run_id = :run AND generated IS NOT NULL ORDER BY step"""
-    return StepUsage(*columns(store, run, query, integer=len(names)))
-
-
-def group_fates(store: PosteriorStore, run: RunRecord) -> dict[str, int]:
-    """How many groups of a run have each of ``storage.groups.FATES``; empty if it has no ledger of groups."""
-    query = "SELECT fate, count(*) AS found FROM dbb_group WHERE run_id = :run GROUP BY fate"
-    found = {row["fate"]: row["found"] for row in _rows(store, query, {"run": run.run_id})}
-    return {fate: found.get(fate, 0) for fate in FATES} if found else {}
 
 
 @retried

@@ -1,10 +1,10 @@
-"""Reading for analysis: visits, probes and usage of a run as numpy columns, evaluations, rows with texts, groups."""
+"""Reading for analysis: visits, probes and usage of a run as numpy columns, evaluations, rows with texts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from storage.evaluations import INTEGER, REAL, EvaluationRows
 from storage.records import RunRecord
 from storage.retry import retried
 from storage.store import PosteriorStore
-from storage.usage import COUNTS, UsageCounts
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,29 @@ class ProbeLog(Log):
 
 
 @dataclass(frozen=True)
-class UsageLog(UsageCounts, Log):
-    """Where the rollouts of a run went: a :class:`Log` with :class:`storage.usage.UsageCounts`."""
+class UsageLog:
+    """Where the rollouts of a run went, ordered by step.
+
+    Attributes: the counts of :class:`storage.Usage`, each (T,) int64 over the T steps whose usage was counted, and
+
+        step: from 1.
+        filtered: rollouts generated and not trained on.
+    """
+
+    step: NDArray[np.int64]
+    generated: NDArray[np.int64]
+    generated_tokens: NDArray[np.int64]
+    trained: NDArray[np.int64]
+    trained_tokens: NDArray[np.int64]
+    zero_variance: NDArray[np.int64]
+    informative: NDArray[np.int64]
+    rescued: NDArray[np.int64]
+    replayed: NDArray[np.int64]
+    replayed_tokens: NDArray[np.int64]
+    skipped: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    informative_groups: NDArray[np.int64]
+    filtered: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -144,14 +164,11 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
 
 
 def read_usage(store: PosteriorStore, run: RunRecord) -> UsageLog:
-    """The rollout usage of a run, prompt by prompt.
-
-    Returns:
-        Empty columns if it was not counted.
-    """
-    query = f"""SELECT step, prompt_id, {", ".join(COUNTS)} FROM dbb_usage
-                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return UsageLog(*columns(store, run, query, integer=2 + len(COUNTS)))
+    """Return the rollout usage of a run, step by step; empty columns if it was not counted."""
+    names = [column.name for column in fields(UsageLog)]
+    query = f"""SELECT {", ".join(names)} FROM steps
+                WHERE run_id = :run AND generated IS NOT NULL ORDER BY step"""
+    return UsageLog(*columns(store, run, query, integer=len(names)))
 
 
 @retried
@@ -239,20 +256,6 @@ def rollouts_with_texts(store: PosteriorStore, run: RunRecord) -> Generator[Sequ
                FROM rollouts k JOIN dbb_prompt p ON p.prompt_id = k.prompt_id
                WHERE k.run_id = :run ORDER BY k.step, k.prompt_id, k.sample"""
     yield from _in_parts(store, run, query)
-
-
-GROUP_COLUMNS = ("ordinal", "pass", "prompt_id", "rollouts", "policy_version", "fate", "step", "lag")
-
-
-def ledger(store: PosteriorStore, run: RunRecord) -> Generator[Sequence[Sequence[Any]], None, None]:
-    """All groups that asynchronous training asked for, in parts, as :func:`history_with_texts`.
-
-    Yields:
-        Rows of ``GROUP_COLUMNS``, ordered by ordinal.
-    """
-    yield from _in_parts(
-        store, run, f"SELECT {', '.join(GROUP_COLUMNS)} FROM groups WHERE run_id = :run ORDER BY ordinal"
-    )
 
 
 @retried

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from storage.bulk import Columns
 from storage.checks import check_finite, counts, inclusions, policy_versions, reals, sorted_ids
 from storage.errors import StoreError
-from storage.groups import Fates, checked_fates
 from storage.owner import Owner
 from storage.rollouts import RolloutRows
 from storage.shared import SharedState, checked_shared, to_text
-from storage.usage import UsageRows
+from storage.usage import Usage
 
 _COLUMN_FIELDS = ("alpha", "beta")
 
@@ -137,8 +136,6 @@ class StepRows:
             their mean; NaN: step - 1, the step's own policy; None: of that policy all.
         inclusion: (P,) float, in (0, 1], probability with which a strategy that chooses its prompts drew this one for
             the batch; None: the strategy does not choose.
-        fates: ordinals of open groups by what this step makes of them: trained, filtered (not trained on) or stale
-            (given up as too old); None if there are none.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -151,18 +148,17 @@ class StepRows:
     previous_step: NDArray[np.int64]
     shared: SharedState = field(default_factory=dict)
     probes: ProbeRows | None = None
-    usage: UsageRows | None = None
+    usage: Usage | None = None
     kept: RolloutRows | None = None
     policy_version: NDArray[np.float64] | None = None
-    fates: Fates | None = None
     inclusion: NDArray[np.float64] | None = None
 
     def checked(self, step: int, num_fields: int) -> StepRows:
         """A copy with exact types, sorted by prompt id.
 
         Raises:
-            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt or group, a policy version
-                or an inclusion probability out of range, an unknown fate, or usage that is inconsistent.
+            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt, or a policy version or an
+                inclusion probability out of range.
         """
         ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
         size = len(ids)
@@ -177,10 +173,9 @@ class StepRows:
             previous_step=counts(step, "previous_step", self.previous_step, size, -1)[order],
             shared=checked_shared(step, self.shared),
             probes=None if self.probes is None else self.probes.checked(step),
-            usage=None if self.usage is None else self.usage.checked(step),
+            usage=self.usage,
             kept=None if self.kept is None else self.kept.checked(step),
             policy_version=policy_versions(step, "policy_version", self.policy_version, ids, order),
-            fates=None if self.fates is None else checked_fates(step, self.fates),
             inclusion=None if self.inclusion is None else inclusions(step, self.inclusion, ids, order),
         )
         for name in ("successes", "mean", "variance", "state"):
@@ -194,21 +189,17 @@ class StepRows:
             raise StoreError(
                 f"step {step}: previous_step of prompt {prompt} is {previous}; it must be less than {step}"
             )
-        if rows.usage is not None:
-            rows.usage.check_covers(step, ids, rows.rollouts)
         return rows
 
     def digest(self, step: int) -> bytes:
         """16 bytes that identify the content of a step; only of checked rows (sorted, exact types)."""
         contents = vars(self).copy()
         shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
-        kept, versions, fates = contents.pop("kept"), contents.pop("policy_version"), contents.pop("fates")
+        kept, versions = contents.pop("kept"), contents.pop("policy_version")
         inclusion = contents.pop("inclusion")
         probed = 0 if probes is None else len(probes.prompt_ids)
-        used = None if usage is None else len(usage.prompt_ids)
-        arrays = [*contents.values()]
-        for part in (probes, usage):
-            arrays += [] if part is None else vars(part).values()
+        used = None if usage is None else usage.columns()
+        arrays = [*contents.values(), *([] if probes is None else vars(probes).values())]
         header = f"step rows 1:{step}:{self.state.shape}:{probed}:{used}:{shared}"
         digest = hashlib.blake2b(header.encode(), digest_size=16)
         for values in arrays:
@@ -219,8 +210,6 @@ class StepRows:
             digest.update(b"policy versions" + np.ascontiguousarray(versions, dtype="<f8").tobytes())
         if inclusion is not None:
             digest.update(b"inclusion" + np.ascontiguousarray(inclusion, dtype="<f8").tobytes())
-        if fates is not None:
-            digest.update(repr([(fate, ordinals.tolist()) for fate, ordinals in fates.items()]).encode())
         return digest.digest()
 
 

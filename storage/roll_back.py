@@ -32,14 +32,14 @@ def undo(connection: Connection, run_id: int, last_step: int, step: int) -> int:
     connection.execute(_UNDO_NEW, key)
     connection.execute(_UNDO_CHANGED, key)
     # The run-wide state is restored by deleting the rows of its steps.
-    undone, steps, checkpoints, probes, usage, rollouts = (
+    undone, steps, checkpoints, probes, rollouts = (
         connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
-        for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_usage", "dbb_rollout")
+        for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout")
     )
     evaluated = evaluations.delete(connection, run_id, after_step=step)
     connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
     detail = {
-        "history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes, "usage_rows": usage,
+        "history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes,
         "rollouts": rollouts, "evaluations": evaluated,
     }  # fmt: skip
     record_event(connection, run_id, "roll_back", last_step, step, detail)

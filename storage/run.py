@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from storage import evaluations, groups, schema, shared, steps
+from storage import evaluations, schema, shared, steps
 from storage.checks import integers
 from storage.engine import Database, chunks, execute
 from storage.errors import StoreError
 from storage.evaluations import EvaluationRows
 from storage.events import record_event, utc_now
-from storage.groups import GroupRows
 from storage.owner import NOBODY, Owner
 from storage.records import PosteriorTable, RunRecord, StateLayout, StepRows, WarmStart
 from storage.retry import retried
@@ -106,8 +105,7 @@ class Run:
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
-        """Store the posteriors and the run-wide state that a training step changed, its probes, usage and rollouts, and
-        what became of its groups.
+        """Store what a training step changed, with its probes, usage and rollouts.
 
         Recording a step again with the same content changes nothing, so a caller that does not know whether its
         last call succeeded may repeat it.
@@ -118,8 +116,7 @@ class Run:
 
         Raises:
             StoreError: a gap, the same step with different content, rows that do not fit the stored
-                posteriors, values that are not finite, a group that is not open, or a run that is no longer this
-                owner's.
+                posteriors, values that are not finite, or a run that is no longer this owner's.
         """
         rows = rows.checked(step, len(self.record.state_fields))
         digest = rows.digest(step)
@@ -130,7 +127,7 @@ class Run:
                 last_step = self._accept_repeat(connection, step, digest)
                 self.record = replace(self.record, last_step=last_step)
                 return
-            steps.write(connection, self._database, self.record, step, rows, digest, now)
+            steps.write(connection, self.record, step, rows, digest, now)
         self.record = replace(self.record, last_step=step)
 
     @retried
@@ -153,34 +150,6 @@ class Run:
                     f"metrics are of step {step}, run {self.record.name!r} is at step {last_step}; "
                     "record the step first"
                 )
-
-    @retried
-    def record_groups(self, rows: GroupRows) -> None:
-        """Store groups as open: asked for, in no step yet. Repeating the call is harmless.
-
-        ``StepRows.fates`` of a later step settles them.
-
-        Raises:
-            StoreError: an ordinal that is there with other content, a value out of range, or the run is no longer this
-                owner's.
-        """
-        rows = rows.checked()
-        with self._database.transaction(write=True) as connection:
-            self._hold(connection)
-            groups.write(connection, self._database, self.record.run_id, self.record.name, rows)
-
-    @retried
-    def last_ordinal(self) -> int:
-        """The highest number of a group of this run; 0 if it has none. Later groups are numbered from the next on.
-
-        Raises:
-            StoreError: the run is no longer this owner's.
-        """
-        query = text("SELECT coalesce(max(ordinal), 0) FROM dbb_group WHERE run_id = :run")
-        with self._database.transaction() as connection:
-            last = connection.scalar(query, {"run": self.record.run_id})
-            self._check_not_taken(connection)
-        return int(last or 0)
 
     def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
         """The run's last step; raises StoreError unless ``step`` is recorded with this content."""
@@ -254,8 +223,6 @@ class Run:
     def roll_back(self, step: int) -> int:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step.
 
-        Groups that are open, or were settled by one of these steps, become abandoned: their rollouts are lost.
-
         Returns:
             Number of posterior changes undone (rows of history deleted).
 
@@ -270,12 +237,9 @@ class Run:
                     f"run {self.record.name!r} is at step {last_step} and cannot go back to step {step}; "
                     f"choose a model checkpoint of step 0 to {last_step}"
                 )
-            groups.abandon(connection, self.record.run_id, step)
             return undo(connection, self.record.run_id, last_step, step) if step < last_step else 0
 
-        no_group = f"NOT EXISTS (SELECT 1 FROM dbb_group WHERE run_id = :run AND {groups.UNDONE})"
-        committed = f"writer_token = :token AND last_step = :step AND {no_group}"
-        undone = self._write_once(go_back, committed, step=step)
+        undone = self._write_once(go_back, "writer_token = :token AND last_step = :step", step=step)
         self.record = replace(self.record, last_step=step)
         return undone
 
@@ -340,7 +304,7 @@ class Run:
                     f"run {self.record.name!r} is at step {last_step}; only a run without steps can be deleted"
                 )
             evaluations.delete(connection, self.record.run_id)
-            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_group", "dbb_run"):
+            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
                 connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
 
         gone = text("SELECT count(*) = 0 FROM dbb_run WHERE run_id = :run")
@@ -350,8 +314,6 @@ class Run:
     @retried
     def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
         """Mark the run as finished: nothing can be written to it any more. Repeating the call is harmless.
-
-        Groups that are still open become abandoned.
 
         Args:
             unused_rollouts, unused_tokens: >= 0, rollouts generated after the last step that belong to no step (an
@@ -374,7 +336,6 @@ class Run:
             if not connection.scalar(text(finished), mine):  # else already committed; the acknowledgement was lost
                 last_step = self._hold(connection)
                 connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), mine)
-                groups.abandon(connection, self.record.run_id, last_step)
                 record_event(
                     connection, self.record.run_id, "finish", last_step, last_step, detail if unused_rollouts else {}
                 )

@@ -27,10 +27,10 @@ from sqlalchemy import (
 from storage.engine import Database
 from storage.errors import StoreError
 from storage.retry import retried
-from storage.usage import COUNTS, GROUPS
+from storage.usage import TOTALS
 from storage.views import VIEWS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 metadata = MetaData()
 
@@ -97,7 +97,7 @@ prompt = Table(
     sqlite_autoincrement=True,
 )
 
-# No foreign keys in the next five tables, nor in dbb_evaluation_result: they are large, and always written together
+# No foreign keys in the next four tables, nor in dbb_evaluation_result: they are large, and always written together
 # with a row of dbb_step or dbb_evaluation, which have them.
 posterior = Table(
     "dbb_posterior",
@@ -152,17 +152,6 @@ probe = Table(
     sqlite_with_rowid=False,
 )
 
-usage = Table(
-    "dbb_usage",
-    metadata,
-    Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
-    Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
-    Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
-    *(Column(name, BigInteger, nullable=False, comment=comment) for name, comment in COUNTS.items()),
-    comment="Where the rollouts of every step went, prompt by prompt",
-    sqlite_with_rowid=False,
-)
-
 # With row ids, unlike its neighbours: its texts are long.
 rollout = Table(
     "dbb_rollout",
@@ -194,25 +183,9 @@ step = Table(
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged"),
     # NULL: the step's rollouts were not counted.
-    *(Column(name, BigInteger, comment="sum over dbb_usage; NULL if not counted") for name in COUNTS),
-    *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, (_, comment) in GROUPS.items()),
+    *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, comment in TOTALS.items()),
     Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
     comment="Recorded steps: a step is here if and only if all of it was written",
-    sqlite_with_rowid=False,
-)
-
-group = Table(
-    "dbb_group",
-    metadata,
-    _run_id(),
-    Column("ordinal", BigInteger, primary_key=True, autoincrement=False, comment="number of the group, from 1"),
-    Column("pass", BigInteger, nullable=False, comment="pass over the data, from 0"),
-    Column("prompt_id", BigInteger, nullable=False, comment="the prompt"),
-    Column("rollouts", BigInteger, nullable=False, comment="rollouts asked for"),
-    Column("policy_version", Double, nullable=False, comment="training steps the policy had seen when asked"),
-    Column("fate", Text, nullable=False, comment="open, trained, filtered, stale or abandoned"),
-    Column("step", BigInteger, comment="the step that trained on it, filtered it or gave it up as stale; else NULL"),
-    comment="Groups that asynchronous training asked for, and what became of each",
     sqlite_with_rowid=False,
 )
 

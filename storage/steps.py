@@ -1,4 +1,4 @@
-"""Write a step: its own row, its rows of history, probes, usage and rollouts, its groups, the posteriors it changed."""
+"""Write a step: its own row, its rows of history, probes and rollouts, and the posteriors it changed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from storage import groups
 from storage.bulk import insert_columns
-from storage.engine import Database, execute
+from storage.engine import execute
 from storage.errors import StoreError
 from storage.records import RunRecord, StateLayout, StepRows, history_columns, probe_columns
 from storage.rollouts import rollout_columns
 from storage.shared import to_text
-from storage.usage import TOTALS, usage_columns
+from storage.usage import TOTALS
 
 _RECORD = f"""
     INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
@@ -36,13 +35,11 @@ _APPLY = """
     WHERE dbb_posterior.step < excluded.step"""
 
 
-def write(
-    connection: Connection, database: Database, run: RunRecord, step: int, rows: StepRows, digest: bytes, now: str
-) -> None:
+def write(connection: Connection, run: RunRecord, step: int, rows: StepRows, digest: bytes, now: str) -> None:
     """Write checked rows as a step of the run, in this transaction, which has advanced the run to it.
 
     Raises:
-        StoreError: they do not start from the stored posteriors, or settle a group that is not open.
+        StoreError: they do not start from the stored posteriors.
     """
     key = {"run": run.run_id, "step": step}
     totals: dict[str, Any] = {
@@ -52,19 +49,15 @@ def write(
         "shared": to_text(rows.shared),
         "digest": digest,
         "now": now,
-        **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.totals()),
+        **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.columns()),
     }
     execute(connection, _RECORD, key | totals)
     layout = StateLayout(run.state_fields)
     insert_columns(connection, "dbb_history", history_columns(run.run_id, step, rows, layout))
     if rows.probes is not None:
         insert_columns(connection, "dbb_probe", probe_columns(run.run_id, step, rows.probes))
-    if rows.usage is not None:
-        insert_columns(connection, "dbb_usage", usage_columns(run.run_id, step, rows.usage))
     if rows.kept is not None:
         insert_columns(connection, "dbb_rollout", rollout_columns(run.run_id, step, rows.kept))
-    if rows.fates is not None:
-        groups.settle(connection, database, run.run_id, run.name, step, rows.fates)
     stale: Any = execute(connection, _STALE, key).first()
     if stale is not None:
         raise StoreError(

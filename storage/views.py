@@ -1,6 +1,6 @@
 """The views, the same on both databases; build on them, as tables may change with the schema version."""
 
-from storage.usage import COUNTS, TOTALS
+from storage.usage import TOTALS
 
 _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
@@ -17,18 +17,11 @@ VIEWS = {
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
         FROM dbb_probe""",
-    "usage": f"""
-        SELECT run_id, step, prompt_id, {", ".join(COUNTS)}, generated - trained AS filtered
-        FROM dbb_usage""",
     "rollouts": f"""
         SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
                CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_rollout""",
-    "groups": """
-        SELECT run_id, ordinal, pass, prompt_id, rollouts, policy_version, fate, step,
-               step - 1 - policy_version AS lag
-        FROM dbb_group""",
     # The sum of big integers is a decimal on PostgreSQL.
     "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,

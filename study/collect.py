@@ -281,7 +281,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], 
     """The run's rows of ``epochs.csv``, and its row of ``runs.csv`` without seconds."""
     accuracy, best, ood = _evaluations(store, run.record)
     trained = training_curves.training(store, run.record)
-    used = storage.inspection.usage_by_step(store, run.record)
+    used = storage.read_usage(store, run.record)
     steps = used.step.astype(np.float64)
     means = {
         "reward": trained.reward,

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from storage import EvaluationRows, GroupRows, RolloutRows, StepRows, UsageRows, open_store
+from storage import EvaluationRows, RolloutRows, StepRows, Usage, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
@@ -246,8 +246,9 @@ class Filler:
     def usage(ids, successes, rollouts=4, **counts):
         """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
         once more, and each prompt skipped once; or as given in ``counts``."""
-        generated, replayed = np.full(len(ids), rollouts), np.asarray(successes).astype(int)
-        zero_variance = np.where((replayed == 0) | (replayed == rollouts), rollouts, 0)
+        successes = np.asarray(successes).astype(int)
+        generated, replayed = rollouts * len(ids), int(successes.sum())
+        zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
         columns = {
             "generated": generated,
             "generated_tokens": 10 * generated,
@@ -258,10 +259,11 @@ class Filler:
             "rescued": zero_variance,
             "replayed": replayed,
             "replayed_tokens": 10 * replayed,
-            "skipped": np.ones(len(ids), dtype=int),
+            "skipped": len(ids),
+            "groups": len(ids),
+            "informative_groups": len(ids),
         }
-        columns |= {name: np.array(values) for name, values in counts.items()}
-        return UsageRows(prompt_ids=np.asarray(ids), **columns)
+        return Usage(**(columns | counts))
 
     @staticmethod
     def rollouts(ids, successes, samples=2):
@@ -279,15 +281,6 @@ class Filler:
             log_prob=np.full(len(sample), -1.5),
             text=[f"answer {i}" for i in sample],
         )
-
-    @staticmethod
-    def groups(run, ids, version=0.0, rollouts=4, number=0):
-        """Record open groups of these prompts, numbered from the next on, in pass ``number``; their ordinals."""
-        ids = np.asarray(ids)
-        ordinals = run.last_ordinal() + 1 + np.arange(len(ids))
-        same = np.ones(len(ids), dtype=int)
-        run.record_groups(GroupRows(ordinals, number * same, ids, rollouts * same, version))
-        return ordinals
 
     @classmethod
     def step(cls, run, step, ids, successes, rollouts=4, **more):
@@ -339,10 +332,8 @@ class Filler:
         assert table.visits.tolist() == [steps] * len(ids)
         rows = "SELECT count(*), count(DISTINCT step) FROM posterior_history WHERE run_id = :run"
         assert store.query(rows, run=run.record.run_id) == [(steps * len(ids), steps)]
-        generated = (
-            "SELECT count(*), count(DISTINCT step), min(generated), max(generated) FROM usage WHERE run_id = :run"
-        )
-        assert store.query(generated, run=run.record.run_id) == [(steps * len(ids), steps, 4, 4)]
+        generated = "SELECT count(*), min(generated), max(generated) FROM steps WHERE run_id = :run"
+        assert store.query(generated, run=run.record.run_id) == [(steps, 4 * len(ids), 4 * len(ids))]
         assert run.record.last_step == steps
         assert check(store) == []
 
@@ -360,9 +351,7 @@ def dump(store):
         "dbb_posterior": "run_id, prompt_id",
         "dbb_history": "run_id, step, prompt_id",
         "dbb_probe": "run_id, step, prompt_id",
-        "dbb_usage": "run_id, step, prompt_id",
         "dbb_rollout": "run_id, step, prompt_id, sample",
-        "dbb_group": "run_id, ordinal",
         "dbb_step": "run_id, step",
         "dbb_checkpoint": "run_id, step, tag",
         "dbb_event": "event_id",

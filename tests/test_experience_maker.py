@@ -368,9 +368,7 @@ def test_a_late_group_is_observed_as_of_its_policy_and_stored_with_its_lag(ours)
     versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
     for experience, of_rows in zip(batch, versions, strict=True):
         experience.info["policy_version"] = of_rows
-    opened = mine.posteriors.open_groups([(PROMPTS[i], str(i + 1)) for i in range(4)], [0, 0, 0, 1], 8, 0)
-    assert opened == [1, 2, 3, 4]
-    training = TrainingStep(3, RolloutBatch(fates={"trained": opened[:3], "stale": opened[3:]}))
+    training = TrainingStep(3, RolloutBatch())
     mine.add_advantages(batch, training)
     assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
     assert training.metrics["async/lag"] == pytest.approx((1 + 2 + 0.5 + 0) / 4)
@@ -388,10 +386,6 @@ def test_a_late_group_is_observed_as_of_its_policy_and_stored_with_its_lag(ours)
         wanted.append(prior + successes * (weight(last - 1) + weight(last - 2) + weight(last - at)))
     alphas = [row.alpha for row in stored(mine, store, f"SELECT alpha FROM posteriors {by_prompt} ORDER BY prompt")]
     assert alphas == pytest.approx(wanted, rel=1e-12)
-    assert [tuple(row) for row in stored(mine, store, "SELECT ordinal, pass, fate, step FROM groups")] == [
-        (1, 0, "trained", 3), (2, 0, "trained", 3), (3, 0, "trained", 3), (4, 1, "stale", 3),
-    ]  # fmt: skip
-    assert mine.posteriors.open_groups([(PROMPTS[0], "1")], [1], 8, 3) == [5]
 
 
 def test_a_version_that_cannot_be_is_refused_and_nothing_changes(ours):
@@ -462,12 +456,9 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
     assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
     used = store.query(
-        "SELECT generated, generated_tokens, trained, trained_tokens, rescued, skipped "
-        "FROM usage JOIN prompts USING (prompt_id) ORDER BY prompt"
+        "SELECT generated, generated_tokens, trained, trained_tokens, rescued, skipped, groups FROM steps"
     )
-    assert [tuple(row) for row in used] == [
-        (8, 40, 8, 40, 0, 2), (8, 40, 8, 40, 8, 0), (8, 24, 0, 0, 0, 0), (2, 10, 0, 0, 0, 0)
-    ]  # fmt: skip
+    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 80, 8, 2, 4)]
     # of the rows that are trained on
     assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
     assert metrics["estimator/zero_variance"] == metrics["estimator/rescued"] == 1 / 2
@@ -522,7 +513,7 @@ def test_length_penalties_hold_for_filtered_groups(ours):
         filtered=filtered_group(1, [1.0], length=5) + filtered_group(1, [1.0], length=0),
     )
     # rewards 1 - 5/5 and 1: the group varies
-    used = stored(mine, store, "SELECT sum(generated), sum(zero_variance) FROM usage")
+    used = stored(mine, store, "SELECT generated, zero_variance FROM steps")
     assert [tuple(row) for row in used] == [(8 + 2, 0)]
 
 
@@ -564,9 +555,7 @@ def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
     fresh = column(batch, "advantages")
     assert fresh.shape == (24, TOKENS)
     assert fresh[:8, 0].tolist() == pytest.approx([math.sqrt(8.875 / 5.375)] * 4 + [-math.sqrt(5.375 / 8.875)] * 4)
-    used = stored(
-        mine, store, "SELECT replayed, replayed_tokens, generated FROM usage WHERE step = 3 ORDER BY replayed"
-    )
-    assert [tuple(row) for row in used] == [(0, 0, 8), (0, 0, 8), (8, 8 * TOKENS, 8)]
+    used = stored(mine, store, "SELECT step, replayed, replayed_tokens, generated FROM steps")
+    assert [tuple(row) for row in used] == [(1, 0, 0, 24), (2, 0, 0, 24), (3, 8, 8 * TOKENS, 24)]
     assert (metrics["replay/replayed"], metrics["replay/cached"]) == (8, 3 * 16)
     assert metrics["reward"] == 0.5  # of the fresh rollouts alone

@@ -442,7 +442,7 @@ def groups_are_of_one_rollout(folder, tags):
     assert tags["train/estimator/abs_advantage"][1] == pytest.approx(2 * mean * (1 - mean), rel=1e-5)
     assert not {"train/estimator/zero_variance", "train/estimator/rescued", "train/group_reward_std"} & tags.keys()
     with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
-        assert connection.execute("SELECT generated, count(*) FROM usage GROUP BY 1").fetchall() == [(1, 32)]
+        assert connection.execute("SELECT generated, groups FROM steps").fetchall() == [(32, 32)]
 
 
 def nothing_is_divided_by_the_deviation(folder, tags):

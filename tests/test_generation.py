@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.responses import experiences  # noqa: E402
 from openrlhf_dbb.core.strategies import Predictive, RunFacts, Sampler, SamplingError  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
@@ -542,43 +542,15 @@ def same(made, expected):
             assert made[name] == value, name
 
 
-class Ledger:
-    """Numbers groups from 1; the policy version is set by hand."""
-
-    first_version = 0
-
-    def __init__(self):
-        self.version, self.opened = 0, []
-
-    def open(self, groups):
-        self.opened += [(group.pass_number, group.prompt[0]) for group in groups]
-        return range(len(self.opened) - len(groups) + 1, len(self.opened) + 1)
-
-
-def test_every_group_is_noted_before_it_is_asked_for_and_has_one_fate(generator):
-    ledger = Ledger()
-    made = generator([EASY, MIXED, HARD, MIXED, MIXED], one_for_one(), ledger=ledger)
-    assert draw(made) == ("24", 4, False)  # 1 is rejected, for it 3, for it 4
-    assert made.last_batch.fates == {"trained": [2, 4], "filtered": [1, 3]}
-    assert draw(made) == ("", 1, True)
-    assert draw(made)[0] == "52"  # 1 is rejected, for it 2 or, if that was kept before it, 3
-    assert ledger.opened[:6] == [(0, "1"), (0, "2"), (0, "3"), (0, "4"), (0, "5"), (1, "1")]
-    assert made.last_batch.fates["trained"][0] == 5
-    numbers = [number for of_fate in made.last_batch.fates.values() for number in of_fate]
-    assert sorted(numbers) == list(range(5, len(ledger.opened) + 1))
-
-
-def test_without_a_ledger_there_are_no_fates_and_no_versions(generator):
+def test_without_versions_rollouts_have_none(generator):
     made = generator([MIXED] * 2)
     draw(made)
-    assert made.last_batch.fates == {}
     assert "policy_version" not in made.last_batch.trained[0].info
 
 
 def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
-    ledger = Ledger()
-    ledger.first_version = 7  # the engine answers that it has seen 0.5 updates since
-    made = generator([MIXED, EASY, MIXED], one_for_one(), ledger=ledger)
+    versions = PolicyVersions(now=7, first=7)  # the engine answers that it has seen 0.5 updates since
+    made = generator([MIXED, EASY, MIXED], one_for_one(), versions=versions)
     draw(made)
     for rollout in made.last_batch.all:
         assert rollout.info["policy_version"].tolist() == [7.5]
@@ -616,14 +588,13 @@ def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
-    ledger = Ledger()
-    made = generator([MIXED] * 6, at_a_time=4, ledger=ledger)
+    versions = PolicyVersions(now=0, first=0)
+    made = generator([MIXED] * 6, at_a_time=4, versions=versions)
     made.drop_stale(0)
-    assert made.generate_samples()[0].fates == {"trained": [1, 2]}
-    ledger.version = 2
+    assert [rollout.prompts[0] for rollout in made.generate_samples()[0].all[::GROUP]] == ["1", "2"]
+    versions.now = 2
     made.drop_stale(1)
     batch = made.generate_samples()[0]
-    assert batch.fates == {"stale": [3, 4], "trained": [5, 6]}
     assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
     assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]
 
@@ -639,11 +610,11 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
             found += [text] if text else []
         return found
 
-    stopped = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    stopped = generator([MIXED] * 8, at_a_time=5, versions=PolicyVersions(0, 0))
     before = drawn(stopped, steps)
     position = stopped.position(0)
     assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
-    resumed = generator([MIXED] * 8, at_a_time=5, ledger=Ledger())
+    resumed = generator([MIXED] * 8, at_a_time=5, versions=PolicyVersions(0, 0))
     if position["data_loader_state_dict"]:
         resumed.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
     resumed.load(pickle.loads(pickle.dumps(stopped.state())))
@@ -654,13 +625,13 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
 
 def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
-    stopped = generator([MIXED] * 4, at_a_time=9, ledger=Ledger())
+    stopped = generator([MIXED] * 4, at_a_time=9, versions=PolicyVersions(0, 0))
     assert draw(stopped) == ("12", 4, False)
     assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
-    resumed = generator([MIXED] * 4, sampler, at_a_time=9, ledger=Ledger())
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9, versions=PolicyVersions(0, 0))
     resumed.load(stopped.state())
     passes = []
     while len(passes) < 2:
@@ -671,13 +642,12 @@ def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     assert passes == ["34", "12"]
     assert ended == [True]
     assert stopped.position(3)["episode"] == 3
-    assert resumed._pass == 2
 
 
-def ahead(made, ledger, *, size=3, passes=2, partial=False):
+def ahead(made, versions, *, size=3, passes=2, partial=False):
     """Generation ahead of the training, from the beginning."""
     train = SimpleNamespace(async_queue_size=size, max_lag=None, partial_rollout_enable=partial, num_episodes=passes)
-    handed = GenerationAhead(made, ledger, SimpleNamespace(train=train))
+    handed = GenerationAhead(made, versions, SimpleNamespace(train=train))
     handed.begin_at(0, 0)
     return handed
 
@@ -691,11 +661,13 @@ def until(condition):
 
 def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator):
     labels = [MIXED] * 8
-    handed = ahead(generator(labels, greso(p_easy=0.5, p_hard=0.5, step=0.1), ledger=Ledger()), Ledger())
+    handed = ahead(
+        generator(labels, greso(p_easy=0.5, p_hard=0.5, step=0.1), versions=PolicyVersions(0, 0)), PolicyVersions(0, 0)
+    )
     assert draw(handed)[0] == "12"
     until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
     assert handed.generated == 3 * GROUP  # greso's first round is of three prompts
-    resumed = generator(labels, greso(seed=99, step=0.1), ledger=Ledger())
+    resumed = generator(labels, greso(seed=99, step=0.1), versions=PolicyVersions(0, 0))
     resumed.prompts_dataloader.load_state_dict(handed.position(0)["data_loader_state_dict"])
     resumed.load(handed.state())
     assert draw(resumed)[0] == draw(handed)[0]
@@ -705,7 +677,7 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
 
 
 def test_generation_ahead_ends_with_the_last_pass_and_says_how_far_it_was(generator):
-    handed = ahead(generator([MIXED] * 4, ledger=Ledger()), Ledger(), passes=2)
+    handed = ahead(generator([MIXED] * 4, versions=PolicyVersions(0, 0)), PolicyVersions(0, 0), passes=2)
     seen = []
     for _ in range(8):
         seen.append(draw(handed))
@@ -718,20 +690,20 @@ def test_generation_ahead_ends_with_the_last_pass_and_says_how_far_it_was(genera
 
 @pytest.mark.parametrize(("partial", "calls"), [(False, ["updated"]), (True, ["pause", "updated", "resume"])])
 def test_engines_hear_of_each_update_and_stand_still_if_they_generate_meanwhile(generator, engine, partial, calls):
-    ledger = Ledger()
-    handed = ahead(generator([MIXED] * 2, ledger=ledger), ledger, partial=partial, passes=1)
+    versions = PolicyVersions(now=0, first=0)
+    handed = ahead(generator([MIXED] * 2, versions=versions), versions, partial=partial, passes=1)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (ledger.version, ray.get(engine.recorded.remote())) == (0, [])
+    assert (versions.now, ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert ledger.version == 1
+    assert versions.now == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 
 def test_an_error_of_the_thread_is_raised_in_the_training(generator):
-    handed = ahead(generator([MIXED] * 2 + ["broken"] * 2, ledger=Ledger()), Ledger(), size=1)
+    handed = ahead(generator([MIXED] * 2 + ["broken"] * 2, versions=PolicyVersions(0, 0)), PolicyVersions(0, 0), size=1)
     assert draw(handed)[0] == "12"
     with pytest.raises(ArithmeticError, match="the reward function failed"):
         draw(handed)

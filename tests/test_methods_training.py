@@ -45,14 +45,15 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
 
     result = lane.train(
         tmp_path, "--method", "dr_grpo", "--estimator", "dbb", *SMALL, "--train.num_episodes", "1",
+        "--rollouts.keep", "all",
         "--train.batch_size", "32", "--train.micro_batch_size", "32", *batches,
         *reward(tmp_path, BY_PROMPT),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     tokens = rows(
         tmp_path,
-        "SELECT step, sum(CASE WHEN prompt LIKE 's%' THEN trained_tokens ELSE 0 END), "
-        "sum(CASE WHEN prompt LIKE 's%' THEN 0 ELSE trained_tokens END) FROM usage JOIN prompts USING (prompt_id) "
+        "SELECT step, sum(CASE WHEN prompt LIKE 's%' THEN length ELSE 0 END), "
+        "sum(CASE WHEN prompt LIKE 's%' THEN 0 ELSE length END) FROM rollouts JOIN prompts USING (prompt_id) "
         "GROUP BY step",
     )
     events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
@@ -153,4 +154,4 @@ def test_dynamic_sampling_without_any_variance_ends_with_an_error(lane, tmp_path
     )  # fmt: skip
     assert result.error.startswith(error) and "Traceback" not in result.output
     assert rows(tmp_path, "SELECT status, last_step FROM runs") == [("running", 0)]
-    assert rows(tmp_path, "SELECT count(*) FROM usage") == [(0,)]
+    assert rows(tmp_path, "SELECT count(*) FROM steps") == [(0,)]

@@ -201,10 +201,9 @@ def test_what_was_not_trained_on_is_counted_and_estimated_from(url):
         ))  # fmt: skip
         posteriors.settle()
         used = posteriors.store.query(
-            "SELECT prompt, generated, generated_tokens, trained, replayed_tokens, skipped "
-            "FROM usage JOIN prompts USING (prompt_id) ORDER BY prompt"
+            "SELECT generated, generated_tokens, trained, trained_tokens, replayed, replayed_tokens, skipped FROM steps"
         )
-    assert [tuple(row) for row in used] == [("1+1=", 2, 7, 2, 7, 0), ("2+2=", 2, 11, 0, 0, 0), ("3+3=", 0, 0, 0, 0, 2)]
+    assert [tuple(row) for row in used] == [(4, 18, 2, 7, 1, 7, 2)]
     assert scored.metrics["rollout/filtered"] == 0.5 and scored.metrics["rollout/skipped"] == 2
     assert scored.metrics["estimator/zero_variance"] == 0  # of the rollouts that are trained on
     assert [row[1] for row in history(url)] == ["1+1=", "2+2="]

@@ -7,12 +7,10 @@ import pytest
 
 import estimators
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Rollouts, StepExtras
-from openrlhf_dbb.core.usage import usage
+from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras, usage
 
 NAN = math.nan
 A, B, C, D, E, F, G = ((text, "label") for text in "abcdefg")
-IDS = {A: 60, B: 50, C: 40, D: 30, E: 20, F: 10, G: 70}
 
 
 def test_a_step_by_hand():
@@ -36,30 +34,25 @@ def test_a_step_by_hand():
         skipped={E: 2, B: 1},
     )
     rollouts = Rollouts.checked(*zip(*prompts, strict=True), np.zeros(32), None, extras)
-    members = [F, D, C, B, A, G]  # by id
-    rows = usage(
-        rollouts,
-        IDS,
-        group_R=np.array([members.index(prompt) for prompt in prompts]),
-        ids_P=np.array([IDS[prompt] for prompt in members]),
-        zero_variance_R=np.array([prompt not in (D, B) for prompt in prompts]),
-        advantages_R=np.concatenate([advantages for *_, advantages, _ in groups]).astype(float),
-    )
-    assert {name: values.tolist() for name, values in vars(rows).items()} == {
-        #              f,  d,  c,  b,  a,  g, and e, which has no group
-        "prompt_ids": [10, 30, 40, 50, 60, 70, 20],
-        "generated": [4, 8, 4, 4, 4, 8, 0],
-        "generated_tokens": [4, 4 * 7 + 4 * 4, 8, 12, 20, 8, 0],
-        "trained": [4, 4, 0, 4, 4, 4, 0],
-        "trained_tokens": [4, 16, 0, 12, 20, 4, 0],
-        "zero_variance": [4, 0, 4, 0, 4, 8, 0],
-        "informative": [0, 4, 0, 4, 4, 0, 0],
-        "rescued": [0, 0, 0, 0, 4, 0, 0],
-        "replayed": [0, 0, 0, 2, 0, 0, 3],
-        "replayed_tokens": [0, 0, 0, 21, 0, 0, 30],
-        "skipped": [0, 0, 0, 1, 0, 0, 2],
+    members = [F, D, C, B, A, G]
+    groups_of_rows = Groups.by_prompt(np.array([members.index(prompt) for prompt in prompts]), np.ones(32, dtype=bool))
+    advantages = np.concatenate([advantages for *_, advantages, _ in groups]).astype(float)
+    zero_variance, other = np.array([float(prompt not in (D, B)) for prompt in prompts]), np.zeros(32)
+    counts = usage(rollouts, groups_of_rows, Scored(advantages, other, other, zero_variance, other, other))
+    assert counts.columns() == {  # by group: f, d, c, b, a, g
+        "generated": 4 + 8 + 4 + 4 + 4 + 8,
+        "generated_tokens": 4 + (4 * 7 + 4 * 4) + 8 + 12 + 20 + 8,
+        "trained": 4 + 4 + 0 + 4 + 4 + 4,
+        "trained_tokens": 4 + 16 + 0 + 12 + 20 + 4,
+        "zero_variance": 4 + 0 + 4 + 0 + 4 + 8,
+        "informative": 0 + 4 + 0 + 4 + 4 + 0,
+        "rescued": 4,
+        "replayed": 2 + 3,
+        "replayed_tokens": 21 + 30,
+        "skipped": 2 + 1,
+        "groups": 6,
+        "informative_groups": 3,
     }
-    rows.checked(1)  # raises if the store would refuse it
 
 
 KEYS = [(f"prompt {i}", str(i)) for i in range(4)]
@@ -121,8 +114,8 @@ def test_a_prompt_kept_and_rejected_in_one_step_is_one_group(posteriors):
     assert [*rejected, *again] == pytest.approx([0.5 / math.sqrt(0.3)] * 3 + [-0.5 / math.sqrt(0.3)] * 3)
     # 2 of 3: mean 2/3, variance 3/2 * 2/9
     assert kept == pytest.approx(np.array([-2, 1, 1]) / 3 / math.sqrt(1 / 3))
-    used = store.query("SELECT generated, trained, zero_variance, informative FROM usage ORDER BY generated")
-    assert [tuple(row) for row in used] == [(3, 3, 0, 3), (6, 3, 0, 3)]
+    used = store.query("SELECT generated, trained, zero_variance, informative, groups FROM steps")
+    assert [tuple(row) for row in used] == [(9, 6, 0, 6, 2)]
 
 
 def test_what_was_not_verified_or_only_skipped_is_counted_alone(posteriors):
@@ -131,14 +124,9 @@ def test_what_was_not_verified_or_only_skipped_is_counted_alone(posteriors):
     observe(ours, 1, (0, True, [1, NAN, NAN]), (2, False, [NAN, NAN]), skipped=skipped, replayed={KEYS[0]: (5, 50)})
     assert history(store, 1) == [("prompt 0", 1, 1.5, 0.5)]
     used = store.query(
-        "SELECT prompt, generated, trained, zero_variance, informative, rescued, replayed, skipped "
-        "FROM usage JOIN prompts USING (prompt_id) ORDER BY prompt"
+        "SELECT generated, trained, zero_variance, informative, rescued, replayed, skipped, groups FROM steps"
     )
-    assert [tuple(row) for row in used] == [
-        ("prompt 0", 3, 3, 3, 3, 3, 5, 0),
-        ("prompt 2", 2, 0, 0, 0, 0, 0, 0),
-        ("prompt 3", 0, 0, 0, 0, 0, 0, 2),
-    ]
+    assert [tuple(row) for row in used] == [(5, 3, 3, 3, 3, 5, 2, 2)]
 
 
 def test_zero_variance_is_not_logged_where_a_group_is_one_rollout(posteriors):

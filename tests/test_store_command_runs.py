@@ -3,29 +3,26 @@
 import csv
 import io
 
-import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.main import main
-from storage import UsageRows
+from storage import Usage
 
 
-def filtered(ids):
+def filtered():
     """Usage of two prompts' groups of 4 rollouts of 10 tokens: the first, drawn after it was skipped twice, has zero
     variance and is filtered out; the second is trained on and informative, and as many of its rollouts are replayed."""
-    first, second = np.array([4, 0]), np.array([0, 4])
-    return UsageRows(
-        prompt_ids=np.array(ids), generated=first + second, generated_tokens=10 * (first + second), trained=second,
-        trained_tokens=10 * second, zero_variance=first, informative=second, rescued=0 * first, replayed=second,
-        replayed_tokens=10 * second, skipped=np.array([2, 0]),
+    return Usage(
+        generated=8, generated_tokens=80, trained=4, trained_tokens=40, zero_variance=4, informative=4, rescued=0,
+        replayed=4, replayed_tokens=40, skipped=2, groups=2, informative_groups=1,
     )  # fmt: skip
 
 
 def test_show_where_the_rollouts_went(store, fill, capsys):
     run = fill.run(store, method="dapo")
     ids = fill.prompts(store, 2)
-    fill.step(run, 1, ids, [4, 2], usage=filtered(ids))
-    fill.step(run, 2, ids, [4, 2], usage=filtered(ids))
+    fill.step(run, 1, ids, [4, 2], usage=filtered())
+    fill.step(run, 2, ids, [4, 2], usage=filtered())
     run.finish(unused_rollouts=3, unused_tokens=30)
     assert main(["show", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
@@ -101,7 +98,7 @@ def methods(store, fill):
     """Runs of two methods, without a method, and without usage."""
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "c", method="grpo"), 1, ids, [4, 2])
-    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered(ids))
+    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered())
     fill.step(fill.run(store, "a", method="grpo"), 1, ids[:1], [4], usage=None)
     fill.run(store, "d")
     return store
@@ -144,7 +141,7 @@ def test_costs_without_runs_or_without_a_mixed_group(store, fill, capsys):
     assert main(["costs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out == f"no runs in {store.location}\n"
     ids = fill.prompts(store, 1)
-    nothing = fill.usage(ids, [0], informative=[0], rescued=[0])
+    nothing = fill.usage(ids, [0], informative=0, rescued=0)
     fill.step(fill.run(store), 1, ids, [0], usage=nothing)
     assert main(["costs", "--store.url", store.url]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[4:] == ["0", "0", "-", "1", "0"]

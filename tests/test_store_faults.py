@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
-from storage import GroupRows, ProbeRows
+from storage import ProbeRows
 
 
 class Killed(Exception):
@@ -19,9 +19,7 @@ def _record_step(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 3)
     fill.step(run, 1, ids, [4, 1, 0])
-    fill.groups(run, ids)
-    fates = {"trained": np.array([1, 2]), "stale": np.array([3])}
-    rows = fill.rows(run, ids[:2], [2, 2], shared={"clock": np.ones(1)}, probes=_probes(ids), fates=fates)
+    rows = fill.rows(run, ids[:2], [2, 2], shared={"clock": np.ones(1)}, probes=_probes(ids))
     return lambda: run.record_step(2, rows)
 
 
@@ -29,9 +27,7 @@ def _roll_back(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 3)
     fill.step(run, 1, ids[:2], [4, 1])
-    fill.groups(run, ids)
-    fates = {"trained": np.array([1, 2, 3])}
-    fill.step(run, 2, ids, [4, 1, 0], shared={"clock": np.ones(1)}, probes=_probes(ids), fates=fates)
+    fill.step(run, 2, ids, [4, 1, 0], shared={"clock": np.ones(1)}, probes=_probes(ids))
     run.record_evaluation(2, "training", [fill.evaluation(ids, [4, 1, 0])], model="tiny", config={})
     return lambda: run.roll_back(1)
 
@@ -65,27 +61,18 @@ def _evaluate_without_owner(store, fill):
 
 def _finish(store, fill):
     run = fill.run(store)
-    fill.groups(run, fill.prompts(store, 3))
     return run.finish
-
-
-def _record_groups(store, fill):
-    run, ids = fill.run(store), fill.prompts(store, 3)
-    fill.groups(run, ids)
-    rows = GroupRows(np.array([3, 4]), np.array([0, 1]), ids[[2, 0]], np.array([4, 4]), 0.0)
-    return lambda: run.record_groups(rows)
 
 
 # The least number of places to be cut at: the statements, and the commit.
 @pytest.mark.parametrize(
     ("prepare", "least"),
     [
-        (_record_step, 7),
-        (_roll_back, 14),
-        (_record_groups, 4),
+        (_record_step, 5),
+        (_roll_back, 12),
         (_warm_start, 8),
         (_checkpoint, 4),
-        (_finish, 5),
+        (_finish, 4),
         (_evaluate, 6),
         (_evaluate_without_owner, 4),
     ],

@@ -20,22 +20,19 @@ from storage import ProbeRows, open_store
 from storage.url import parse_url
 
 
-def rows_of_step(run, ids, fill, groups):
+def rows_of_step(run, ids, fill):
     probes = ProbeRows(ids[:1], np.array([8]), np.array([2.0]), np.array([2.0]))
-    return fill.rows(
-        run, ids, [4, 0, 2][: len(ids)], shared={"clock": np.ones(1)}, probes=probes, fates={"trained": groups}
-    )
+    return fill.rows(run, ids, [4, 0, 2][: len(ids)], shared={"clock": np.ones(1)}, probes=probes)
 
 
 def prepare_training(url, fill):
-    """A run "old" of three steps, a checkpoint at the first and open groups, owned by nobody; an empty run "new"."""
+    """A run "old" of three steps, a checkpoint at the first, owned by nobody; an empty run "new"."""
     with open_store(url) as store:
         run, ids = fill.run(store, "old"), fill.prompts(store, 3)
         fill.step(run, 1, ids[:2], [4, 1], shared={"clock": np.zeros(1)})
         run.record_checkpoint(1, "one")
         fill.step(run, 2, ids, [1, 2, 3])
-        run.record_step(3, rows_of_step(run, ids[1:], fill, fill.groups(run, ids[1:])))
-        fill.groups(run, ids, version=3)
+        run.record_step(3, rows_of_step(run, ids[1:], fill))
         run.record_evaluation(3, "training", [fill.evaluation(ids, [4, 1, 0])], model="tiny", config={})
         run.release()
         fill.run(store, "new").release()
@@ -43,7 +40,7 @@ def prepare_training(url, fill):
 
 def take_step(store, fill, at_ready):
     run = store.claim_run(1)
-    rows = rows_of_step(run, fill.prompts(store, 3), fill, np.array([3, 4, 5]))
+    rows = rows_of_step(run, fill.prompts(store, 3), fill)
     at_ready()
     run.record_step(4, rows)
 
@@ -52,12 +49,6 @@ def resume(store, fill, at_ready):
     at_ready()
     run = store.claim_run(1)
     run.roll_back(1)
-
-
-def ask_for_groups(store, fill, at_ready):
-    run, ids = store.claim_run(1), fill.prompts(store, 3)
-    at_ready()
-    fill.groups(run, ids, version=3)
 
 
 def warm_start(store, fill, at_ready):
@@ -173,8 +164,6 @@ def states_at_every_boundary(template, new_url, kind, action, fill, look):
         (take_step, 1, "postgresql", 15),
         (resume, 2, "sqlite", 20),
         (resume, 1, "postgresql", 30),
-        (ask_for_groups, 1, "sqlite", 6),
-        (ask_for_groups, 1, "postgresql", 8),
         (warm_start, 1, "sqlite", 8),
         (mark_checkpoint, 1, "sqlite", 6),
         (evaluate, 1, "sqlite", 8),
@@ -200,7 +189,7 @@ def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, d
 
 
 def test_a_resume_killed_anywhere_is_resumed_again_to_the_same_posteriors(new_url, fill, dump):
-    template, kept = new_url("sqlite"), ("dbb_posterior", "dbb_history", "dbb_usage")
+    template, kept = new_url("sqlite"), ("dbb_posterior", "dbb_history")
     prepare_training(template, fill)
 
     def look(url):

@@ -126,13 +126,3 @@ def test_metrics_of_a_step_that_is_not_recorded_or_by_a_former_owner_are_refused
     with pytest.raises(StoreError, match="was taken over"):
         run.record_metrics(1, {"kl": 0.1})
     assert store.query("SELECT metrics FROM steps") == [(None,)]
-
-
-def test_a_rollout_without_its_step_is_found(open_new, fill):
-    store = open_new("sqlite")
-    run, ids = fill.run(store), fill.prompts(store, 2)
-    fill.step(run, 1, ids, [1, 2], kept=fill.rollouts(ids, [1, 2]))
-    with store.database.transaction(write=True) as connection:
-        connection.exec_driver_sql(f"UPDATE dbb_rollout SET step = 5 WHERE prompt_id = {ids[0]} AND sample = 0")
-    (found,) = check(store)
-    assert (found.run, found.where) == ("run", f"step 5, prompt {ids[0]}, sample 0: reward 1.0, score 1.0")

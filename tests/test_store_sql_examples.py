@@ -37,21 +37,15 @@ def _fill(store, fill):
     second.warm_start(store, first.record, store.register_prompts(
         ["prompt 0", "prompt 1", "prompt 3"], ["0", "1", "3"]))  # fmt: skip
     # p0 (3.125, 4.125); p3 (4.5, 0.5); probes: 2 of 5, 1 of 1, which alone says nothing of its noise
-    fill.groups(second, [p0, p3, p3])  # 1 to 3; 3 is trained on a step later
-    fates = {"trained": np.array([1, 2])}
     fill.step(
         second, 1, [p0, p3], [0, 4], shared={"discount": np.array([0.5])}, probes=_probes([p0, p3], [5, 1], [2, 1]),
-        fates=fates,
     )  # fmt: skip
-    fill.groups(second, [p0, p0, p1, p0], version=1)  # 4 to 7; 7 stays open
     # p0 (5.5625, 2.0625); p3 (4.25, 2.25); of p0, generated twice, a group is filtered out and the other worth nothing
-    usage = fill.usage(
-        [p0, p3], [4, 2], generated=[8, 4], generated_tokens=[80, 40], informative=[0, 4], rescued=[0, 0]
-    )
+    usage = fill.usage([p0, p3], [4, 2], generated=12, generated_tokens=120, informative=4, rescued=0)
     kept = fill.rollouts([p0, p3], [4, 1])  # the second response to p3 is wrong
-    fates = {"trained": np.array([3, 4]), "filtered": np.array([5]), "stale": np.array([6])}
     probes = _probes([p0, p3], [5, 5], [3, 5])
-    fill.step(second, 2, [p0, p3], [4, 2], kept=kept, probes=probes, usage=usage, fates=fates)
+    lags = {"policy_version": np.array([0.0, 1.0])}  # p0 is one step late
+    fill.step(second, 2, [p0, p3], [4, 2], kept=kept, probes=probes, usage=usage, **lags)
     return ids
 
 
@@ -90,7 +84,7 @@ def _expected(p0, p1, p2, p3):
         ],
         "14_success_rate_over_rollouts": [(2, 8, 0.5), (2, 20, 0.75)],
         "15_long_wrong_responses": [(2, p3, 0, -0.5, 10, 0, "prompt 3", "3", "answer 1")],
-        "16_lag_and_fates": [(1, 2, 0, 0, 0.0, 0.0), (2, 2, 1, 1, 0.5, 1.0)],
+        "16_lag": [(1, 8, 0, 0.0, 0.0), (2, 8, 4, 0.5, 1.0)],
     }  # fmt: skip
 
 
@@ -122,8 +116,8 @@ def test_the_views_hold_only_what_is_documented(store):
     inspector = inspect(store.database.engine)
     columns = {view: [column["name"] for column in inspector.get_columns(view)] for view in inspector.get_view_names()}
     assert set(columns) == {
-        "posterior_history", "posteriors", "probes", "rollouts", "runs", "prompts", "steps", "usage", "evaluations",
-        "evaluation_results", "groups",
+        "posterior_history", "posteriors", "probes", "rollouts", "runs", "prompts", "steps", "evaluations",
+        "evaluation_results",
     }  # fmt: skip
     assert columns["posterior_history"] == [
         "run_id", "step", "prompt_id", "rollouts", "successes", "alpha", "beta", "mean", "variance",
@@ -144,14 +138,10 @@ def test_the_views_hold_only_what_is_documented(store):
         *("run_id", "step", "prompt_id", "sample", "reward", "score", "advantage", "length", "truncated", "missing"),
         *("log_prob", "text", "policy_version", "lag"),
     ]
-    assert columns["groups"] == [
-        "run_id", "ordinal", "pass", "prompt_id", "rollouts", "policy_version", "fate", "step", "lag",
-    ]  # fmt: skip
     counts = [
         "generated", "generated_tokens", "trained", "trained_tokens", "zero_variance", "informative", "rescued",
         "replayed", "replayed_tokens", "skipped",
     ]  # fmt: skip
-    assert columns["usage"] == ["run_id", "step", "prompt_id", *counts, "filtered"]
     assert columns["steps"] == [
         *("run_id", "step", "prompts", "rollouts", "successes", "shared", "created_at"),
         *(*counts, "groups", "informative_groups", "filtered", "generated_total", "metrics"),

@@ -240,7 +240,6 @@ def _progress(tables):
         "dbb_posterior": tables["dbb_posterior"],
         "dbb_history": tables["dbb_history"],
         "dbb_probe": tables["dbb_probe"],
-        "dbb_usage": tables["dbb_usage"],
         "dbb_step": [(*row[:6], *row[7:]) for row in tables["dbb_step"]],
         "dbb_run": tables["dbb_run"],
     }
@@ -256,10 +255,7 @@ def test_roll_back_notes_what_was_undone(store, fill):
     run.roll_back(1)
     with store.database.transaction() as connection:
         event = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).one()
-    detail = (
-        '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "usage_rows": 4, "rollouts": 0, '
-        '"evaluations": 0}'
-    )
+    detail = '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "rollouts": 0, "evaluations": 0}'
     assert tuple(event) == ("roll_back", 3, 1, detail)
     assert store.checkpoints(run.record) == [(1, "global_step1")]
 

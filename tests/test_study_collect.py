@@ -41,13 +41,10 @@ def trained(open_new, fill, folder):
 
     def usage(successes, rescued, filtered):
         counts = fill.usage(ids[:2], successes, 2)
-        zero_variance = counts.zero_variance > 0
         if filtered:
-            kept = np.where(zero_variance, 0, counts.trained)
-            return dataclasses.replace(
-                counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0 * kept
-            )
-        return dataclasses.replace(counts, rescued=counts.rescued if rescued else 0 * counts.rescued)
+            kept = counts.trained - counts.zero_variance
+            return dataclasses.replace(counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0)
+        return dataclasses.replace(counts, rescued=counts.rescued if rescued else 0)
 
     def make(
         name,

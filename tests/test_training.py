@@ -202,7 +202,7 @@ def test_a_model_and_data_of_ones_own_are_trained_by_the_papers_recipe(lane, tmp
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         config = store.find_run("own").config
     assert (config["actor.eps_clip_low_high"], config["train.num_episodes"]) == ([0.98, 0.98], 4)
-    assert rows(tmp_path, "SELECT sum(generated) FROM usage") == [(32 * 8 * 4,)]
+    assert rows(tmp_path, "SELECT sum(generated) FROM steps") == [(32 * 8 * 4,)]
     evaluated = rows(tmp_path, "SELECT DISTINCT step FROM evaluations ORDER BY step")
     assert evaluated == [(step,) for step in range(9)]
     assert (tmp_path / "runs/own/checkpoints/_actor/global_step8/manifest.json").is_file()

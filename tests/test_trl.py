@@ -333,7 +333,7 @@ def test_masked_responses_are_observed_but_not_counted_as_trained(model, tmp_pat
     end = {made.processing_class.eos_token_id, made.processing_class.pad_token_id}
     ended = sum(ids[-1] in end for *_, columns in reward.calls for ids in columns["completion_ids"])
     assert 0 < ended < 2 * 4 * ROLLOUTS
-    assert rows(tmp_path, "SELECT sum(generated), sum(trained) FROM dbb_usage") == [(2 * 4 * ROLLOUTS, ended)]
+    assert rows(tmp_path, "SELECT sum(generated), sum(trained) FROM steps") == [(2 * 4 * ROLLOUTS, ended)]
     assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(2 * 4 * ROLLOUTS,)]
 
 

@@ -205,7 +205,7 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
         (2, 0, 0.0, 3, "000"), (2, 1, 1.0, 5, "11111"),
     ]  # fmt: skip
     # 3 + 5 + 2 + 4 and 3 + 5 tokens
-    assert query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM usage") == [
+    assert query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM steps") == [
         (1, 4, 4, 14),
         (2, 2, 2, 8),
     ]
@@ -242,7 +242,7 @@ def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
         advantages = firsts(ours._compute_advantage(batch, {}))
     assert advantages.tolist() == theirs.tolist() == [0.75] * 3 + [-0.25] * 9
     assert query(tmp_path, "SELECT rollouts FROM posterior_history") == [(4,)]
-    assert query(tmp_path, "SELECT generated_tokens FROM usage") == [(3 * (3 + 5 + 2 + 4),)]
+    assert query(tmp_path, "SELECT generated_tokens FROM steps") == [(3 * (3 + 5 + 2 + 4),)]
 
 
 def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tmp_path):
@@ -275,7 +275,7 @@ def test_a_rollout_of_no_trained_token_is_observed_and_not_trained(queue, tmp_pa
     with ours.posteriors:
         batch = ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0])], masked=[1]), {})
     assert [row[0] for row in result(batch)] == [0.5, 0.0]
-    assert query(tmp_path, "SELECT generated, trained FROM usage") == [(2, 1)]
+    assert query(tmp_path, "SELECT generated, trained FROM steps") == [(2, 1)]
 
 
 def test_an_unknown_prompt_is_named(queue, tmp_path):

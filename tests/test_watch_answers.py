@@ -203,8 +203,7 @@ def test_a_run_with_usage_of_some_steps_or_of_none(store, fill):
 
 def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
     run, ids = fill.run(store, method="dapo"), np.sort(fill.prompts(store, 3))
-    trained = {"trained": [0, 4, 4], "trained_tokens": [0, 40, 40]}
-    usage = fill.usage(ids, [4, 0, 2], informative=[0, 0, 4], rescued=[0, 0, 0], **trained)
+    usage = fill.usage(ids, [4, 0, 2], informative=4, rescued=0, trained=8, trained_tokens=80, informative_groups=1)
     fill.step(run, 1, ids, [4, 0, 2], usage=usage)
     asked = Asked(store, run.record)
     curves = asked("series")["curves"]
@@ -543,26 +542,20 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     assert re.search(r" MB: 1 run, 4 prompts; open it in a browser$", capsys.readouterr().out.strip())
 
 
-def test_how_late_groups_were_and_what_became_of_them(store, fill, tmp_path):
+def test_how_late_groups_were(store, fill, tmp_path):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    fill.groups(run, ids)
-    fill.step(run, 1, ids, [4, 1], fates={"trained": np.array([1, 2])})
-    fill.groups(run, ids, version=0)
-    usage = fill.usage(ids, [2, 3], trained=[4, 0], trained_tokens=[40, 0], informative=[4, 0])
+    fill.step(run, 1, ids, [4, 1])
     kept = replace(fill.rollouts(ids, [2, 3]), policy_version=np.array([0.0, 0.5, 1.0, 1.0]))
-    fates = {"trained": np.array([3]), "filtered": np.array([4])}
-    fill.step(run, 2, ids, [2, 3], usage=usage, policy_version=np.array([0.25, 1.0]), kept=kept, fates=fates)
+    fill.step(run, 2, ids, [2, 3], policy_version=np.array([0.25, 1.0]), kept=kept)
     for step, lag in ((1, 0.0), (2, 0.25)):
         run.record_metrics(step, {"async/lag": lag})
-    fill.groups(run, ids[:1], version=2)
-    run.finish()  # which abandons the fifth group
+    run.finish()
     asked, found = Asked(store, run.record), in_file(reported(store, tmp_path))
     from_file = {path.removeprefix(f"runs/{run.record.run_id}/"): answer for path, answer in found.items()}
     for answer in (asked, from_file.get):
         assert answer("series")["curves"]["m:async/lag"] == [0, 0.25]
         assert [answer(f"prompts/{each}")["visits"]["lag"] for each in ids] == [[0, 0.75], [0, 0]]
         assert [rollout["lag"] for rollout in answer("rollouts/2")["rollouts"]] == [1, 0.5, 0, 0]
-        assert dict(answer("about")["facts"])["groups by fate"] == "3 trained, 1 filtered, 0 stale, 1 abandoned"
 
 
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):

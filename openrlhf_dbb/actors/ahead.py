@@ -1,48 +1,22 @@
 """Generation ahead of the training (``--train.async_enable``): a thread of the driver fills the next rollout batches.
 
 OpenRLHF has two actors, a queue and a lock for it. Here one process draws, generates, trains and stores, so that a
-kill ends all of it at once and a resume knows every group that was asked for.
+kill ends all of it at once. A checkpoint of step t holds the data position right after the batch of step t: groups that
+were drawn later are drawn again after a resume.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 
-from openrlhf_dbb.actors.generation import Group, RolloutBatch, RolloutGenerator
+from openrlhf_dbb.actors.generation import PolicyVersions, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.core.ahead import Ahead
-from openrlhf_dbb.core.posteriors import Posteriors
-
-
-class GroupLedger:
-    """Notes in the store each group that is asked for.
-
-    Args:
-        posteriors: of the run.
-        rollouts: N of a group.
-
-    Attributes:
-        version, first_version: training steps that the policy has seen, now and when the engines were made.
-    """
-
-    def __init__(self, posteriors: Posteriors, rollouts: int) -> None:
-        self._posteriors, self._rollouts = posteriors, rollouts
-        self.version = self.first_version = posteriors.step
-
-    def open(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Note groups that are about to be asked for; their numbers.
-
-        Raises:
-            storage.StoreError: they cannot be stored.
-        """
-        keys = [(group.prompt[0], str(group.prompt[1])) for group in groups]
-        passes = [group.pass_number for group in groups]
-        return self._posteriors.open_groups(keys, passes, self._rollouts, self.version)
 
 
 @dataclass(frozen=True)
@@ -63,12 +37,12 @@ class GenerationAhead:
 
     Args:
         generator: makes the batches.
-        ledger: its ledger.
+        versions: those that the generator was made with.
         args: OpenRLHF's, with ours.
     """
 
-    def __init__(self, generator: RolloutGenerator, ledger: GroupLedger, args: Any) -> None:
-        self._generator, self._ledger, self._args = generator, ledger, args
+    def __init__(self, generator: RolloutGenerator, versions: PolicyVersions, args: Any) -> None:
+        self._generator, self._versions, self._args = generator, versions, args
         self._ahead: Ahead[_Filled] | None = None
         self._episode = 0
         self._last: _Filled | None = None
@@ -96,7 +70,7 @@ class GenerationAhead:
     def begin_at(self, episode: int, step: int) -> None:
         """Where the training starts: pass over the data, and training steps behind it."""
         self._episode = episode
-        self._ledger.version = self._ledger.first_version = step
+        self._versions.now = self._versions.first = step
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
         """The next batch, as :meth:`RolloutGenerator.generate_samples` made it; the first call begins the making.
@@ -108,8 +82,8 @@ class GenerationAhead:
             train = self._args.train
             self._ahead = Ahead(
                 lambda step: self._fill(step, generate_kwargs),
-                step=self._ledger.version,
-                version=lambda: self._ledger.version,
+                step=self._versions.now,
+                version=lambda: self._versions.now,
                 size=train.async_queue_size,
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
@@ -166,7 +140,7 @@ class GenerationAhead:
             try:
                 yield
                 ray.get([engine.note_update.remote() for engine in engines])
-                self._ledger.version += 1
+                self._versions.now += 1
             finally:
                 if partial:
                     ray.get([engine.resume_generation.remote() for engine in engines])

@@ -135,7 +135,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             policy_versions=_of_info(experiences, VERSION),
             inclusion=_of_info(experiences, INCLUSION),
             weights=_of_info(experiences, WEIGHT),
-            fates=step.rollouts.fates,
         )
         scored = self.posteriors.observe(
             step.step,

@@ -10,7 +10,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import torch
@@ -36,38 +36,32 @@ class Group:
 
     Attributes:
         prompt: text, label, image.
-        pass_number: pass over the data in which the prompt was drawn, from 0.
         samples: N, rollouts to ask for.
         drawn: how the strategy chose the prompt; None if it does not choose.
-        ordinal: its number in the ledger; None without one.
         version: policy version when it was asked for; None if training waits for generation.
         rollouts: what came back.
         kept: whether it is to be trained on.
     """
 
     prompt: Prompt
-    pass_number: int
     samples: int
     drawn: Drawn | None = None
-    ordinal: int | None = None
     version: int | None = None
     rollouts: list[Experience] = field(default_factory=list)
     kept: bool = False
 
 
-class Ledger(Protocol):
-    """Notes every group before it is asked for; groups and generation may then be ahead of the training."""
+@dataclass
+class PolicyVersions:
+    """The number of training steps that the policy has seen, where generation runs ahead of the training.
 
-    @property
-    def version(self) -> int:
-        """Training steps that the policy has seen."""
+    Attributes:
+        now: at this moment.
+        first: when the engines were made.
+    """
 
-    @property
-    def first_version(self) -> int:
-        """The same when the engines were made."""
-
-    def open(self, groups: Sequence[Group]) -> Sequence[int]:
-        """Note groups that are about to be asked for; their numbers."""
+    now: int
+    first: int
 
 
 class BudgetSpent(Exception):
@@ -82,13 +76,11 @@ class RolloutBatch:
         trained: rollouts to train on, group by group.
         filtered: rollouts that are not trained on, with what is needed to observe and to read them.
         skipped: how often each prompt was drawn and nothing was generated for it.
-        fates: numbers of the groups in the ledger, by what became of them: trained, filtered or stale.
     """
 
     trained: list[Experience] = field(default_factory=list)
     filtered: list[Experience] = field(default_factory=list)
     skipped: Counter[Key] = field(default_factory=Counter)
-    fates: dict[str, list[int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Rollouts to train on; OpenRLHF's loop asks."""
@@ -102,17 +94,10 @@ class RolloutBatch:
     def train(self, groups: Sequence[Group]) -> None:
         """Take groups to train on."""
         self.trained += [rollout for group in groups for rollout in group.rollouts]
-        self._note("trained", groups)
 
-    def set_aside(self, groups: Sequence[Group], fate: str = "filtered") -> None:
+    def set_aside(self, groups: Sequence[Group]) -> None:
         """Take groups that are observed, but not trained on."""
         self.filtered += [responses.to_observe(rollout) for group in groups for rollout in group.rollouts]
-        self._note(fate, groups)
-
-    def _note(self, fate: str, groups: Sequence[Group]) -> None:
-        ordinals = [group.ordinal for group in groups if group.ordinal is not None]
-        if ordinals:
-            self.fates.setdefault(fate, []).extend(ordinals)
 
 
 class RolloutGenerator:
@@ -129,7 +114,7 @@ class RolloutGenerator:
         tokenizer: sent to the engines.
         vllm_engines: Ray actors, see :class:`openrlhf_dbb.actors.vllm_actor.StrictRolloutActor`.
         max_rollouts: training rollouts that may be generated; None for any number.
-        ledger: of async training.
+        versions: of the policy, in async training.
 
     Attributes:
         sampler: the strategy at work.
@@ -151,7 +136,7 @@ class RolloutGenerator:
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
         watch: Callable[[int], None] = lambda kept: None,
-        ledger: Ledger | None = None,
+        versions: PolicyVersions | None = None,
     ) -> None:
         self.args = strategy.args
         self.prompts_dataloader, self.eval_dataloader = prompts_dataloader, eval_dataloader
@@ -163,10 +148,9 @@ class RolloutGenerator:
         self.watch = watch
         self.with_log_probs = False
         self._max_rollouts = max_rollouts
-        self._ledger = ledger
+        self._versions = versions
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
         self._dataloader_iter: Any = None
-        self._pass = 0
         # Drawn before a checkpoint, to be asked for again after a resume.
         self._again: deque[tuple[Any, ...]] = deque()
         # Of the batch that is being filled: groups kept so far, and all else.
@@ -224,7 +208,7 @@ class RolloutGenerator:
         def is_stale(group: Group) -> bool:
             return group.version is not None and group.version < oldest
 
-        self._batch.set_aside([group for group in self._kept if is_stale(group)], "stale")
+        self._batch.set_aside([group for group in self._kept if is_stale(group)])
         self._kept = [group for group in self._kept if not is_stale(group)]
 
     def unused(self) -> tuple[int, int]:
@@ -237,8 +221,7 @@ class RolloutGenerator:
         return {
             "generated": self.generated - sum(group.samples for group in self._kept),
             "sampling": self.sampler.state(),
-            "pass": self._pass,
-            "again": [(group.pass_number, group.prompt, group.samples, group.drawn) for group in self._kept],
+            "again": [(group.prompt, group.samples, group.drawn) for group in self._kept],
             "drained": self.at_end_of_episode and bool(self._kept),
         }
 
@@ -246,7 +229,6 @@ class RolloutGenerator:
         """Continue from :meth:`state`."""
         self.generated = state["generated"]
         self.sampler.load(state["sampling"])
-        self._pass = state.get("pass", 0)
         self._again = deque(state.get("again", ()))
         if state.get("drained"):
             self._dataloader_iter = _ENDED
@@ -346,8 +328,7 @@ class RolloutGenerator:
         whole = self.args.rollout.n_samples_per_prompt
         while len(drawn) < count:
             if self._again:
-                pass_number, prompt, *how = self._again.popleft()
-                drawn.append(Group(prompt, pass_number, *(how or [whole])))
+                drawn.append(Group(*self._again.popleft()))
                 continue
             try:
                 sources, texts, labels, images = next(self._dataloader_iter)
@@ -356,15 +337,14 @@ class RolloutGenerator:
                 ended_before = self._dataloader_iter is _ENDED
                 self._dataloader_iter = None
                 if not ended_before:
-                    self._pass += 1
                     self.sampler.end_pass()
                 break
             for source, *prompt in zip(sources, texts, labels, images, strict=True):  # one, in OpenRLHF's data loader
                 key = (prompt[0], str(prompt[1]))
                 if isinstance(source, Drawn):
-                    drawn.append(Group(tuple(prompt), self._pass, source.rollouts, source))
+                    drawn.append(Group(tuple(prompt), source.rollouts, source))
                 elif self._rollouts(self.prompt_ids[key]):
-                    drawn.append(Group(tuple(prompt), self._pass, whole))
+                    drawn.append(Group(tuple(prompt), whole))
                 else:
                     self._batch.skipped[key] += 1
         return drawn
@@ -399,13 +379,10 @@ class RolloutGenerator:
     def _send(
         self, drawn: list[Group], sent: list[Group], pending: dict[Any, list[Group]], **generate_kwargs: Any
     ) -> None:
-        """Ask the engines for groups, and note what is asked for. From here on they count as generated."""
-        if self._ledger is not None and drawn:
-            version = self._ledger.version
+        """Ask the engines for groups. From here on they count as generated."""
+        if self._versions is not None:
             for group in drawn:
-                group.version = version
-            for group, ordinal in zip(drawn, self._ledger.open(drawn), strict=True):
-                group.ordinal = ordinal
+                group.version = self._versions.now
         # A strategy that judges wants to know of each group at once: it may replace it.
         judges = type(self.sampler).judge is not Sampler.judge
         samples = [group.samples for group in drawn]
@@ -422,7 +399,7 @@ class RolloutGenerator:
 
     @property
     def _first_version(self) -> int | None:
-        return None if self._ledger is None else self._ledger.first_version
+        return None if self._versions is None else self._versions.first
 
     def _answers(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[list[dict[str, Any]]]:
         """The responses to each of ``prompts``, in their order."""

@@ -17,10 +17,10 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
 from openrlhf_dbb.actors import health, hidden_features
-from openrlhf_dbb.actors.ahead import GenerationAhead, GroupLedger
+from openrlhf_dbb.actors.ahead import GenerationAhead
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutBatch, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
 from openrlhf_dbb.actors.replay import Replays
 from openrlhf_dbb.actors.tokenizers import NamedTokenizer
@@ -89,7 +89,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
         self._progress = Progress(total=planned // self._a_step)
         runs_ahead = self.args.train.async_enable
-        ledger = GroupLedger(self._posteriors, self.args.rollout.n_samples_per_prompt) if runs_ahead else None
+        versions = PolicyVersions(self._posteriors.step, self._posteriors.step) if runs_ahead else None
         generator = RolloutGenerator(
             strategy=strategy,
             prompts_dataloader=loader,
@@ -100,9 +100,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self.args.train.max_rollouts,
             watch=self._watch_groups,
-            ledger=ledger,
+            versions=versions,
         )
-        self.samples_generator = GenerationAhead(generator, ledger, self.args) if ledger is not None else generator
+        self.samples_generator = GenerationAhead(generator, versions, self.args) if versions else generator
         self.samples_generator.with_log_probs = True  # of this start's first step, for Agreement
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,

@@ -2,7 +2,6 @@
 
 posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
 step         the rollouts of a step: columns, groups, advantages, stored texts, probes
-usage        counts of what became of a step's rollouts
 strategies/  which prompts are generated for, and which groups are trained on
 replay/      RePO's cache of old rollouts
 ahead        batches that a thread generates ahead of the training

@@ -24,7 +24,6 @@ from estimators.text_features import text_features
 from openrlhf_dbb.core import step as steps
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Probes, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
-from openrlhf_dbb.core.usage import usage
 
 _NO_EXTRAS = StepExtras()
 
@@ -80,7 +79,6 @@ class Posteriors:
         self._writing: Future[None] | None = None
         self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
         self._last_step = 0
-        self._last_ordinal: int | None = None
         self._load()
 
     @classmethod
@@ -284,9 +282,7 @@ class Posteriors:
         scored.metrics.update(self._run_wide() | _lags(step, rollouts))
 
         ids_P = self._ids[groups.prompts_P]
-        rows.usage = usage(
-            rollouts, self.prompt_ids, groups.group_R, ids_P, scored.zero_variance > 0, scored.advantages
-        )
+        rows.usage = steps.usage(rollouts, groups, scored)
         if probes is not None:
             at_Q = np.searchsorted(groups.prompts_V, self._positions(probes.prompts))
             rows.probes = steps.probe_rows(rows.prompt_ids[at_Q], probes.scores_Q_M)
@@ -294,7 +290,6 @@ class Posteriors:
             scored.metrics.update(steps.probe_metrics(rows.mean[at_Q], group_means_Q, rows.probes))
         if extras.responses is not None:
             rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
-        rows.fates = {fate: np.array(ordinals, dtype=np.int64) for fate, ordinals in extras.fates.items()} or None
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         return scored
 
@@ -311,36 +306,6 @@ class Posteriors:
                 f"estimator {self.estimator.name!r} does not predict the next visit; use dbb, auto or predicted_prior"
             )
         return Predictive(self._ids, *expected)
-
-    def open_groups(
-        self, prompts: Sequence[Key], passes: Sequence[int], rollouts: int, policy_version: float
-    ) -> list[int]:
-        """Note groups that are about to be asked for, where generation runs ahead of the training (view ``groups``).
-
-        A step settles them, see :meth:`observe`; what no step settles was abandoned. May be called from another thread
-        than the rest, but from one only.
-
-        Args:
-            prompts: (prompt, label) of each group.
-            passes: of each group, the pass over the data, from 0.
-            rollouts: N of each group.
-            policy_version: training steps that the policy has seen.
-
-        Returns:
-            Their numbers, ascending, never used before in this run.
-
-        Raises:
-            storage.StoreError: they cannot be stored.
-        """
-        if self._last_ordinal is None:
-            self._last_ordinal = self._writer.submit(self.run.last_ordinal).result()
-        ordinals = self._last_ordinal + 1 + np.arange(len(prompts))
-        ids = np.array([self.prompt_ids[key] for key in prompts], dtype=np.int64)
-        counts = np.full(len(prompts), rollouts)
-        noted = storage.GroupRows(ordinals, np.array(passes, dtype=np.int64), ids, counts, policy_version)
-        self._writer.submit(self.run.record_groups, noted).result()
-        self._last_ordinal += len(prompts)
-        return ordinals.tolist()
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store what the trainer logged of an observed step (view ``steps``).

@@ -71,8 +71,6 @@ class StepExtras:
             None: ``step - 1``. The lag of a group is the mean over its rollouts.
         inclusion: (R,) in (0, 1], probability with which a rollout strategy drew the rollout's prompt; only stored.
         weights: (R,) > 0, importance weights that multiply the advantages.
-        fates: groups of :meth:`openrlhf_dbb.Posteriors.open_groups` that this step settles: by "trained", "filtered"
-            or "stale".
     """
 
     tokens: ArrayLike | None = None
@@ -84,7 +82,6 @@ class StepExtras:
     policy_versions: ArrayLike | None = None
     inclusion: ArrayLike | None = None
     weights: ArrayLike | None = None
-    fates: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -281,6 +278,27 @@ def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, floa
         metrics["estimator/zero_variance"] = mean(scored.zero_variance)
         metrics["estimator/rescued"] = mean(scored.rescued)
     return metrics
+
+
+def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
+    """Count where the rollouts of a step went."""
+    trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
+    informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
+    informative_R = trained_R & informative_P[groups.group_R]
+    return storage.Usage(
+        generated=len(trained_R),
+        generated_tokens=int(rollouts.tokens.sum()),
+        trained=int(trained_R.sum()),
+        trained_tokens=int(rollouts.tokens[trained_R].sum()),
+        zero_variance=int(zero_variance_R.sum()),
+        informative=int(informative_R.sum()),
+        rescued=int((informative_R & zero_variance_R).sum()),
+        replayed=sum(count for count, _ in rollouts.replayed.values()),
+        replayed_tokens=sum(tokens for _, tokens in rollouts.replayed.values()),
+        skipped=sum(rollouts.skipped.values()),
+        groups=len(groups.prompts_P),
+        informative_groups=int(informative_P.sum()),
+    )
 
 
 def kept_rows(

@@ -8,11 +8,10 @@ from typing import Any
 
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import WIDE_HELP, print_json, print_table, records, shown
-from storage import PosteriorStore, RunRecord
-from storage.inspection import usage_by_step
+from storage import PosteriorStore, RunRecord, read_usage
 
 FATES = ("trained", "filtered", "skipped", "replayed")
-"""What can become of a rollout or of a prompt, named as in ``storage.inspection.StepUsage``."""
+"""What can become of a rollout or of a prompt, named as in ``storage.UsageLog``."""
 
 COLUMNS = (
     "run", "method", "estimator", "rollouts", "tokens", "trained_on", "filtered_out", "skipped", "replayed",
@@ -88,7 +87,7 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
     Cheaper than ``progress``: reads the steps only, no posteriors.
     """
-    by_step = vars(usage_by_step(store, run))
+    by_step = vars(read_usage(store, run))
     recorded = len(by_step["step"]) > 0
     return {name: int(counts.sum()) if recorded else None for name, counts in by_step.items() if name != "step"}
 

@@ -23,7 +23,7 @@ from openrlhf_dbb.terminal import (
     without_passwords,
 )
 from storage import PosteriorStore, RunRecord
-from storage.inspection import extremes, group_fates, progress, shared_state
+from storage.inspection import extremes, progress, shared_state
 
 
 def add_commands(add: Any) -> None:
@@ -80,11 +80,6 @@ def facts(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> d
     }
     if totals["generated"] is not None:
         found |= _usage(totals)
-    fates = group_fates(store, run)
-    if fates:
-        found["groups by fate"] = ", ".join(
-            f"{count} {fate}" for fate, count in fates.items() if count or fate != "open"
-        )
     found["posterior mean"] = "none yet"
     if totals["mean"] is not None:
         found["posterior mean"] = f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited"
@@ -171,7 +166,6 @@ def _numbers(store: PosteriorStore, run: RunRecord, most: int) -> dict[str, Any]
         "prompts": totals["prompts"],
         "prompts_visited": totals["visited"],
         "probes": totals["probes"],
-        "groups_by_fate": group_fates(store, run) or None,
         "began_from": parent,
         "database": store.location,
         "hardest": extremes(store, run, hardest=True, limit=most),
