@@ -186,6 +186,15 @@ def test_it_is_beside_the_checkpoints_or_in_their_folder():
     assert best_model.place(pathlib.Path("ckpt/mine")) == pathlib.Path("ckpt/mine/best")
 
 
+def test_a_copy_that_has_followed_the_link_is_replaced(kept, tmp_path):
+    offer(kept, best(2, 0.1))
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    copied = BestModel(tmp_path / "copy/checkpoints", RUN)
+    assert not copied.link.is_symlink()
+    copied.roll_back(2)
+    assert copied.link.is_symlink() and shown(tmp_path / "copy") == 2
+
+
 def test_something_else_of_its_name_is_never_replaced(kept, tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best/mine.txt").write_text("mine")

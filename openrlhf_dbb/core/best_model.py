@@ -138,8 +138,8 @@ class BestModel:
         best, linked = self.newest(until=step), read(self.link)
         if best is not None:
             self._link_to(best)
-        elif linked is not None and linked.run == self.run and linked.step > step and self.link.is_symlink():
-            self.link.unlink()
+        elif linked is not None and linked.run == self.run and linked.step > step:
+            self._unlink()
         for path in self.folder.glob("step*"):
             undone = read(path)
             if undone is not None and undone.run == self.run and undone.step > step:
@@ -151,12 +151,20 @@ class BestModel:
 
     def _link_to(self, best: Best) -> None:
         if self.link.exists() and not self.link.is_symlink():
-            raise RunError(f"{self.link} is in the way of the link to the run's best model; move it elsewhere")
+            self._unlink()
         new = self.folder / "link"
         new.unlink(missing_ok=True)
         new.symlink_to(Path(self.folder.name) / self._folder_of(best).name)
         new.replace(self.link)  # at no moment is there no link
         checkpoints.flush_folders([self.link.parent])
+
+    def _unlink(self) -> None:
+        if self.link.is_symlink():
+            self.link.unlink()
+        elif read(self.link) is None:
+            raise RunError(f"{self.link} is in the way of the link to the run's best model; move it elsewhere")
+        else:
+            _delete(self.link)  # a copy of the run's folder that has followed the link
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""
