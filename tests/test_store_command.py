@@ -1,17 +1,41 @@
-"""The openrlhf-dbb command: what it prints, and how it refuses."""
+"""The commands that read a store: what they print on a terminal, into a pipe and as JSON, and how they refuse."""
 
+import json
+import re
+import socket
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
+from scipy import stats
+from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.inspect.overview import age
 from openrlhf_dbb.terminal import shown
 from storage import ProbeRows
 
 ROOT = Path(__file__).parents[1]
+HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
+
+
+def printed(capsys, store, *command):
+    """What a command prints, and the same without the codes for bold and dim, line by line."""
+    assert main([*command, "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    return out, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+
+
+def refused(capsys, *command):
+    """The one line that a command prints when it refuses."""
+    assert main(list(command)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
 
 
 @pytest.fixture
@@ -28,19 +52,39 @@ def filled(store, fill):
     return store, (a, b, c)
 
 
+def evaluated(store, fill, name, successes_by_step, **values):
+    """A run of two steps of 6 prompts, evaluated on these with 4 samples each; its prompts' ids."""
+    run, ids = fill.run(store, name, **values), np.sort(fill.prompts(store, 6))
+    fill.train(run, ids, (1, 2))
+    for step, successes in successes_by_step.items():
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="tiny", config={})
+    return run, ids
+
+
+@pytest.fixture
+def two(store, fill):
+    """Run "a", best at step 1, and "b", which is better at its end."""
+    evaluated(store, fill, "a", {0: [1, 0, 0, 1, 0, 1], 1: [2, 2, 2, 2, 2, 2], 2: [0, 1, 1, 2, 2, 0]}, method="grpo")
+    evaluated(store, fill, "b", {0: [1, 0, 0, 1, 0, 1], 2: [2, 4, 3, 4, 4, 3]}, method="grpo")
+    return store
+
+
+DIFFERENCES = np.array([2, 3, 2, 2, 2, 3]) / 4  # of "b" and "a" at step 2
+
+
+# ---- runs
+
+
 def test_runs(filled, capsys):
     store, _ = filled
-    assert main(["runs", "--store.url", store.url]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    header, *lines = printed(capsys, store, "runs")[1]
     assert header.split() == ["#", "name", "status", "held-out", "accuracy", "step", "method", "rollouts", "age"]
     assert [line.split()[:7] for line in lines] == [
         ["2", "new", "running", "-", "2", "dbb", "8"],
         ["1", "old", "running", "-", "1", "dbb", "8"],
     ]
-    assert main(["runs", "--wide", "--store.url", store.url]) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
-    more = "trained  filtered  skipped  replayed  mixed groups  model  data set  started"
-    assert header.endswith(more)
+    header, *lines = printed(capsys, store, "runs", "--wide")[1]
+    assert header.endswith("trained  filtered  skipped  replayed  mixed groups  model  data set  started")
     # each visit: 4 rollouts of 10 tokens, all trained on, the prompt skipped once, successes replayed
     assert [line.split()[9:16] for line in lines] == [
         ["8", "0", "2", "2", "1", "tiny", "sums"],
@@ -48,32 +92,37 @@ def test_runs(filled, capsys):
     ]
 
 
-def test_runs_without_usage(store, fill, capsys):
+def test_a_run_without_usage(store, fill, capsys):
     fill.step(fill.run(store, method="grpo"), 1, fill.prompts(store, 1), [1], usage=None)
-    assert main(["runs", "--store.url", store.url]) == 0
-    cells = capsys.readouterr().out.splitlines()[1].split()
+    cells = printed(capsys, store, "runs")[1][1].split()
     assert cells[:7] == ["1", "run", "running", "-", "1", "grpo+dbb", "-"]
-    assert main(["show", "--store.url", store.url]) == 0
-    out = capsys.readouterr().out
-    assert "method:            grpo\n" in out and "rollouts: " not in out and "cost:" not in out
+    out, _ = printed(capsys, store, "show")
+    assert "method:            grpo\n" in out and "rollouts: " not in out
+
+
+def test_held_out_accuracy(two, capsys):
+    newest, oldest = printed(capsys, two, "runs")[1][1:]
+    # of 24: 3 right at the start, then 20 and 6
+    assert re.split("  +", newest) == ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48", "0 s"]
+    assert re.split("  +", oldest)[3] == "12.5 -> 25.0 %"
+    for run, then in (("a", "50.0 % at step 1 (best) -> 25.0 % at step 2"), ("b", "83.3 % at step 2 (best)")):
+        _, lines = printed(capsys, two, "show", run)
+        assert lines[1] == f"held-out accuracy: 12.5 % at step 0 -> {then}; 6 prompts x 4 samples"
+
+
+# ---- show
 
 
 def test_show(filled, capsys):
     store, (a, _, c) = filled
-    assert main(["--store.url", store.url, "show", "new"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "run:               new (number 2)\n"
-        "held-out accuracy: not measured; --eval.dataset of the training names held-out prompts\n"
-        "status:            running, step 2\n"
-    )
-    assert f"uuid:              {store.find_run('new').uuid}\n" in out
+    out, lines = printed(capsys, store, "show", "new")
+    assert lines[0] == "run:               new (number 2)" and lines[2] == "status:            running, step 2"
+    assert lines[1].startswith("held-out accuracy: not measured")
     assert "checkpoint:        step 1\n" in out
     assert "estimator:         dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0\n" in out
     old = store.find_run("old")
     assert f"began from:        run old at step 1, weight 0.5 ({old.uuid} in {store.location})\n" in out
     assert "training:          25.0 % of the full reward, 8 rollouts in 2 visits\n" in out
-    assert "method:            not recorded\n" in out
     # prompt 0: (2.25, 0.25), 0.9; prompt 2: (0.5, 4.5), then (2.25, 4.25), 2.25 / 6.5
     assert f"posterior mean:    {(0.9 + 2.25 / 6.5) / 2:.4f} over 2 prompts, 1 visited\n" in out
     hardest = out.split("hardest prompts\n")[1].split("\n\n")[0].splitlines()[1:]
@@ -83,62 +132,55 @@ def test_show(filled, capsys):
         [str(a), "0.9", "0.09", "0", "prompt", "0"],
     ]
     assert easiest == hardest[::-1]
-    assert main(["show", "--prompts", "1", "--store.url", store.url]) == 0
-    listed = capsys.readouterr().out.split("hardest prompts\n")[1].splitlines()
-    assert [line.split()[:1] for line in listed] == [["prompt"], [str(c)], [], ["easiest"], ["prompt"], [str(a)]]
-
-
-def test_show_a_negative_number_of_prompts(filled, capsys):
-    store, _ = filled
-    assert main(["show", "--prompts", "-1", "--store.url", store.url]) == 2
-    assert capsys.readouterr().err.startswith("error: --prompts: -1 is below 0; give how many")
-
-
-def test_show_the_configuration(filled, capsys):
-    store, _ = filled
-    assert main(["show", "--config", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out == 'actor: {"lr": 1e-06}\nseed: 7\n'
+    assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
+    assert printed(capsys, store, "show", "--config")[0] == 'actor: {"lr": 1e-06}\nseed: 7\n'
 
 
 def test_show_run_wide_state_and_probes(store, fill, capsys):
-    run = fill.run(store)
-    ids = fill.prompts(store, 2)
-    assert main(["show", "--store.url", store.url]) == 0
-    out = capsys.readouterr().out
-    assert "run-wide" not in out and "probes" not in out
+    run, ids = fill.run(store), fill.prompts(store, 2)
     for step in (1, 2):
         shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
         probes = ProbeRows(ids, np.array([128, 64]), np.array([100.0, 4.0]), np.array([100.0, 4.0]))
         fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
-    assert main(["show", "--store.url", store.url]) == 0
-    out = capsys.readouterr().out
+    out, _ = printed(capsys, store, "show")
     assert "run-wide state:    discount 0.6667, prior (2 values)\n" in out
     assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
-    assert "training:          50.0 % of the full reward, 16 rollouts in 4 visits\n" in out
-
-
-def test_show_without_a_name_is_of_the_latest_run(filled, capsys):
-    store, _ = filled
-    assert main(["show", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out.startswith("run:               new ")
 
 
 def test_show_a_run_without_steps(store, fill, capsys):
     fill.run(store, "empty", config={})
-    assert main(["show", "--store.url", store.url]) == 0
-    out = capsys.readouterr().out
-    assert "last step" not in out and "posterior mean:    none yet\n" in out
-    assert "began from:        its prior\n" in out
+    out, _ = printed(capsys, store, "show")
+    assert "posterior mean:    none yet\n" in out and "began from:        its prior\n" in out
     assert "training:          none of the full reward, 0 rollouts in 0 visits\n" in out
-    assert "hardest" not in out
+    assert not any(word in out for word in ("last step", "hardest", "run-wide", "probes"))
+
+
+def filtered(fill, ids):
+    """Usage of two groups of 4 rollouts: the first is filtered out; the second is informative, but not rescued."""
+    trained = {"trained": [0, 4], "trained_tokens": [0, 40], "informative": [0, 4], "rescued": [0, 0]}
+    return fill.usage(ids, [4, 2], **trained)
+
+
+def test_show_where_the_rollouts_went(store, fill, capsys):
+    run, ids = fill.run(store, method="dapo"), fill.prompts(store, 2)
+    for step in (1, 2):
+        fill.step(run, step, ids, [4, 2], usage=filtered(fill, ids))
+    run.finish(unused_rollouts=3, unused_tokens=30)
+    out, _ = printed(capsys, store, "show")
+    assert re.search(
+        r"\nrollouts: +16 generated, 8 trained on, 8 filtered out, \d+ replayed, 4 prompt skips; 3 more rollouts "
+        r"unused at the end\ngroups: +2 of 4 mixed .*; 2 with zero variance .*; none of them were given an advantage\n",
+        out,
+    )
+
+
+# ---- history
 
 
 @pytest.mark.parametrize("by", ["number", "text"])
 def test_history(filled, capsys, by):
     store, (_, _, c) = filled
-    ref = str(c) if by == "number" else "PROMPT 2"
-    assert main(["history", ref, "--store.url", store.url]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, store, "history", str(c) if by == "number" else "PROMPT 2")[1]
     assert lines[:3] == ["run:    new", f"prompt: {c}: prompt 2", "label:  2"]
     assert [line.split() for line in lines[3:]] == [
         ["step", "rollouts", "successes", "alpha", "beta", "mean", "variance"],
@@ -149,10 +191,8 @@ def test_history(filled, capsys, by):
 
 def test_history_of_another_run_and_of_a_warm_start_only(filled, capsys):
     store, (a, _, _) = filled
-    assert main(["history", str(a), "old", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
-    assert main(["history", str(a), "--store.url", store.url]) == 0
-    assert "not visited in this run" in capsys.readouterr().out
+    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
+    assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
 
 
 def test_a_long_history_is_walked_in_order_with_gaps(store, fill, capsys):
@@ -160,55 +200,252 @@ def test_a_long_history_is_walked_in_order_with_gaps(store, fill, capsys):
     a, b = fill.prompts(store, 2)
     for step in range(1, 30):
         fill.step(run, step, [a] if step % 7 == 0 else [b], [step % 5])
-    assert main(["history", str(a), "--store.url", store.url]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[4:]] == ["7", "14", "21", "28"]
-
-
-def test_several_prompts_are_named(filled, capsys):
-    store, (a, _, c) = filled
-    assert main(["history", "prompt", "--store.url", store.url]) == 2
-    message = f"error: 'prompt' is in several prompts: {a} (prompt 0), {c} (prompt 2); give the id of one\n"
-    assert capsys.readouterr().err == message
+    assert [line.split()[0] for line in printed(capsys, store, "history", str(a))[1][4:]] == ["7", "14", "21", "28"]
 
 
 @pytest.mark.parametrize("ref", ["100%", "_", "99999999999999999999", "-"])
 def test_no_such_prompt(filled, capsys, ref):
-    store, _ = filled
-    assert main(["history", "--store.url", store.url, "--", ref]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: run 'new' has no posterior of a prompt with id or text {ref!r}")
-    assert error.count("\n") == 1
+    assert repr(ref) in refused(capsys, "history", "--store.url", filled[0].url, "--", ref)
 
 
-def test_refusals_are_one_line_and_exit_2(store, tmp_path, capsys):
-    assert main(["show", "--store.url", store.url]) == 2
-    assert capsys.readouterr().err == f"error: there are no runs in {store.location}; start one first\n"
-    assert main(["runs", "--store.url", store.url]) == 0
-    assert capsys.readouterr().out == f"no runs in {store.location}\n"
+# ---- costs
+
+
+@pytest.fixture
+def methods(store, fill):
+    """Runs of two methods, without a method, without usage, and of single rollouts."""
+    ids = fill.prompts(store, 2)
+    fill.step(fill.run(store, "c", method="grpo"), 1, ids, [4, 2])
+    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered(fill, ids))
+    fill.step(fill.run(store, "a", method="grpo"), 1, ids[:1], [4], usage=None)
+    fill.step(fill.run(store, "single", method="x"), 1, ids, [1, 0], rollouts=1)
+    nothing = fill.usage(ids[:1], [0], informative=[0], rescued=[0])
+    fill.step(fill.run(store, "zero", method="x"), 1, ids[:1], [0], usage=nothing)
+    return store
+
+
+def test_costs(methods, capsys):
+    _, *lines = printed(capsys, methods, "costs")[1]
+    # rollouts, filtered, mixed groups, rollouts for one, shares of zero variance and of those given an advantage
+    assert [line.split() for line in lines] == [
+        ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"],
+        ["a", "grpo", "dbb", *["-"] * 6],
+        ["c", "grpo", "dbb", "8", "0", "1", "8", "0.5", "1"],
+        ["single", "x", "dbb", "2", "0", "-", "-", "-", "-"],
+        ["zero", "x", "dbb", "4", "0", "0", "-", "1", "0"],
+    ]
+    # tokens, trained, skipped, replayed, groups, tokens for a mixed group
+    line = printed(capsys, methods, "costs", "c", "--wide")[1][1]
+    assert line.split()[9:] == ["80", "8", "2", "6", "2", "80"]
+
+
+# ---- compare
+
+
+def test_compare_names_the_better_of_two_models(two, capsys):
+    _, lines = printed(capsys, two, "compare")  # the two newest: "a", then "b"
+    at = lines.index("held-out accuracy")
+    assert [line.split() for line in lines[at + 1 : at + 4]] == [
+        ["start", "best", "last"],
+        ["first", "12.5", "%", "(step", "0)", "50.0", "%", "(step", "1)", "25.0", "%", "(step", "2)"],
+        ["second", "12.5", "%", "(step", "0)", "83.3", "%", "(step", "2)", "83.3", "%", "(step", "2)"],
+    ]
+    low, high = stats.ttest_1samp(DIFFERENCES, 0).confidence_interval()
+    assert lines[at + 4] == (
+        f"second - first, last evaluations: +58.3 points, 95 % interval +{100 * low:.1f} to +{100 * high:.1f} "
+        "(6 prompts x 4 samples)"
+    )
+    assert lines[at + 5] == "the second is higher" and lines[at + 6].startswith("One run of each")
+    assert "the second is lower" in printed(capsys, two, "compare", "b", "a")[1]
+
+
+def test_compare_shows_no_difference_where_there_is_none(two, fill, capsys):
+    evaluated(two, fill, "c", {2: [4, 1, 3, 4, 4, 4]})
+    _, lines = printed(capsys, two, "compare", "b")  # with the newest other
+    assert lines[0].startswith("first:  b ") and lines[1].startswith("second: c ")
+    at = lines.index("held-out accuracy")
+    assert "+0.0 points" in lines[at + 4] and lines[at + 5] == "no difference shown"
+
+
+def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
+    run, ids = evaluated(two, fill, "c", {})
+    run.record_evaluation(2, "training", [fill.evaluation(ids[2:5], [4, 4, 3], samples=8)], model="", config={})
+    tested = json.loads(printed(capsys, two, "compare", "a", "c", "--json")[0])["held_out"]
+    assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
+    # "a" had 1, 2, 2 of 4 on these
+    assert (tested["first"], tested["second"]) == pytest.approx((5 / 12, 11 / 24))
+    assert tested["p"] == pytest.approx(stats.ttest_1samp([1 / 4, 0, -1 / 8], 0).pvalue)
+
+
+def test_compare_on_training_prompts(store, fill, capsys):
+    x, y, z = sorted(int(i) for i in fill.prompts(store, 3))
+    a, b = fill.run(store, "a"), fill.run(store, "b")
+    fill.step(a, 1, [x, y], [4, 0])  # (4.5, 0.5), (0.5, 4.5)
+    fill.step(a, 2, [z], [2])
+    fill.step(b, 1, [x], [4])  # (4.5, 0.5)
+    fill.step(b, 2, [y], [4])  # (4.5, 0.5)
+    out, _ = printed(capsys, store, "compare")
+    assert "held-out accuracy\nnot measured in either\n" in out
+    assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
+    paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
+    assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "0"], ["b", "-", "dbb", "8", "0"]]
+    # means of x and y: (0.9 + 0.1) / 2 and 0.9
+    assert "posterior mean: 0.5000 and 0.9000, difference +0.4000\n" in out
+    differences = out.split("prompts that differ most\n")[1].splitlines()[1:]
+    assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
+
+
+@pytest.mark.parametrize("held_out_too", [False, True])
+def test_compare_runs_without_a_training_prompt_in_common(store, fill, capsys, held_out_too):
+    held_out, *trained = fill.prompts(store, 3)
+    for name, prompt in zip(("a", "b"), trained, strict=True):
+        run = fill.run(store, name)
+        fill.step(run, 1, [prompt], [1])
+        if held_out_too:
+            run.record_evaluation(0, "training", [fill.evaluation([held_out], [3])], model="", config={})
+    if held_out_too:
+        _, lines = printed(capsys, store, "compare")
+        assert "no difference shown" in lines and lines[-1] == "no training prompt in common"
+    else:
+        assert "'a' and 'b' have no prompt in common" in refused(capsys, "compare", "--store.url", store.url)
+
+
+# ---- whether a run still runs
+
+
+def _owner(store, host, pid, heartbeat):
+    with store.database.transaction(write=True) as connection:
+        connection.execute(
+            text("UPDATE dbb_run SET owner_host = :host, owner_pid = :pid, owner_started = NULL, heartbeat_at = :at"),
+            {"host": host, "pid": pid, "at": heartbeat},
+        )
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "another-host"])
+def test_a_run_whose_process_has_ended_is_stale_everywhere(store, fill, tmp_path, capsys, host):
+    evaluated(store, fill, "a b", {})
+    _owner(store, host, 2**22 + 1, "2026-01-01T00:00:00.000Z")  # above the largest process id
+    _, lines = printed(capsys, store, "runs")
+    assert re.search(r" stale \d+ d ", lines[1])
+    _, lines = printed(capsys, store, "show", "a b")
+    assert re.fullmatch(r"status: +stale \d+ d, step 2", lines[2])
+    assert "to go on:          the same training command with --resume 'a b'" in lines
+    assert json.loads(printed(capsys, store, "show", "--json")[0])["status"] == "stale"
+    page = tmp_path / "report.html"
+    assert main(["report", "a b", "-o", str(page), "--store.url", store.url]) == 0
+    assert re.search(r'"status","stale \d+ d, step 2"', page.read_text())
+
+
+def test_a_run_whose_process_lives_is_running_however_long_it_is_silent(store, fill, capsys):
+    owner = fill.run(store).record.owner
+    _owner(store, owner.host, owner.pid, "2026-01-01T00:00:00.000Z")
+    assert "  running  " in printed(capsys, store, "runs")[1][1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.5, "0 s"), (58, "58 s"), (60, "1 min"), (7_200, "2 h"), (300_000, "3 d")]
+)
+def test_the_age_of_a_moment(seconds, text):
+    moment = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+    assert age(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")) == text
+
+
+# ---- terminal, pipe, JSON, refusals
+
+COMMANDS = (["runs"], ["show"], ["costs"], ["compare"], ["history", "prompt 1"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_terminal_of_100_columns_holds_it(two, fill, capsys, monkeypatch, command):
+    for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    evaluated(two, fill, "x" * 90, {0: [0] * 6, 2: [4] * 6}, model="m" * 300, estimator="e" * 70)
+    _, lines = printed(capsys, two, *command)
+    assert lines and max(map(len, lines)) <= 100
+
+
+def test_what_a_terminal_cuts_is_whole_when_wide_and_in_a_pipe(two, fill, capsys, monkeypatch):
+    name = "x" * 90
+    evaluated(two, fill, name, {})
+    for command in COMMANDS:
+        out, lines = printed(capsys, two, *command)
+        assert "\x1b" not in out and out.splitlines() == lines
+    assert name in printed(capsys, two, "runs")[0]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    out, lines = printed(capsys, two, "runs")
+    assert name not in out and "\u2026  " in lines[2] and "\x1b[32mrunning" in out  # green
+    assert name in printed(capsys, two, "runs", "--wide")[0]
+
+
+@pytest.mark.parametrize("where", ["pipe", "terminal"])
+def test_texts_of_a_store_are_neither_markup_nor_control_characters(store, fill, capsys, monkeypatch, where):
+    if where == "terminal":
+        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", "100"), ("NO_COLOR", "1")):
+            monkeypatch.setenv(name, value)
+    for name in ("a [bold]", "b :smile:"):
+        run = fill.run(store, name, model=HOSTILE, method="[blink]x[/blink]", estimator="[/]", config={"n": HOSTILE})
+        (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
+        fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
+    commands = (["runs", "--wide"], ["show"], ["show", "--config"], ["costs"], ["compare"], ["history", str(prompt)])
+    for command in commands:
+        _, lines = printed(capsys, store, *command)
+        assert all(line.isprintable() for line in lines)
+    _, lines = printed(capsys, store, "runs")
+    assert "b :smile:" in lines[1] and "a [bold]" in lines[2] and "[blink]x[/blink]+[/]" in lines[1]
+    assert where == "pipe" or len({cell_len(line) for line in lines}) == 1
+    assert shown("\x1b[2J\x07 \u202e" + "x" * 500, 21) == "\\x1b[2J\\x07 \\u202e..."
+
+
+def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
+    fill.run(two, "new")
+    new, b, a = json.loads(printed(capsys, two, "runs", "--json")[0])
+    assert (a["number"], a["name"], a["status"], a["step"]) == (1, "a", "running", 2)
+    assert (a["rollouts"], a["tokens"], a["groups"], a["mixed_groups"]) == (48, 480, 12, 8)
+    assert (a["method"], a["estimator"], a["parameters"]["discount"]) == ("grpo", "dbb", 0.5)
+    assert a["held_out"] == {
+        "start": 0.125, "start_step": 0, "best": 0.5, "best_step": 1, "last": 0.25, "last_step": 2,
+        "prompts": 6, "samples": 4, "benchmarks": 1,
+    }  # fmt: skip
+    assert new.keys() == a.keys() == b.keys()
+    assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
+    of_a = json.loads(printed(capsys, two, "show", "a", "--json")[0])
+    assert a.items() <= of_a.items()
+    assert of_a["training_rate"] == pytest.approx(((1 + 2 + 3 + 4 + 0 + 1) + (2 + 3 + 4 + 0 + 1 + 2)) / 48)
+    assert [len(of_a[name]) for name in ("hardest", "easiest")] == [5, 5] and of_a["configuration"] == {"seed": 7}
+    assert json.loads(printed(capsys, two, "costs", "a", "--json")[0]) == [a]
+    history = json.loads(printed(capsys, two, "history", "prompt 1", "a", "--json")[0])
+    assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
+    assert [visit["step"] for visit in history["visits"]] == [1, 2]
+    compared = json.loads(printed(capsys, two, "compare", "a", "b", "--json")[0])
+    assert [run["name"] for run in compared["runs"]] == ["a", "b"] and compared["runs"][0] == a
+    assert compared["held_out"]["difference"] == pytest.approx(DIFFERENCES.mean())
+    assert compared["held_out"]["verdict"] == "the second is higher"
+    assert compared["training"]["prompts"] == {"both": 6, "only_first": 0, "only_second": 0}
+    assert compared["training"]["posterior_mean"]["difference"] == 0
+
+
+def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
+    url = ("--store.url", store.url)
+    assert "there are no runs in " in refused(capsys, "show", *url)
+    assert "has 0 of the two runs to compare" in refused(capsys, "compare", *url)
+    assert printed(capsys, store, "runs")[0] == printed(capsys, store, "costs")[0] == f"no runs in {store.location}\n"
+    ids = fill.prompts(store, 2)
+    fill.step(fill.run(store), 1, ids, [1, 2])
+    assert "'nobody'" in refused(capsys, "costs", "nobody", *url)
+    assert f"{min(ids)} (prompt " in refused(capsys, "history", "prompt", *url)
     missing = tmp_path / "missing.db"
-    assert main(["runs", "--store.url", f"sqlite:///{missing}"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: there is no store at {missing};")
+    assert f"there is no store at {missing};" in refused(capsys, "runs", "--store.url", f"sqlite:///{missing}")
     assert not missing.exists()
 
 
-def test_a_prompt_cannot_write_to_the_terminal(store, fill, capsys):
-    run = fill.run(store, config={"note": "\x1b]0;title\x07"})
-    nasty = "\x1b[2J\x07 \u202e" + "x" * 500
-    ids = store.register_prompts([nasty], ["\x9b31m"])
-    fill.step(run, 1, ids, [1])
-    for command in (["show"], ["show", "--config"], ["history", str(ids[0])], ["runs"]):
-        assert main([*command, "--store.url", store.url]) == 0
-        out = capsys.readouterr().out
-        assert not any(not character.isprintable() for character in out.replace("\n", ""))
-        assert max(map(len, out.splitlines())) < 300
-    assert shown(nasty, 21) == "\\x1b[2J\\x07 \\u202e..."
-
-
-def test_the_module_runs_as_a_command(open_new, fill):
+def test_the_module_runs_as_a_command_and_a_closed_pipe_ends_it_quietly(open_new, fill):
     store = open_new("sqlite")
     fill.run(store, "it")
-    done = subprocess.run(
-        [sys.executable, "-m", "openrlhf_dbb", "runs", "--store.url", store.url],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = f"{sys.executable} -m openrlhf_dbb runs --store.url {store.url}"
+    done = subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, check=True)
     assert " it " in done.stdout
+    piped = subprocess.run(
+        ["bash", "-c", f"{{ {command}; echo $? >&2; }} | true"], cwd=ROOT, text=True, capture_output=True
+    )
+    assert piped.stderr.strip() == "0"

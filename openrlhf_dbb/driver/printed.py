@@ -18,7 +18,7 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
-from openrlhf_dbb.inspect.costs import groups_in_words
+from openrlhf_dbb.inspect.overview import groups_in_words
 from storage.evaluations import TRAINING
 from storage.url import DEFAULT_URL, parse_url
 

@@ -1,11 +1,7 @@
-"""What the ``openrlhf-dbb`` command does, one module per kind of command; no torch.
+"""Commands that read a store and print text or JSON; they need no torch.
 
-runs            runs: all runs, newest first
-show            show: one run on one screen
-history         history: one prompt, visit by visit
-compare_runs    compare: two runs
-  held_out        held-out accuracy: their paired difference
-  shared_training  training prompts of both: posterior means, learning curves
-overview        a run in numbers, as these commands print it; whether it still runs
-costs           costs: where the rollouts of runs went, and what an mixed group cost
+lists         runs and costs: tables of all runs
+show          show: one run on one screen; history: one prompt, visit by visit
+compare_runs  compare: two runs, by held-out accuracy and on their training prompts
+overview      a run in numbers, as these commands print it; whether the run still runs
 """

@@ -1,41 +1,48 @@
-"""The command compare: two runs, by held-out accuracy first, then on the training prompts they share."""
+"""The command compare: two runs, by held-out accuracy first, then on the training prompts that both have.
+
+Axes: P prompts of both runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from openrlhf_dbb.inspect.costs import COLUMNS, cost_rows, print_costs
-from openrlhf_dbb.inspect.held_out import HeldOutDifference, held_out_difference
-from openrlhf_dbb.inspect.overview import overview, status
-from openrlhf_dbb.inspect.shared_training import print_training, shared_training
+import numpy as np
+
+from openrlhf_dbb.evaluation import statistics
+from openrlhf_dbb.inspect.lists import print_costs
+from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import (
+    TEXT_WIDTH,
     WIDE_HELP,
     print_facts,
     print_json,
     print_line,
     print_table,
     print_title,
-    records,
     shown,
 )
 from storage import PosteriorStore, RunRecord, StoreError
+from storage.held_out import held_out, held_out_prompts
+from storage.inspection import current_means, prompt_texts
+
+ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
 _WHICH = ("first", "second")
 _PLACES = ("start", "best", "last")
-ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
+_SHOWN = 5  # training prompts that differ most
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.main``."""
+    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("compare", compare)
     for name, default in (("first", "the run before it"), ("second", "the newest")):
-        parser.add_argument(
-            name, nargs="?", metavar="RUN", help=f"name, number or start of the uuid (default: {default})"
-        )
+        text = f"name, number or start of the uuid (default: {default})"
+        parser.add_argument(name, nargs="?", metavar="RUN", help=text)
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
     add_json(parser)
 
@@ -43,29 +50,25 @@ def add_commands(add: Any) -> None:
 def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = _chosen(store, arguments.first, arguments.second)
     accuracy, training = held_out_difference(store, *runs), shared_training(store, *runs)
-    numbers, spent = [overview(store, run) for run in runs], cost_rows(store, runs)
+    numbers = [overview(store, run) for run in runs]
     if accuracy is None and training is None:
         raise StoreError(
             f"runs {runs[0].name!r} and {runs[1].name!r} have no prompt in common; compare runs on the same data set"
         )
     if arguments.json:
-        held_out = None if accuracy is None else asdict(accuracy) | {"verdict": accuracy.verdict}
-        costs = records(COLUMNS, spent)
-        print_json({"runs": numbers, "held_out": held_out, "costs": costs, "training": training})
+        tested = None if accuracy is None else asdict(accuracy) | {"verdict": accuracy.verdict}
+        print_json({"runs": numbers, "held_out": tested, "training": training})
         return
     print_facts([(which, _described(run)) for which, run in zip(_WHICH, runs, strict=True)])
     print_title("held-out accuracy")
-    _print_held_out([each["held_out"] for each in numbers], accuracy)
+    _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    print_costs(spent, wide=arguments.wide)
-    if training is None:
-        print_title("no training prompt in common")
-    else:
-        print_training(training)
+    print_costs(numbers, wide=arguments.wide)
+    _print_training(training)
 
 
 def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tuple[RunRecord, RunRecord]:
-    """The runs given; in place of the second, the newest other one; in place of both, the two newest.
+    """Return the runs that are named; the newest other run in place of the second, the two newest in place of both.
 
     Raises:
         StoreError: there is no such run, or only one.
@@ -73,32 +76,125 @@ def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tup
     if first is not None and second is not None:
         return store.find_run(first), store.find_run(second)
     newest = store.runs()[::-1]
+    if len(newest) < 2:
+        raise StoreError(f"{store.location} has {len(newest)} of the two runs to compare; train another one first")
     if first is None:
-        if len(newest) < 2:
-            raise StoreError(f"{store.location} has {len(newest)} of the two runs to compare; train another one first")
         return newest[1], newest[0]
-    found = store.find_run(first)
-    others = [run for run in newest if run.run_id != found.run_id]
-    if not others:
-        raise StoreError(f"{store.location} has no run to compare {found.name!r} with; train another one first")
-    return found, others[0]
+    named = store.find_run(first)
+    return named, next(run for run in newest if run.run_id != named.run_id)
+
+
+@dataclass(frozen=True)
+class HeldOutDifference:
+    """Held-out accuracy of the second run minus that of the first, after the last evaluated step of each.
+
+    Attributes:
+        first, second: accuracy over the shared prompts, benchmarks weighted equally.
+        steps: the last evaluated step of each.
+        samples: responses to each prompt, of each run.
+        prompts: shared by both, of all shared benchmarks together.
+        difference: in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
+        p: of the paired t-test over prompts, two-sided; NaN for a single prompt.
+    """
+
+    first: float
+    second: float
+    steps: tuple[int, int]
+    samples: tuple[int, int]
+    prompts: int
+    difference: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def verdict(self) -> str:
+        if not self.p < statistics.ALPHA:
+            return "no difference shown"
+        return "the second is higher" if self.difference > 0 else "the second is lower"
+
+
+def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunRecord) -> HeldOutDifference | None:
+    """Compare the last evaluations of two runs; None unless both were measured on some prompt of both."""
+    measured, other_measured = held_out(store, first), held_out(store, second)
+    if measured is None or other_measured is None:
+        return None
+    steps = int(measured.step[-1]), int(other_measured.step[-1])
+    mine, other = held_out_prompts(store, first, steps[0]), held_out_prompts(store, second, steps[1])
+    pairs = []
+    for benchmark in sorted(mine.keys() & other.keys()):
+        (ids, accuracy_P), (other_ids, other_P) = mine[benchmark], other[benchmark]
+        _, at, at_other = np.intersect1d(ids, other_ids, assume_unique=True, return_indices=True)
+        if len(at):
+            pairs.append((accuracy_P[at], other_P[at_other]))
+    if not pairs:
+        return None
+    test = statistics.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
+    low, high = statistics.t_interval(test)
+    return HeldOutDifference(
+        first=float(np.mean([first_P.mean() for first_P, _ in pairs])),
+        second=float(np.mean([second_P.mean() for _, second_P in pairs])),
+        steps=steps,
+        samples=(measured.samples, other_measured.samples),
+        prompts=sum(len(first_P) for first_P, _ in pairs),
+        difference=test.difference,
+        low=low,
+        high=high,
+        p=test.p,
+    )
+
+
+def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
+    """Compare two runs on the training prompts of both, ready for JSON; None without such a prompt.
+
+    Returns:
+        prompts: how many are in both, only in the first, only in the second.
+        posterior_mean: of both, and their difference, second minus first; None if a run has no estimate yet.
+        differ_most: prompts with the largest differences.
+    """
+    means = [current_means(store, run) for run in (first, second)]
+    ids_P, *rows = np.intersect1d(means[0].prompt_id, means[1].prompt_id, assume_unique=True, return_indices=True)
+    if not len(ids_P):
+        return None
+    first_P, second_P = (run_means.mean[row] for run_means, row in zip(means, rows, strict=True))
+    change_P = second_P - first_P
+    known = ~np.isnan(change_P)
+    columns_P = {"first": first_P, "second": second_P, "difference": change_P}
+    change_P = np.nan_to_num(change_P)
+    most = np.lexsort((ids_P, -np.abs(change_P)))[:_SHOWN]
+    most = most[change_P[most] != 0]
+    texts = {prompt_id: text for prompt_id, text, _, _ in prompt_texts(store, ids_P[most], length=100)}
+    return {
+        "prompts": {
+            "both": len(ids_P),
+            "only_first": len(means[0].prompt_id) - len(ids_P),
+            "only_second": len(means[1].prompt_id) - len(ids_P),
+        },
+        "posterior_mean": {name: float(values_P[known].mean()) for name, values_P in columns_P.items()}
+        if known.any()
+        else None,
+        "differ_most": [
+            {"prompt_id": int(ids_P[at]), **{name: float(values_P[at]) for name, values_P in columns_P.items()}}
+            | {"prompt": texts[int(ids_P[at])]}
+            for at in most
+        ],
+    }
 
 
 def _described(run: RunRecord) -> str:
-    parameters = ", ".join(f"{key} = {value}" for key, value in run.parameters.items())
-    estimator = f"{run.estimator} ({parameters})" if parameters else run.estimator
+    estimator = f"{run.estimator} ({parameters(run)})" if run.parameters else run.estimator
     trained = f"{run.method}, {estimator}" if run.method else estimator
     return shown(f"{run.name} (number {run.run_id}), {status(run)} at step {run.last_step}; {trained}", width=None)
 
 
 def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: HeldOutDifference | None) -> None:
-    """Accuracy of both at the start, the best and the last, then the paired difference."""
+    """Print the accuracy of both at the start, the best and the last, then the paired difference."""
     if not any(numbers):
         print_line("not measured in either")
         return
     rows = [
-        (which, *("-" if each is None else f"{100 * each[at]:.1f} % (step {each[f'{at}_step']})" for at in _PLACES))
-        for which, each in zip(_WHICH, numbers, strict=True)
+        (which, *("-" if run is None else f"{100 * run[at]:.1f} % (step {run[f'{at}_step']})" for at in _PLACES))
+        for which, run in zip(_WHICH, numbers, strict=True)
     ]
     print_table(("", *_PLACES), rows)
     if accuracy is None:
@@ -112,3 +208,25 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: HeldO
     )
     print_line(accuracy.verdict, "bold")
     print_line(ONE_PAIR)
+
+
+def _print_training(training: Mapping[str, Any] | None) -> None:
+    """Print the result of :func:`shared_training`."""
+    if training is None:
+        print_title("no training prompt in common")
+        return
+    prompts, means = training["prompts"], training["posterior_mean"]
+    print_title("training prompts in both")
+    print_line(
+        f"prompts: {prompts['both']} in both, {prompts['only_first']} only in the first, "
+        f"{prompts['only_second']} only in the second"
+    )
+    if means is not None:
+        print_line(
+            f"posterior mean: {means['first']:.4f} and {means['second']:.4f}, difference {means['difference']:+.4f}"
+        )
+    if training["differ_most"]:
+        print_title("training prompts that differ most")
+        names = ("prompt_id", "first", "second", "difference")
+        rows = [(*(row[name] for name in names), shown(row["prompt"], TEXT_WIDTH)) for row in training["differ_most"]]
+        print_table(("prompt id", *names[1:], "text"), rows, cut=("text",))

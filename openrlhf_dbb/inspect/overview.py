@@ -1,4 +1,4 @@
-"""A run in numbers, as runs, show and compare print it: held-out accuracy, whether it still runs, what it spent."""
+"""A run in numbers: held-out accuracy, whether it still runs, what it spent and how many groups were mixed."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from openrlhf_dbb.inspect.costs import (
-    FATES,
-    mixed_groups,
-    rollouts_per_mixed_group,
-    tokens_per_mixed_group,
-    usage_totals,
-)
 from openrlhf_dbb.terminal import Styled, without_passwords
 from storage import PosteriorStore, RunRecord
 from storage.held_out import held_out
 from storage.owner import has_ended
+
+FATES = ("trained", "filtered", "skipped", "replayed")
+"""Totals that say where rollouts (or prompts) went."""
+
+USAGE = (
+    "generated", "generated_tokens", "trained", "zero_variance", "informative", "rescued", "replayed", "skipped",
+    "groups",
+)  # fmt: skip
+"""Columns of ``dbb_step`` that count rollouts, tokens or prompts."""
+
+# The sum of big integers is a decimal on PostgreSQL.
+SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in USAGE)
+"""SQL that sums ``USAGE``."""
 
 _STYLES = {"running": "green", "stale": "yellow", "finished": ""}
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """A run in numbers by name, ready for JSON; None where something is not known."""
+    """Return a run in numbers by name, ready for JSON; None where a number is not known.
+
+    A share of zero-variance rollouts is None at N = 1, where it is not defined.
+    """
     totals = usage_totals(store, run)
+    single = is_single(totals)
     return {
         "number": run.run_id,
         "name": run.name,
@@ -40,8 +50,10 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         **{name: totals[name] for name in FATES},
         "groups": totals["groups"],
         "mixed_groups": mixed_groups(totals),
-        "rollouts_per_mixed_group": rollouts_per_mixed_group(totals),
-        "tokens_per_mixed_group": tokens_per_mixed_group(totals),
+        "rollouts_per_mixed_group": ratio(totals["generated"], mixed_groups(totals)),
+        "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed_groups(totals)),
+        "zero_variance_share": None if single else ratio(totals["zero_variance"], totals["generated"]),
+        "given_advantage_share": None if single else ratio(totals["rescued"], totals["zero_variance"]),
         "model": without_passwords(run.model),
         "dataset": without_passwords(run.dataset),
         "started": run.created_at,
@@ -49,55 +61,94 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     }
 
 
-def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
-    """Held-out accuracy of a run at its start, its best and its last, with steps; None if it was not measured."""
-    found = held_out(store, run)
-    if found is None:
-        return None
-    numbers: dict[str, Any] = {}
-    for name, place in (("start", 0), ("best", found.best), ("last", -1)):
-        numbers |= {name: float(found.accuracy[place]), f"{name}_step": int(found.step[place])}
-    return numbers | {"prompts": found.prompts, "samples": found.samples, "benchmarks": found.benchmarks}
+def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    """Return the sums of ``USAGE`` and "filtered" (generated, not trained on); all None if usage was not recorded."""
+    query = f"""SELECT {SUMS}, CAST(sum(generated - trained) AS BIGINT) AS filtered
+                FROM dbb_step WHERE run_id = :run"""
+    (row,) = store.query(query, run=run.run_id)
+    return dict(row._asdict())
 
 
-def from_start_to_last(numbers: Mapping[str, Any] | None) -> Styled | None:
-    """Held-out accuracy in a table.
+def is_single(totals: Mapping[str, Any]) -> bool:
+    """Return whether groups have one rollout (fewer than two on average), so that zero variance is not defined."""
+    return bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"]
+
+
+def mixed_groups(totals: Mapping[str, Any]) -> float | None:
+    """Return how many groups had some rollouts right and some wrong; None at N = 1 or if usage was not recorded.
+
+    The store counts the rollouts of the other groups, so the number is exact where all groups have the same size.
 
     Example:
-        >>> from_start_to_last({"start": 0.3964, "start_step": 0, "last": 0.4277, "last_step": 64})
-        '39.6 -> 42.8 %'
+        >>> mixed_groups({"generated": 1024, "zero_variance": 704, "groups": 128})
+        40.0
     """
-    if numbers is None:
+    if totals["generated"] is None or is_single(totals):
         return None
-    start, last = 100 * numbers["start"], 100 * numbers["last"]
-    before = "" if numbers["start_step"] == numbers["last_step"] else f"{start:.1f} -> "
-    return Styled(f"{before}{last:.1f} %", "bold")
+    share = ratio(totals["generated"] - totals["zero_variance"], totals["generated"])
+    return None if share is None else share * float(totals["groups"])
+
+
+def groups_in_words(totals: Mapping[str, Any]) -> list[str]:
+    """Return a line about mixed groups and a line about zero-variance groups; no line at N = 1."""
+    mixed = mixed_groups(totals)
+    if not totals["groups"] or mixed is None:
+        return []
+    flat, given = totals["zero_variance"], totals["rescued"]
+    lines = [f"{mixed:.0f} of {totals['groups']} mixed (some rollouts right, some wrong)"]
+    if flat:
+        share = "none of them were" if not given else "all were" if given == flat else f"{given / flat:.0%} were"
+        lines.append(
+            f"{totals['groups'] - mixed:.0f} with zero variance (all rewards the same); {share} given an advantage"
+        )
+    return lines
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return part / whole; None if a number is not known, or whole is 0."""
+    return None if part is None or not whole else part / whole
+
+
+def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
+    """Return held-out accuracy at the start, the best and the last step of a run; None if it was not measured."""
+    measured = held_out(store, run)
+    if measured is None:
+        return None
+    numbers: dict[str, Any] = {}
+    for name, place in (("start", 0), ("best", measured.best), ("last", -1)):
+        numbers |= {name: float(measured.accuracy[place]), f"{name}_step": int(measured.step[place])}
+    return numbers | {"prompts": measured.prompts, "samples": measured.samples, "benchmarks": measured.benchmarks}
 
 
 def state(run: RunRecord) -> str:
-    """ "finished", "running", or "stale": not finished, and its owner seems to have ended."""
+    """Return "finished", "running", or "stale": not finished, and its owner seems to have ended."""
     stale = run.status == "running" and has_ended(run.owner, seconds_since(run.heartbeat_at))
     return "stale" if stale else run.status
 
 
 def status(run: RunRecord) -> Styled:
-    """The state of a run, with the time since its last write if it is stale, such as "stale 3 h"."""
-    found = state(run)
-    return Styled(f"{found} {age(run.heartbeat_at)}" if found == "stale" else found, _STYLES[found])
+    """Return the state of a run in colour; a stale run's has the time since its last write, such as "stale 3 h"."""
+    name = state(run)
+    return Styled(f"{name} {age(run.heartbeat_at)}" if name == "stale" else name, _STYLES[name])
 
 
 def age(moment: str) -> str:
-    """The time since a moment (UTC, ISO 8601) in its largest unit, such as "3 h"."""
+    """Return the time since a moment (UTC, ISO 8601) in its largest unit, such as "3 h"."""
     seconds = max(seconds_since(moment), 0)
     name, size = next((unit for unit in _UNITS if seconds >= unit[1]), _UNITS[-1])
     return f"{int(seconds // size)} {name}"
 
 
+def seconds_since(moment: str) -> float:
+    """Return the time since a moment (UTC, ISO 8601), in seconds."""
+    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment.replace("Z", "+00:00"))).total_seconds()
+
+
 def method(run: RunRecord) -> str:
-    """What the run was trained with, such as "dapo+dbb"."""
+    """Return what the run was trained with, such as "dapo+dbb"."""
     return f"{run.method}+{run.estimator}" if run.method else run.estimator
 
 
-def seconds_since(moment: str) -> float:
-    """The time since a moment (UTC, ISO 8601), in seconds."""
-    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment.replace("Z", "+00:00"))).total_seconds()
+def parameters(run: RunRecord) -> str:
+    """Return the estimator's parameters, such as "discount = 0.5, prior_alpha = 1.0"."""
+    return ", ".join(f"{key} = {value}" for key, value in run.parameters.items())

@@ -9,7 +9,7 @@ from openrlhf_dbb.inspect.overview import status
 from openrlhf_dbb.inspect.show import configuration, facts
 from openrlhf_dbb.terminal import shown, without_passwords
 from storage import PosteriorStore, RunRecord
-from storage.inspection import events, progress
+from storage.inspection import events
 
 
 def about(store: PosteriorStore, run: RunRecord, runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def about(store: PosteriorStore, run: RunRecord, runs: Sequence[RunRecord]) -> d
         runs: all runs of the store.
     """
     return {
-        "facts": [[name, str(value)] for name, value in facts(store, run, progress(store, run)).items()],
+        "facts": [[name, str(value)] for name, value in facts(store, run).items()],
         "config": [list(pair) for pair in configuration(run)],
         "lineage": _lineage(run, runs),
         "events": [[row["created_at"], row["kind"], row["from_step"], row["to_step"]] for row in events(store, run)],

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.inspect.compare_runs import ONE_PAIR
-from openrlhf_dbb.inspect.held_out import held_out_difference
+from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.terminal import readable, shown
 from openrlhf_dbb.watch import details
 from openrlhf_dbb.watch.about import about

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from estimators.probe_error import squared_errors
-from openrlhf_dbb.inspect.costs import (
-    mixed_groups,
-    of_single_rollouts,
-    rollouts_per_mixed_group,
-    tokens_per_mixed_group,
-)
+from openrlhf_dbb.inspect.overview import is_single, mixed_groups, ratio
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.numbers import number, rounded, whole
 from storage import PosteriorStore, RunRecord
@@ -239,9 +234,9 @@ def _totals(connection: Connection, run_id: int) -> dict[str, Any] | None:
         "mixed_groups": number(mixed),
         "zero_variance_groups": None if mixed is None else number(sums["groups"] - mixed),
         "given_groups": None if mixed is None else number(sums["rescued"] * sums["groups"] / sums["generated"]),
-        "rollouts_per_mixed_group": number(rollouts_per_mixed_group(sums)),
-        "tokens_per_mixed_group": number(tokens_per_mixed_group(sums)),
-        "single": of_single_rollouts(sums),
+        "rollouts_per_mixed_group": number(ratio(sums["generated"], mixed)),
+        "tokens_per_mixed_group": number(ratio(sums["generated_tokens"], mixed)),
+        "single": is_single(sums),
         "unused_rollouts": unused,
         "parts": _parts(sums),
     }

@@ -1,0 +1,77 @@
+"""The commands runs and costs: all runs of a store, newest first, and where their rollouts went."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openrlhf_dbb.inspect.overview import FATES, age, method, overview, status
+from openrlhf_dbb.options import add_json
+from openrlhf_dbb.terminal import WIDE_HELP, Styled, print_json, print_table, shown
+from storage import PosteriorStore, RunRecord
+
+_RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
+_MORE_RUNS = ("mixed_groups", "model", "dataset")
+_COSTS = (
+    "name", "method", "estimator", "rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group",
+    "zero_variance_share", "given_advantage_share",
+)  # fmt: skip
+_MORE_COSTS = ("tokens", "trained", "skipped", "replayed", "groups", "tokens_per_mixed_group")
+
+
+def add_commands(add: Any) -> None:
+    """Declare the commands; ``add`` is the function of ``cli.main``."""
+    runs, costs = add("runs", list_runs), add("costs", list_costs)
+    text = "name, number or start of the uuid of each (default: all runs)"
+    costs.add_argument("runs", nargs="*", metavar="RUN", help=text)
+    for parser in (runs, costs):
+        parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
+        add_json(parser)
+
+
+def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    runs = store.runs()[::-1]
+    numbers = [overview(store, run) for run in runs]
+    if arguments.json:
+        print_json(numbers)
+    elif not runs:
+        print(f"no runs in {shown(store.location, width=None)}")
+    else:
+        rows = [_row(run, values, arguments.wide) for run, values in zip(runs, numbers, strict=True)]
+        more = (*FATES, "mixed groups", "model", "data set", "started") if arguments.wide else ()
+        print_table((*_RUNS, *more), rows, cut=() if arguments.wide else ("name", "method"))
+
+
+def _row(run: RunRecord, numbers: Mapping[str, Any], wide: bool) -> tuple[Any, ...]:
+    accuracy = _from_start_to_last(numbers["held_out"])
+    row = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run), numbers["rollouts"])
+    more = (*(numbers[name] for name in (*FATES, *_MORE_RUNS)), run.created_at[:19]) if wide else ()
+    return (*row, age(run.created_at), *more)
+
+
+def _from_start_to_last(held_out: Mapping[str, Any] | None) -> Styled | None:
+    """Return held-out accuracy such as "39.6 -> 42.8 %"."""
+    if held_out is None:
+        return None
+    start = "" if held_out["start_step"] == held_out["last_step"] else f"{100 * held_out['start']:.1f} -> "
+    return Styled(f"{start}{100 * held_out['last']:.1f} %", "bold")
+
+
+def list_costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
+    numbers = [overview(store, run) for run in sorted(runs, key=lambda run: (run.method, run.name))]
+    if arguments.json:
+        print_json(numbers)
+    elif not runs:
+        print(f"no runs in {shown(store.location, width=None)}")
+    else:
+        print_costs(numbers, wide=arguments.wide)
+
+
+def print_costs(numbers: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
+    """Print where the rollouts of runs went, from their :func:`overview`; all columns if ``wide``."""
+    names = (*_COSTS, *_MORE_COSTS) if wide else _COSTS
+    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in names]
+            for run in numbers]  # fmt: skip
+    print_table([name.replace("_", " ") for name in names], rows, cut=() if wide else ("name", "estimator"))
