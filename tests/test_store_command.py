@@ -157,7 +157,7 @@ def test_show_a_run_without_steps(store, fill, capsys):
 
 def filtered(fill, ids):
     """Usage of two groups of 4 rollouts: the first is filtered out; the second is informative, but not rescued."""
-    trained = {"trained": [0, 4], "trained_tokens": [0, 40], "informative": [0, 4], "rescued": [0, 0]}
+    trained = {"trained": 4, "trained_tokens": 40, "informative": 4, "rescued": 0}
     return fill.usage(ids, [4, 2], **trained)
 
 
@@ -219,7 +219,7 @@ def methods(store, fill):
     fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered(fill, ids))
     fill.step(fill.run(store, "a", method="grpo"), 1, ids[:1], [4], usage=None)
     fill.step(fill.run(store, "single", method="x"), 1, ids, [1, 0], rollouts=1)
-    nothing = fill.usage(ids[:1], [0], informative=[0], rescued=[0])
+    nothing = fill.usage(ids[:1], [0], informative=0, rescued=0)
     fill.step(fill.run(store, "zero", method="x"), 1, ids[:1], [0], usage=nothing)
     return store
 
