@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+
 from openrlhf_dbb.actors.policy_actor import PolicyActor
-from openrlhf_dbb.actors.vllm_actor import StrictExecutor, StrictRolloutActor
+from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor
 
 
 class SharedPolicy(PolicyActor):
@@ -27,7 +29,7 @@ class SharedRollouts(StrictRolloutActor):
         """Sample from a new random stream, and score with this reward function."""
         await self.llm.collective_rpc(_seed, args=(seed,))
         await self.llm.reset_prefix_cache()
-        self.executor = StrictExecutor(reward)
+        self.executor = SingleTurnAgentExecutor(reward)
 
 
 def _seed(worker: Any, seed: int) -> None:

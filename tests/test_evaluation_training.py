@@ -289,9 +289,11 @@ def engine_class(ray_node):
         def get_num_unfinished_requests(self):
             return 0
 
-        def generate_groups(self, prompts, sampling, num_samples, **_):
-            groups = zip(prompts, num_samples, strict=True)
-            return [self.group(prompt, label, sampling["temperature"], count) for (prompt, label, _), count in groups]
+        def use_tokenizer(self, tokenizer):
+            pass
+
+        def generate_groups(self, prompts, sampling, samples, max_length):
+            return [self.group(prompt, label, sampling["temperature"], samples) for prompt, label, _ in prompts]
 
         def group(self, prompt, label, temperature, num_samples):
             self.calls.append((prompt, label, temperature, num_samples))

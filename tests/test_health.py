@@ -4,17 +4,12 @@ import pytest
 
 pytest.importorskip("ray")
 
-from openrlhf_dbb.actors.health import StepOutcome, warnings
+from openrlhf_dbb.actors.progress import Progress, StepOutcome
 
 
-def warned(outcomes=(), accuracy=None, samples=512, learns_from_failures=True):
-    return warnings(
-        outcomes,
-        accuracy or {},
-        held_out_samples=samples,
-        max_new_tokens=24,
-        learns_from_failures=learns_from_failures,
-    )
+def warned(outcomes=(), accuracy=None, samples=512, learns_from_failures=True, difference=0.0):
+    progress = Progress(outcomes=outcomes, accuracy=accuracy or {}, difference=difference)
+    return progress.troubles(held_out_samples=samples, max_new_tokens=24, learns_from_failures=learns_from_failures)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,12 @@ def test_responses_that_are_mostly_cut_are_named_with_the_limit():
     assert warned([StepOutcome(64, 32, 20)]) == {}
 
 
+def test_log_probs_far_apart_mean_other_weights_in_vllm():
+    assert warned(difference=0.05) == {}
+    assert "differ by 0.3 nats a token" in warned(difference=0.3)["weights"]
+
+
 def test_every_warning_is_one_line():
-    said = warned([StepOutcome(512, 0, 512)], {0: 0.5, 1: 0.0})
-    assert said.keys() == {"rare", "falling", "cut"}
+    said = warned([StepOutcome(512, 0, 512)], {0: 0.5, 1: 0.0}, difference=9.0)
+    assert said.keys() == {"rare", "falling", "cut", "weights"}
     assert all("\n" not in line for line in said.values())

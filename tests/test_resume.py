@@ -229,41 +229,6 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_saved_leaves_the_one_before(
     check_posteriors(tmp_path, steps=6)
 
 
-# vLLM keeps the weights that it has started with: what a failed or forgotten weight sync looks like.
-FORGETFUL = """
-import sys
-from openrlhf_dbb import upstream
-from openrlhf_dbb.cli import train_grpo
-
-intact = upstream.run
-
-def faulty(*args, **options):
-    import ray
-    from openrlhf_dbb.actors.policy_actor import PolicyActor
-
-    class Forgetful(PolicyActor):
-        def broadcast_to_vllm(self):
-            pass
-
-    return intact(*args, **{**options, "policy_actor": ray.remote(num_gpus=1)(Forgetful)})
-
-upstream.run = faulty
-sys.exit(train_grpo.main())
-"""
-
-
-def test_a_resume_with_other_weights_in_vllm_ends_before_anything_is_trained(copied):
-    folder, flags = copied
-    result = subprocess.run(
-        [sys.executable, "-c", FORGETFUL, *FLAGS, *flags, "--train.num_episodes", "4"],
-        cwd=folder, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert result.returncode == 1, result.stderr[-4000:]
-    assert "error: vLLM and the policy disagree after the resume: their log-probs differ by" in result.stderr
-    assert "Traceback" not in result.stderr
-    check_posteriors(folder, steps=6)
-
-
 @pytest.mark.parametrize(
     ("actor", "line"),
     [

@@ -1,27 +1,24 @@
 """Generation ahead of the training (``--train.async_enable``): a thread of the driver fills the next rollout batches.
 
-OpenRLHF has two actors, a queue and a lock for it. Here one process draws, generates, trains and stores, so that a
-kill ends all of it at once. A checkpoint of step t holds the data position right after the batch of step t: groups that
-were drawn later are drawn again after a resume.
+OpenRLHF has two actors, a queue and a lock for it. Here one process draws, generates, trains and stores. A kill ends
+everything at once, and a checkpoint knows which groups the training has used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
-from openrlhf_dbb.actors.generation import PolicyVersions, RolloutBatch, RolloutGenerator
+from openrlhf_dbb.actors.generation import PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.rollout_batch import RolloutBatch
 from openrlhf_dbb.core.ahead import Ahead
 
 
-@dataclass(frozen=True)
-class _Filled:
-    """What OpenRLHF's loop gets of a call, and the generator as it was right after."""
+class _Filled(NamedTuple):
+    """What OpenRLHF's loop gets from one call, and the generator's state and position right after the call."""
 
     result: tuple[RolloutBatch, float | None, int, bool]
     state: dict[str, Any]
@@ -30,14 +27,14 @@ class _Filled:
 
 
 class GenerationAhead:
-    """Stands where the trainer has its :class:`RolloutGenerator`: hands out, in order, what that one made in a thread.
+    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread; the trainer uses it instead.
 
-    What the trainer sees of the generator (state, position, counts) belongs to the batch that it was handed last, not
-    to those that are made meanwhile: a checkpoint continues right after its own step.
+    State, position and counts are those of the batch that was handed out last. Batches that were made ahead of it do
+    not belong to a checkpoint, which continues right after its own step.
 
     Args:
         generator: makes the batches.
-        versions: those that the generator was made with.
+        versions: the generator's.
         args: OpenRLHF's, with ours.
     """
 
@@ -46,37 +43,25 @@ class GenerationAhead:
         self._ahead: Ahead[_Filled] | None = None
         self._episode = 0
         self._last: _Filled | None = None
-        self._seen = (0.0, 0.0)
-        self._watch, generator.watch = generator.watch, self._watch_if_awaited
-        self._awaited = False
-        self.score_more, self.generate_eval_samples = generator.score_more, generator.generate_eval_samples
-        self.sample = generator.sample
+        self.load, self.unused = generator.load, generator.unused
+        self.score_more, self.sample = generator.score_more, generator.sample
+        self.generate_eval_samples = generator.generate_eval_samples
 
     @property
     def generated(self) -> int:
         """Training rollouts generated up to the last batch handed out."""
         return int(self.state()["generated"])
 
-    @property
-    def with_log_probs(self) -> bool:
-        """Whether training rollouts come with vLLM's log-probs, even if the loss does not use them."""
-        return self._generator.with_log_probs
-
-    @with_log_probs.setter
-    def with_log_probs(self, value: bool) -> None:
-        if self._ahead is None:
-            self._generator.with_log_probs = value
-
     def begin_at(self, episode: int, step: int) -> None:
-        """Where the training starts: pass over the data, and training steps behind it."""
+        """Start with this pass over the data, after ``step`` training steps."""
         self._episode = episode
-        self._versions.now = self._versions.first = step
+        self._versions.first = self._versions.now = step
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
-        """The next batch, as :meth:`RolloutGenerator.generate_samples` made it; the first call begins the making.
+        """Return the next batch, as :meth:`RolloutGenerator.generate_samples` made it. The first call begins the work.
 
         Raises:
-            BaseException: as that one.
+            BaseException: the error of that method.
         """
         if self._ahead is None:
             train = self._args.train
@@ -88,48 +73,41 @@ class GenerationAhead:
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
             )
-            self._seen = time.monotonic(), 0.0
             self._ahead.start()
-        self._awaited = True
         filled = self._ahead.take()
-        self._awaited = False
-        if filled is None:  # the last pass was the last
+        if filled is None:  # the last pass is over
             return RolloutBatch(), None, 0, True
         self._last = filled
         return filled.result
 
-    def metrics(self) -> dict[str, float]:
-        """Numbers to be logged after a step: the strategy's, and how generation and training overlap.
+    def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Filled, bool] | None:
+        """Return, in the thread, the batch of a step or the end of a pass; None after the last pass."""
+        if self._episode >= self._args.train.num_episodes:
+            return None
+        generator = self._generator
+        if self._args.train.max_lag is not None:
+            generator.drop_stale(step - 1 - self._args.train.max_lag)
+        batch, *rest = result = generator.generate_samples(**generate_kwargs)
+        filled = _Filled(result, generator.state(), generator.position(self._episode), generator.metrics())
+        self._episode += rest[-1]
+        return filled, bool(batch.trained)
 
-        async/waiting: batches that were made and wait; async/generating: share of the time since the step before in
-        which a batch was being made, in [0, 1].
-        """
-        assert self._ahead is not None and self._last is not None
-        (then, busy_then), (now, busy) = self._seen, (time.monotonic(), self._ahead.busy)
-        self._seen = now, busy
-        share = (busy - busy_then) / (now - then)
-        return self._last.metrics | {"async/waiting": float(self._ahead.waiting), "async/generating": share}
+    def metrics(self) -> dict[str, float]:
+        """Return the strategy's metrics after the last batch handed out."""
+        return {} if self._last is None else self._last.metrics
 
     def state(self) -> dict[str, Any]:
-        """Of the generator after the last batch handed out."""
+        """Return the generator's state after the last batch handed out."""
         return self._generator.state() if self._last is None else self._last.state
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
-        self._generator.load(state)
-
     def position(self, episode: int) -> dict[str, Any]:
-        """Where in the data a checkpoint of the last batch handed out continues."""
+        """Return where in the data a checkpoint continues after the last batch handed out."""
         return self._generator.position(episode) if self._last is None else self._last.position
-
-    def unused(self) -> tuple[int, int]:
-        """Rollouts that no step has used, and their tokens; to be asked after the end."""
-        return self._generator.unused()
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """While the policy's weights are sent: generation waits, or with partial rollouts stands still and goes on."""
-        if self._ahead is None:  # the engines get what a checkpoint held
+        """Send weights inside: generation waits, or with partial rollouts stands still and goes on afterwards."""
+        if self._ahead is None:  # the engines get the weights of the checkpoint
             yield
             return
         engines = self._generator.vllm_engines
@@ -146,25 +124,6 @@ class GenerationAhead:
                     ray.get([engine.resume_generation.remote() for engine in engines])
 
     def close(self) -> None:
-        """No further batch is wanted."""
+        """Ask for no further batch."""
         if self._ahead is not None:
             self._ahead.close()
-
-    def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Filled, bool] | None:
-        """In the thread: the batch of a step, or what a pass that has ended leaves; None after the last pass."""
-        if self._episode >= self._args.train.num_episodes:
-            return None
-        if self._args.train.max_lag is not None:
-            self._generator.drop_stale(step - 1 - self._args.train.max_lag)
-        result = self._generator.generate_samples(**generate_kwargs)
-        filled = _Filled(
-            result, self._generator.state(), self._generator.position(self._episode), self._generator.metrics()
-        )
-        if result[0].trained:
-            self._generator.with_log_probs = False  # of this start's first batch, whose policy is the trainer's
-        self._episode += result[3]
-        return filled, bool(result[0].trained)
-
-    def _watch_if_awaited(self, kept: int) -> None:
-        if self._awaited:
-            self._watch(kept)

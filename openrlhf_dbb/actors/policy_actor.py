@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.hidden_features import last_hidden, projected
-from openrlhf_dbb.actors.progress import LOG_PROBS, TRAINING, MicroBatchCounter
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
@@ -33,17 +32,17 @@ with cpu.lean_imports("vllm"):
 
 
 class ConstantLengthLoss(PolicyLoss):
-    """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's.
+    """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
 
-    ``loss = sum over rows and tokens / (B * L)``, with B the rows of the optimizer step, over all ranks, that have at
-    least one action: upstream's token mean with ``B * L`` in place of the number of tokens. Each token of a long
-    response then weighs as much as each token of a short one. The KL loss and the entropy stay upstream's token means.
+    ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
+    have at least one action. A token of a long response then weighs as much as a token of a short response. The KL loss
+    and the entropy stay upstream's token means.
 
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
     def __init__(self, like: PolicyLoss, length: int) -> None:
-        """A loss with the clipping and the correction of another one.
+        """Take the clipping and the correction of upstream's loss.
 
         Args:
             like: upstream's; not changed.
@@ -79,7 +78,7 @@ class ConstantLengthLoss(PolicyLoss):
         global_batch_size: torch.Tensor | float | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Upstream's loss and metrics of one micro-batch.
+        """Return upstream's loss and metrics of one micro-batch.
 
         Args:
             batch_num_tokens: not used; upstream's trainer passes it to every loss.
@@ -97,44 +96,25 @@ class ConstantLengthLoss(PolicyLoss):
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     """OpenRLHF's policy actor with a third loss aggregation, with replays, and with fewer messages to vLLM.
 
-    Replayed rows are added to the micro-batches of the fresh ones: the number of micro-batches, and so of optimizer
-    steps, stays the same, but each micro-batch grows and needs more memory.
+    Replayed rows are added to the micro-batches of the fresh rows. The number of micro-batches, and so of optimizer
+    steps, stays the same. A micro-batch grows and needs more memory.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._replays: list[Experience] = []
-        self._counter = MicroBatchCounter()
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Upstream's, and the loss of ``--actor.loss_agg_mode`` that upstream does not have."""
+        """Load the model, as upstream does, and put in the loss of ``--actor.loss_agg_mode`` that upstream lacks."""
         super().init_model_from_pretrained(strategy, *args, **kwargs)
         if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
             length = strategy.args.rollout.max_new_tokens
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
-        train = self.trainer.training_step
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            status = train(*args, **kwargs)
-            self._count(TRAINING)
-            return status
-
-        self.trainer.training_step = counted
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute upstream's log-probs of one micro-batch, and count it for the progress line."""
-        log_probs = super().forward(*args, **kwargs)
-        self._count(LOG_PROBS)
-        return log_probs
-
-    def _count(self, phase: str) -> None:
-        if self.strategy.is_rank_0():
-            self._counter.add(phase)
 
     def broadcast_to_vllm(self) -> None:
-        """Upstream's, but with many parameters in one call of each engine and one broadcast, see weight_buckets.
+        """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weight_buckets``.
 
-        As upstream does it, a parameter in each, where weights are not broadcast by this process or not whole.
+        Upstream sends one parameter at a time. Its way is taken where this process has no whole weights to broadcast.
         """
         trainer, args = self.trainer, self.strategy.args
         if trainer.use_cuda_ipc or args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
@@ -163,19 +143,19 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         torch_dist_barrier_and_cuda_sync()
 
     def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
-        """Upstream's.
+        """Save a checkpoint, as upstream does.
 
         Raises:
-            RunError: it cannot be written; what writes it often hides why.
+            RunError: it cannot be written. DeepSpeed's own error often hides the reason, such as a full disk.
         """
         with _saving(f"checkpoint {tag}", Path(self.strategy.args.ckpt.path)):
             super().save_checkpoint(tag, *args, **kwargs)
 
     def save_best(self, folder: str) -> dict[str, int]:
-        """Save the policy as upstream saves the trained one at the end, but into ``folder``, which is empty.
+        """Save the policy into an empty folder, as upstream saves the trained policy at the end.
 
         Returns:
-            What this rank's host sees there; see :func:`openrlhf_dbb.core.checkpoints.sizes`.
+            The files that this rank's host sees there; see :func:`openrlhf_dbb.core.checkpoints.sizes`.
 
         Raises:
             RunError: it cannot be written.
@@ -190,11 +170,11 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         return checkpoints.sizes(Path(folder), Path(folder))
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
-        """What this rank's host sees of a checkpoint; see :func:`openrlhf_dbb.core.checkpoints.listing`."""
+        """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.listing``."""
         return checkpoints.listing(Path(self.strategy.args.ckpt.path), tag)
 
     def prompt_features(self, tokens: list[list[int]]) -> NDArray[np.float32]:
-        """Features of some prompts, (S, D), for :func:`openrlhf_dbb.actors.hidden_features.of_prompts`.
+        """Return features (S, D) of some prompts, for :func:`openrlhf_dbb.actors.hidden_features.of_prompts`.
 
         Args:
             tokens: (S,) token ids of each prompt, as many prompts on every rank.
@@ -214,7 +194,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         self._replays.extend(experience)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
-        """Train on the replay buffer, and on the rows of :meth:`append_replays`, which are then forgotten.
+        """Train on the replay buffer and on the rows of :meth:`append_replays`; forget these rows.
 
         Raises:
             UsageError: there are replays, and ``--train.dynamic_batch_enable`` makes its own micro-batches.
@@ -234,7 +214,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 
 @contextmanager
 def _saving(what: str, folder: Path) -> Iterator[None]:
-    """Raise RunError, with rank, host and room, where it cannot be saved."""
+    """Raise RunError with rank, host and free space if the block cannot write."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -249,9 +229,10 @@ def _saving(what: str, folder: Path) -> Iterator[None]:
 def riding_along(buffer: NaiveReplayBuffer, replays: list[Experience], shuffle: bool) -> Iterator[None]:
     """Let the buffer yield whole micro-batches of its rows and ``replays``, see :func:`deal`.
 
-    This uses the buffer's mode for dynamic batches, in which an item is a whole micro-batch; upstream's trainer does
-    not check the mode. Several passes over the buffer change the order of the micro-batches, not their rows.
+    Several passes over the buffer change the order of the micro-batches, not their rows.
     """
+    # In the buffer's mode for dynamic batches an item is a whole micro-batch. Upstream's trainer does not ask the
+    # buffer for its mode, so that the mode may be switched on for one call of fit().
     fresh, size = len(buffer.items), buffer.sample_batch_size
     buffer.dynamic_indices = deal(fresh, len(replays), size, shuffle)
     buffer.dynamic_batch, buffer.sample_batch_size = True, 1

@@ -1,43 +1,53 @@
-"""How far a training is, for the driver's progress line.
-
-The trainer notes the phase it is in. The policy's first rank is busy in one long call while it computes log-probs or
-trains, so it counts its micro-batches in Ray's key-value store, which the driver reads.
-"""
+"""How far a training is, and what is wrong with it: for the driver's progress line."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-import ray
-from ray.experimental import internal_kv
-
-from openrlhf_dbb.actors.health import StepOutcome
 from openrlhf_dbb.core.best_model import Best
 
 LOG_PROBS, TRAINING, GENERATING, EVALUATING = "log-probs", "training", "generating", "evaluating"
-COUNTED_BY_POLICY = (LOG_PROBS, TRAINING)
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
 
-_NAMESPACE = b"openrlhf_dbb"
-_WRITE_EVERY_S = 0.5  # a micro-batch of a small model takes milliseconds
+_LAST_ROLLOUTS = 256  # fewer say little about a rare success
+_RARE = 0.02
+_DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes about 0.01
+
+
+class StepOutcome(NamedTuple):
+    """How the generated rollouts of one step came out.
+
+    Attributes:
+        rollouts: those with a reward.
+        right: the sum of their scores if all scores are between 0 and 1; NaN otherwise.
+        cut: rollouts whose response reached the limit of its length.
+    """
+
+    rollouts: int
+    right: float
+    cut: int
 
 
 @dataclass
 class Progress:
-    """What the driver's progress line and its summary show. Steps are global steps.
+    """The numbers of the driver's progress line and summary. Steps are global steps.
 
     Attributes:
         step: steps that are trained and stored.
         total: steps that the run will have.
-        phase: what the training is doing now.
-        size: rollouts or micro-batches of the phase; 0 if they are not counted.
+        phase: the present activity of the training.
+        size: rollouts of the phase; 0 if they are not counted.
         since: when the phase began, of ``time.monotonic()``.
         ends: when the first step began, and when each step of this start ended.
         reward: mean reward of the last step.
         accuracy: held-out accuracy by step.
         outcomes: how the rollouts of each step of this start came out.
+        difference: of the log-probs of vLLM and the policy in the first step of this start, in nats a token.
         best, best_folder: the best model, once the run has finished.
         warnings: what was wrong with the run at its end, once it has finished.
     """
@@ -51,40 +61,77 @@ class Progress:
     reward: float | None = None
     accuracy: dict[int, float] = field(default_factory=dict)
     outcomes: list[StepOutcome] = field(default_factory=list)
+    difference: float = 0.0
     best: Best | None = None
     best_folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
 
     def enter(self, phase: str, size: int = 0) -> str:
-        """Begin a phase with ``size`` rollouts or micro-batches, and return the one before."""
+        """Begin a phase with ``size`` rollouts, and return the phase before it."""
         before = self.phase
         self.size = size
         if phase != before:
             self.phase, self.since = phase, time.monotonic()
         return before
 
+    def troubles(
+        self, *, held_out_samples: int, max_new_tokens: int | None, learns_from_failures: bool
+    ) -> dict[str, str]:
+        """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble.
 
-class MicroBatchCounter:
-    """Counts the micro-batches of a phase where the driver can read them; used by the policy's first rank."""
+        Args:
+            held_out_samples: responses that each accuracy is the mean of.
+            max_new_tokens: limit of a response's length.
+            learns_from_failures: whether a group that all fails is given advantages, as ``dbb`` does.
+        """
+        recent = _recent(list(self.outcomes))
+        rollouts, right, cut = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)
+        lines: dict[str, str] = {}
+        if self.difference > _DIFFERENCE:
+            lines["weights"] = (
+                f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token: vLLM may not "
+                "have the policy's weights; resume once more, and report it if it happens again"
+            )
+        if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
+            cure = "use easier prompts, a better start, or more rollouts a prompt"
+            if learns_from_failures:
+                cure += "; where successes are this rare, --estimator point or auto has kept more of them"
+            lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
+        fallen = _fallen(dict(self.accuracy), held_out_samples)
+        if fallen:
+            lines["falling"] = f"{fallen}: lower --actor.adam.lr, or try --estimator point or auto"
+        if cut > rollouts / 2:
+            lines["cut"] = (
+                f"{cut / rollouts:.0%} of the last {rollouts} responses were cut at the limit of {max_new_tokens} "
+                "tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
+            )
+        return lines
 
-    def __init__(self) -> None:
-        self._phase, self._count, self._written = "", 0, 0.0
 
-    def add(self, phase: str) -> None:
-        """Count one more micro-batch of a phase; a new phase begins at 1."""
-        self._count = self._count + 1 if phase == self._phase else 1
-        self._phase, now = phase, time.monotonic()
-        if now - self._written > _WRITE_EVERY_S:
-            self._written = now
-            internal_kv._internal_kv_put(_key(), f"{phase} {self._count}", namespace=_NAMESPACE)
-
-
-def micro_batches(phase: str) -> int:
-    """Return how many micro-batches of a phase the policy has done; 0 if it has counted none of this phase yet."""
-    written = internal_kv._internal_kv_get(_key(), namespace=_NAMESPACE)
-    counted, _, count = (written or b"").decode().rpartition(" ")
-    return int(count) if counted == phase else 0
+def _recent(outcomes: Sequence[StepOutcome]) -> Sequence[StepOutcome]:
+    """Return the last steps that together have enough rollouts."""
+    rollouts = 0
+    for back, outcome in enumerate(reversed(outcomes), start=1):
+        rollouts += outcome.rollouts
+        if rollouts >= _LAST_ROLLOUTS:
+            return outcomes[-back:]
+    return outcomes
 
 
-def _key() -> str:
-    return f"progress of job {ray.get_runtime_context().get_job_id()}"  # the driver and its actors are one job
+def _fallen(accuracy: Mapping[int, float], samples: int) -> str:
+    """Return how far the accuracy fell, if by more than two standard errors of the difference of two binomials."""
+    if len(accuracy) < 2:
+        return ""
+    first, last = min(accuracy), max(accuracy)
+    before, after = accuracy[first], accuracy[last]
+    if before - after <= 2 * math.sqrt((before * (1 - before) + after * (1 - after)) / max(samples, 1)):
+        return ""
+    best = max(accuracy, key=lambda step: accuracy[step])
+    return (
+        f"held-out accuracy fell from {_percent(before)} at step {first} to {_percent(after)} at step {last} "
+        f"(best: {_percent(accuracy[best])} at step {best})"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

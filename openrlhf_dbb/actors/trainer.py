@@ -16,14 +16,14 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import prompts, upstream
 from openrlhf_dbb.actors import evaluation as evaluations
-from openrlhf_dbb.actors import health, hidden_features
+from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep
-from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutBatch, RolloutGenerator
-from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
+from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker, TrainingStep
+from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replay import Replays
-from openrlhf_dbb.actors.tokenizers import NamedTokenizer
+from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -39,14 +39,14 @@ MARK = "openrlhf_dbb"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the trainer needs beside OpenRLHF's arguments; made by the driver.
+    """The trainer's inputs beside OpenRLHF's arguments; made by the driver.
 
     Attributes:
-        store_url: where the posteriors are; kept out of ``args``, which OpenRLHF sends to its trackers.
+        store_url: database of the posteriors. OpenRLHF sends ``args`` to its trackers; a URL may hold a password.
         run_uuid: the run to own, created or checked by the driver; it names the estimator and its parameters.
         rows: rows of the data set to train on.
-        checkpoint: the model checkpoint that every rank has loaded; None: the run starts from its beginning.
-        benchmarks: those of ``--eval.benchmarks``, by name.
+        checkpoint: the model checkpoint that every rank has loaded; None if the run starts from its beginning.
+        benchmarks: prompts of ``--eval.benchmarks``, by name.
     """
 
     store_url: str = field(repr=False)
@@ -57,7 +57,7 @@ class RunPlan:
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """Upstream's loop. A step is stored while it is trained on, and reported once both are done."""
+    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done."""
 
     prompts_dataloader: Any
     eval_dataloader: Any
@@ -68,42 +68,30 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Upstream never seeds this process: the order of the prompts would differ between runs.
         torch.manual_seed(strategy.args.train.seed)
         prompts.train_on(plan.rows, strategy.args)
-        # Upstream never lets vLLM end a response at once, although the trained policy may: what is never sampled is
-        # never corrected. If a group's advantages do not sum to zero, all-wrong groups push probability there.
+        # Upstream never lets vLLM end a response at once, although the trained policy may. A response that is never
+        # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, plan.benchmarks
-        self.eval_dataloader = self._held_out or self._benchmarks  # upstream only asks whether there is something
+        self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
+        self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
+        self._best = BestModel(self._folder, plan.run_uuid)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
-        sampler, loader = strategies.build(self.args), self.prompts_dataloader
-        if strategies.of(self.args).draws:
-            loader = DrawnPrompts(data, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
-        self.prompts_dataloader = _Loader(loader)
-        self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
-        self._best = BestModel(self._folder, plan.run_uuid)
+        self._answer = evaluations.answer_of(self.args.reward.remote_url)
+        keys = zip(data.prompts, labels, strict=True)
+        self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
+        self._features: Floats | None = None
+        self._pass = max(1, round(len(data) / self.args.rollout.batch_size))
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
         self._progress = Progress(total=planned // self._a_step)
-        runs_ahead = self.args.train.async_enable
-        versions = PolicyVersions(self._posteriors.step, self._posteriors.step) if runs_ahead else None
-        generator = RolloutGenerator(
-            strategy=strategy,
-            prompts_dataloader=loader,
-            eval_dataloader=self._held_out,
-            tokenizer=NamedTokenizer(self.tokenizer, pretrain, not self.args.data.disable_fast_tokenizer),
-            vllm_engines=self.vllm_engines,
-            sampler=sampler,
-            prompt_ids=self._posteriors.prompt_ids,
-            max_rollouts=self.args.train.max_rollouts,
-            watch=self._watch_groups,
-            versions=versions,
-        )
-        self.samples_generator = GenerationAhead(generator, versions, self.args) if versions else generator
-        self.samples_generator.with_log_probs = True  # of this start's first step, for Agreement
+        if self._budget is not None:
+            self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
+        self.samples_generator = self._generator(strategy)
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
             self.critic_model_group,
@@ -116,26 +104,37 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             progress=self._progress,
             replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
         )
-        self._answer = evaluations.answer_of(self.args.reward.remote_url)
-        self._probed = probed_prompts(
-            zip(data.prompts, labels, strict=True), self.args.probe.fraction, self.args.train.seed
+
+    def _generator(self, strategy: Any) -> RolloutGenerator | GenerationAhead:
+        """Return the generator of rollout batches, and put the data loader into its hands."""
+        sampler, loader = strategies.build(self.args), self.prompts_dataloader
+        if strategies.of(self.args).draws:
+            loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
+        self.prompts_dataloader = _Loader(loader)
+        step = self._posteriors.step
+        versions = PolicyVersions(step, step) if self.args.train.async_enable else None
+        generator = RolloutGenerator(
+            strategy,
+            loader,
+            self._held_out,
+            self.tokenizer,
+            self.vllm_engines,
+            sampler=sampler,
+            prompt_ids=self._posteriors.prompt_ids,
+            max_rollouts=self._budget,
+            versions=versions,
         )
-        if self._budget is not None:
-            self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
-        self._features: Floats | None = None
-        self._pass = max(1, round(len(data) / self.args.rollout.batch_size))
+        return GenerationAhead(generator, versions, self.args) if versions is not None else generator
 
     def progress(self) -> Progress:
-        """The current progress; may be called while :meth:`fit` runs."""
+        """Return the current progress; may be called while :meth:`fit` runs."""
         return self._progress
 
     def warnings(self) -> dict[str, str]:
-        """Return what is wrong with the training so far, as :func:`health.warnings`; may be called while it runs."""
-        estimator, progress = self._posteriors.estimator, self._progress
+        """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
+        estimator = self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
-        return health.warnings(
-            list(progress.outcomes),
-            dict(progress.accuracy),
+        return self._progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields) and estimator.name != "auto",
@@ -167,7 +166,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._evaluate_now(self._progress.step)
 
     def finish(self) -> Progress:
-        """Mark the run as finished; called once the model is saved, since a finished run cannot be resumed."""
+        """Mark the run as finished. Call it once the model is saved, since a finished run cannot be resumed."""
         self._posteriors.finish(*self.samples_generator.unused())
         self._best.settle(self._progress.step)
         self._progress.best, self._progress.best_folder = self._best.newest(), self._best.link
@@ -180,7 +179,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._posteriors.close()
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """The states of the checkpoint that all ranks have loaded; the store, if ahead, is rolled back to their step.
+        """Return the states of the checkpoint that all ranks have loaded, and roll the store back to its step.
 
         Raises:
             RunError: a rank has not loaded that checkpoint of this run.
@@ -195,7 +194,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
-            self.experience_maker.agreement.usual = mark["agreement"]
             if self.experience_maker.replays is not None:
                 file = checkpoints.replay_file(self._folder, step)
                 self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
@@ -216,7 +214,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return states
 
     def _evaluate_at_start(self, step: int) -> None:
-        """Before training, and where a run that is resumed had not come to the evaluation that follows a checkpoint."""
+        """Evaluate before training, or make up for the evaluation that should have followed the checkpoint."""
         measured = held_out(self._posteriors.store, self._run.record)
         if measured is not None:
             self._progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
@@ -238,76 +236,70 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return dict(everywhere[0])
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
-        """One rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
+        """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
-        The posteriors are written in the meantime; the step is reported and may be saved once they are stored.
+        The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
 
         Raises:
             RuntimeError: the batch did not lead to an optimizer step.
             storage.StoreError: the posteriors cannot be written.
         """
+        timings, probed, began = {}, None, time.monotonic()
+        if self._reads_policy and global_step > 0 and global_step % self._pass == 0:
+            self._read_prompts()  # once a pass: the features of a prompt change between its visits as the policy does
+            timings["timing/features"] = time.monotonic() - began
         began = time.monotonic()
-        # Once a pass: between two of a prompt's visits its features change as the policy does.
-        refreshes = self._reads_policy and global_step > 0 and global_step % self._pass == 0
-        if refreshes:
-            self._read_prompts()
-        features_time, began = time.monotonic() - began, time.monotonic()
-        probed = self._probe(rollout_samples.all) if self._probed else None
-        probe_time = time.monotonic() - began
+        if self._probed:
+            probed = self._probe(rollout_samples.all)
+            timings["timing/probe"] = time.monotonic() - began
         training = TrainingStep(global_step + 1, rollout_samples, probed)
         status, step = super().train_step(training, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
             raise RuntimeError(
                 f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
             )
-        self.samples_generator.with_log_probs = False
-        status |= training.metrics | self.samples_generator.metrics()
+        status |= timings | training.metrics | self.samples_generator.metrics()
         status["rollout/generated"] = self.samples_generator.generated
-        if self._probed:
-            status["timing/probe"] = probe_time
-        if refreshes:
-            status["timing/features"] = features_time
         began = time.monotonic()
         self._progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        trained = rollout_samples.trained
-        verified = [r.rewards.item() for r in trained if r.rewards is not None and not _is_missing(r)]
+        verified = [r.rewards.item() for r in rollout_samples.trained if r.rewards is not None and not _is_missing(r)]
         if verified:  # without a reward function a reward model scores later, and nothing is missing
             status["rollout/reward_mean"] = sum(verified) / len(verified)
-        self._progress.step, self._progress.reward = step, status["rollout/reward_mean"]
-        if self._budget is not None:  # steps that discard rollouts are fewer
-            self._progress.total = max(step, self._budget * step // self.samples_generator.generated)
-        self._progress.outcomes.append(_outcome(rollout_samples.all))
-        self._progress.ends.append(time.monotonic())
-        self._progress.enter(GENERATING, self._a_step)
+        self._note_progress(step, rollout_samples, status)
         return status, step
 
+    def _note_progress(self, step: int, batch: RolloutBatch, status: dict[str, Any]) -> None:
+        progress = self._progress
+        if not progress.outcomes:  # later steps of an async training differ by their lag
+            progress.difference = status.get(DIFFERENCE, 0.0)
+        progress.step, progress.reward = step, status["rollout/reward_mean"]
+        if self._budget is not None:  # steps that discard rollouts are fewer
+            progress.total = max(step, self._budget * step // self.samples_generator.generated)
+        progress.outcomes.append(_outcome(batch.all))
+        progress.ends.append(time.monotonic())
+        progress.enter(GENERATING, self._a_step)
+
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
-        """Run upstream's optimizer steps, whose micro-batches the progress line counts."""
-        train = self.args.train
-        rows = self._a_step // upstream.data_parallel_ranks(self.args)
-        # Dynamic micro-batches are as many as their tokens need, which only the policy knows.
-        size = 0 if train.dynamic_batch_enable else rows // train.micro_batch_size * train.max_epochs
-        self._progress.enter(TRAINING, size)
+        """Run upstream's optimizer steps."""
+        self._progress.enter(TRAINING)
         return dict(super().ppo_train(global_steps))
 
     def broadcast_to_vllm(self) -> None:
-        """Send the policy's weights to the engines; in async training generation knows of it."""
+        """Send the policy's weights to the engines. In async training generation waits or pauses meanwhile."""
         self._progress.enter("sending weights")
         with self.samples_generator.updating():
             super().broadcast_to_vllm()
 
     def _probe(self, rollouts: list[Any]) -> Probes:
-        """Further rollouts of the batch's probed prompts under the policy of this step, for their scores alone."""
-        found = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
-        asked = {prompt: rollout for prompt, rollout in found.items() if prompt in self._probed}
-        scores: list[list[float]] = []
-        if asked:
-            self._progress.enter("probing")
-            samples = self.args.probe.samples
-            scores = self.samples_generator.score_more(list(asked.values()), samples, **self.generate_kwargs)
-        return Probes(list(asked), np.array(scores).reshape(len(asked), self.args.probe.samples))
+        """Return the scores of further rollouts of the batch's probed prompts, under the policy of this step."""
+        one_of_each = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
+        probed = {prompt: rollout for prompt, rollout in one_of_each.items() if prompt in self._probed}
+        self._progress.enter("probing")
+        samples = self.args.probe.samples
+        scores_Q_M = self.samples_generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
+        return Probes(list(probed), scores_Q_M)
 
     @property
     def _reads_policy(self) -> bool:
@@ -335,7 +327,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         states[MARK] = {
             "run": self._run.record.uuid,
             "generation": self.samples_generator.state(),
-            "agreement": self.experience_maker.agreement.usual,
         }
         states |= self.samples_generator.position(states["episode"])
         plan = {"plan/steps": self._progress.total}
@@ -358,7 +349,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def save_best_checkpoint(
         self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Nothing: :meth:`evaluate` has kept the best model, in place of a second checkpoint."""
+        """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
 
     def _save_replays(self, step: int) -> None:
         if self.experience_maker.replays is not None:
@@ -437,9 +428,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             seen = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, seen)
 
-    def _watch_groups(self, kept: int) -> None:
-        self._progress.enter(GENERATING, self._a_step)
-
     @property
     def _evaluates(self) -> bool:
         return bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
@@ -453,7 +441,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
 
 class _Loader:
-    """The data loader as OpenRLHF's loop sees it: where it is, and when, the generator knows."""
+    """The data loader as OpenRLHF's loop sees it. The generator reads the real one, in async training in a thread."""
 
     def __init__(self, loader: Any) -> None:
         self.dataset, self.load_state_dict = loader.dataset, loader.load_state_dict
@@ -463,20 +451,17 @@ class _Loader:
         return self._length
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the generator's ``position`` goes into a checkpoint."""
+        """Return nothing: the checkpoint holds the generator's ``position`` instead."""
         return {}
 
 
-def _outcome(rollouts: list[Any]) -> health.StepOutcome:
-    """How the generated rollouts came out; missing ones do not count."""
-    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
-    scores = [value.item() for value in values if value is not None and not value.isnan().any()]
-    graded = all(0 <= score <= 1 for score in scores)
-    return health.StepOutcome(
-        rollouts=len(scores),
-        right=sum(scores) if graded else float("nan"),
-        cut=sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None),
-    )
+def _outcome(rollouts: list[Any]) -> StepOutcome:
+    """Return how the generated rollouts came out. Missing ones do not count."""
+    scores_R = scores(rollouts)
+    known = np.array([]) if scores_R is None else scores_R[~np.isnan(scores_R)]
+    graded = ((known >= 0) & (known <= 1)).all()
+    cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)
+    return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut)
 
 
 def _is_missing(rollout: Any) -> bool:

@@ -1,19 +1,16 @@
-"""OpenRLHF's vLLM actor, made strict: broken rewards stop the run, missing ones do not become 0."""
+"""OpenRLHF's vLLM actor: a group is one request, rewards are checked, and responses tell which policy wrote them."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import traceback
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors import policy_updates
-from openrlhf_dbb.actors.rewards import RewardError, single_value
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.network import use_rays_interface
@@ -27,100 +24,16 @@ with cpu.lean_imports():
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-_failure: ContextVar[list[Exception]] = ContextVar("failure")
 
-
-class StrictExecutor(SingleTurnAgentExecutor):
-    """Raises :class:`RewardError` when the reward function fails; upstream's logs it and goes on without a reward.
-
-    A reward of ``None`` marks a rollout that could not be verified (a time-out): it is passed on as missing, with
-    ``extra_logs["missing"] = 1``.
-    """
-
-    async def execute(self, prompt: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        failures: list[Exception] = []
-        _failure.set(failures)
-        output = await super().execute(prompt, *args, **kwargs)
-        if failures:
-            detail = "".join(traceback.format_exception(failures[0]))
-            raise RewardError(f"the reward function failed on prompt {prompt[:80]!r}:\n{detail}")
-        if self.reward_endpoints:
-            output.update(_checked(output, prompt))
-        return output
-
-    async def _fetch_rewards_via_func(self, *args: Any) -> list[dict[str, Any]]:
-        return _own_values(await self._noting_failure(self._call_reward_func(*args)))
-
-    async def _call_reward_func(self, *args: Any) -> Any:
-        """Upstream's, in a thread; without one if the function declares itself quicker than a thread switch."""
-        if getattr(self.reward_func, "quick", False):
-            return [self.reward_func(*args)]
-        return await super()._fetch_rewards_via_func(*args)
-
-    async def _fetch_rewards_via_http(self, *args: Any) -> list[dict[str, Any]]:
-        return _own_values(await self._noting_failure(super()._fetch_rewards_via_http(*args)))
-
-    async def _noting_failure(self, call: Any) -> Any:
-        try:
-            return await call
-        except Exception as error:  # raised again; upstream swallows it, execute() must not
-            _failure.get().append(error)
-            raise
-
-
-_MISSING = "missing"
-
-
-def _own_values(results: list[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Tell "could not be verified" from upstream's "no reward was asked for": upstream uses None for both."""
-    owned = []
-    for result in results:
-        if not result or "rewards" not in result:
-            raise _no_reward(result)
-        reward = single_value(result["rewards"])
-        score = single_value(result.get("scores", reward))
-        owned.append(
-            {
-                "rewards": _MISSING if reward is None else reward,
-                "scores": reward if score is None else score,
-                "extra_logs": result.get("extra_logs") or {},
-            }
-        )
-    return owned
-
-
-def _no_reward(result: Any) -> RewardError:
-    error = RewardError(f'the reward function returned {result!r}; a dict with "rewards" (and "scores") is needed')
-    _failure.get().append(error)  # upstream swallows it, execute() must not
-    return error
-
-
-def _checked(output: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """Reward, score and the missing flag of one rollout, as finite floats.
-
-    Raises:
-        RewardError: a value is not a finite number.
-    """
-    missing = output["reward"] == _MISSING
-    extra = {**output["extra_logs"], "missing": float(missing)}
-    if missing:
-        # The reward is averaged for the log and so has to be finite; the score says that it is missing.
-        return {"reward": 0.0, "scores": math.nan, "extra_logs": extra}
-    for name in ("reward", "scores"):
-        value = output[name]
-        if isinstance(value, str) or value is None or not math.isfinite(value):
-            raise RewardError(
-                f"the reward function returned {name} = {value!r} for prompt {prompt[:80]!r}; "
-                "finite numbers are allowed, and None for a rollout that could not be verified"
-            )
-    return {"reward": float(output["reward"]), "scores": float(output["scores"]), "extra_logs": extra}
+class RewardError(RuntimeError):
+    """The reward function raised, or returned something that is not a reward."""
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
 
     async def __init__(self, *args: Any, param_dtype: str = "bf16", **kwargs: Any) -> None:  # type: ignore[misc]
-        """Ray awaits this.
+        """Start the engine; Ray awaits this.
 
         Args:
             param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
@@ -138,136 +51,256 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
         await super().__init__(*args, **kwargs)
 
 
-class _TokenizedOnce:
-    """A tokenizer that caches its last call: upstream tokenizes a prompt once for each of its rollouts."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._last: tuple[Any, Any] | None = None
-
-    def __call__(self, **asked: Any) -> Any:
-        if self._last is None or self._last[0] != asked:
-            self._last = asked, self._tokenizer(**asked)
-        return self._last[1]
-
-    def decode(self, ids: list[int], **options: Any) -> str:
-        """The text of a prompt and a response, with the prompt as it is where decoding would change it."""
-        text: str = self._tokenizer.decode(ids, **options)
-        if self._last is None or text.startswith(self._last[0]["text"]):
-            return text
-        asked, tokenized = self._last
-        prompt = tokenized["input_ids"][0].tolist()
-        if ids[: len(prompt)] != prompt:  # it was truncated
-            return text
-        return str(asked["text"] + self._tokenizer.decode(ids[len(prompt) :], **options))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-
-class _OneRequest:
-    """The engine as the rollouts of a group see it: their requests become one request for all of them.
-
-    Attributes:
-        looked_at: what upstream reads of the sampling parameters, and copies for each rollout: a copy of vLLM's own
-            takes longer than all else that is done for a rollout.
-    """
-
-    def __init__(self, engine: Any, rollouts: int, sampling: dict[str, Any]) -> None:
-        self._engine, self._rollouts, self._sampling = engine, rollouts, sampling
-        self._answer: asyncio.Future[Any] | None = None
-        self._given = itertools.count()
-        self.looked_at = SimpleNamespace(max_tokens=sampling["max_tokens"], logprobs=sampling["logprobs"])
-
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """One of the group's responses, in the form upstream expects for a single request."""
-        if self._answer is None:
-            given = self._sampling | {"max_tokens": sampling_params.max_tokens}  # which may follow from the prompt
-            # No text: it is decoded once, for the reward, and not token by token.
-            form = {"output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
-            whole = SamplingParams(**given, n=self._rollouts, **form)
-            asked = self._engine.answer(prompt_token_ids, whole, multi_modal_data)
-            self._answer = asyncio.ensure_future(asked)
-        answer = await self._answer
-        response = answer.outputs[next(self._given)]
-        policy_updates.note_turn(response)
-        return SimpleNamespace(outputs=[response])
-
-
 class StrictRolloutActor(PlatformRolloutActor):
-    """The platform's actor with :class:`StrictExecutor`."""
+    """The vLLM actor of a run with posteriors. A broken reward stops the run, and a missing reward is not 0."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         worker = "openrlhf_dbb.platform.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
-        # Log-probs, if asked for, are those of the distribution that was sampled from, as the policy's are.
+        # The policy's log-probs are those of the distribution that was sampled from, so vLLM's must be, too.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
-        if not kwargs.get("agent_func_path"):
-            self.executor = StrictExecutor(kwargs.get("remote_rm_url"))
-        self._updates = policy_updates.PolicyUpdates()
+        self._updates = PolicyUpdates()
+        self._tokenizer: Any = None
+
+    def use_tokenizer(self, tokenizer: Any) -> None:
+        """Keep the model's tokenizer."""
+        # OpenRLHF sends the tokenizer with every prompt. Unpickling it takes longer than the prompt.
+        self._tokenizer = tokenizer
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
         """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weight_buckets.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     def note_update(self) -> None:
-        """The weights are those of the next policy: in async training, after each update."""
-        self._updates.note(list(self.llm.output_processor.request_states.values()))
-
-    async def answer(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """Upstream's ``generate``; each response says in ``policy_updates`` how many updates its tokens had seen."""
-        began = self._updates.count
-        found = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        self._updates.write_down(found, began)
-        return found
+        """Note that the weights are those of the next policy; called in async training, after each update."""
+        self._updates.note(self.llm.output_processor.request_states.values())
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """As upstream's, for a turn of an agent."""
-        found = await self.answer(prompt_token_ids, sampling_params, multi_modal_data)
-        policy_updates.note_turn(found.outputs[0])
-        return found
+        """Return vLLM's answer. A response says in ``policy_updates`` how many weight updates its tokens had seen."""
+        began = self._updates.count
+        answer = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        self._updates.write_down(answer, began)
+        return answer
 
     async def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> list[Finished]:
-        """Responses alone, as the command ``evaluate`` samples them: without a reward, and not of an agent."""
-        outputs = (self.answer(each.prompt, sampling_params(sampling, each)) for each in requests)
-        found = await asyncio.gather(*outputs)
-        return [answers(each.number, output) for each, output in zip(requests, found, strict=True)]
+        """Return plain responses, as the command ``evaluate`` samples them: no reward function, no agent."""
+        outputs = await asyncio.gather(*(self.generate(r.prompt, sampling_params(sampling, r)) for r in requests))
+        return [answers(request.number, output) for request, output in zip(requests, outputs, strict=True)]
 
     async def generate_groups(
-        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], num_samples: Sequence[int], **rest: Any
+        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[list[dict[str, Any]]]:
-        """A group of responses to each of several prompts.
+        """Return a group of responses to each of several prompts.
 
         Args:
             prompts: text, label and images of each.
-            sampling: values of ``vllm.SamplingParams``, so that who asks need not import vllm.
-            num_samples: N of each prompt's group.
-            rest: ``max_length`` and ``hf_tokenizer``, as for upstream's ``generate_responses``.
+            sampling: values of ``vllm.SamplingParams``, so that the caller need not import vllm.
+            samples: N, responses to each prompt.
+            max_length: tokens of prompt and response together.
 
         Returns:
-            For each prompt its responses, as upstream's, with ``policy_updates``: the weight updates that the engine
-            had seen, mean over the response's tokens.
+            Responses of each prompt, as upstream's, and with ``policy_updates``: the weight updates that the engine had
+            seen, mean over the response's tokens.
 
         Raises:
             RewardError: the reward function failed on one of them.
         """
-        groups = zip(prompts, num_samples, strict=True)
-        return await asyncio.gather(*(self._group(*prompt, sampling, count, **rest) for prompt, count in groups))
+        # An agent is a subclass with its own loop; only upstream's own class asks the engine once and then scores.
+        group = self._group if type(self.executor) is SingleTurnAgentExecutor else self._group_of_agents
+        return await asyncio.gather(*(group(*prompt, sampling, samples, max_length) for prompt in prompts))
 
     async def _group(
-        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], num_samples: int, **rest: Any
+        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[dict[str, Any]]:
-        """Upstream's ``generate_responses`` with one request to vLLM for the group, not one for each rollout."""
-        asked = {"prompt": prompt, "label": label, "images": images, **rest}
-        if isinstance(self.executor, StrictExecutor):
-            engine = _OneRequest(self, num_samples, sampling)
-            asked |= {"llm_engine": engine, "sampling_params": engine.looked_at}
-            asked["hf_tokenizer"] = _TokenizedOnce(rest["hf_tokenizer"])
-        else:  # an agent: its turns differ between rollouts
-            asked |= {"llm_engine": self, "sampling_params": SamplingParams(**sampling)}
-        return await asyncio.gather(*(self._rollout(asked) for _ in range(num_samples)))
+        """As upstream's ``SingleTurnAgentExecutor.execute``, with one request for the group instead of N requests."""
+        tokens, train_inputs, pictures = self._tokenized(prompt, images)
+        new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
+        room, seen = max_length - new_tokens, prompt
+        if len(tokens) > room:
+            if pictures:
+                raise ValueError(
+                    f"a prompt with images has {len(tokens)} tokens, more than {room}; raise --data.max_len"
+                )
+            tokens = tokens[-room:]
+            seen = self._tokenizer.decode(tokens)
+        # Only the reward needs the text. It is decoded once, and not token by token.
+        form = {"n": samples, "output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
+        params = SamplingParams(**sampling | {"max_tokens": new_tokens}, **form)
+        answer = await self.generate(tokens, params, {"image": pictures} if pictures else None)
+        rewards = (self._reward(self._text(seen, tokens, r.token_ids), prompt, label) for r in answer.outputs)
+        echoed = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
+        return [
+            {**echoed, **_rollout(tokens, response), **reward}
+            for response, reward in zip(answer.outputs, await asyncio.gather(*rewards), strict=True)
+        ]
 
-    async def _rollout(self, asked: dict[str, Any]) -> dict[str, Any]:
-        policy_updates.begin_rollout()  # in a task of its own
-        response: dict[str, Any] = await self.executor.execute(**asked)
-        return {**response, "policy_updates": policy_updates.mean_updates(self._updates.count)}
+    def _tokenized(self, prompt: str, images: Any) -> tuple[list[int], Any, list[Any]]:
+        """Return the prompt's token ids, and for a vision-language model the inputs for training and the pictures."""
+        if images and hasattr(self._tokenizer, "image_processor"):
+            from openrlhf.utils.vlm_utils import process_prompt_with_images
+
+            return process_prompt_with_images(self._tokenizer, prompt, images)
+        return list(self._tokenizer(text=prompt, add_special_tokens=False)["input_ids"]), None, []
+
+    def _text(self, prompt: str, prompt_tokens: list[int], response_tokens: Sequence[int]) -> str:
+        """Return prompt and response as text, with the prompt as it is where decoding would change it."""
+        text = str(self._tokenizer.decode([*prompt_tokens, *response_tokens], skip_special_tokens=False))
+        if text.startswith(prompt):
+            return text
+        return prompt + str(self._tokenizer.decode(list(response_tokens), skip_special_tokens=False))
+
+    async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
+        """Return reward, score and logs of one response. Upstream's executor logs a failure and goes on without reward.
+
+        Raises:
+            RewardError: the reward function failed.
+        """
+        executor, request = self.executor, ([query], [prompt], [label])
+        if not executor.reward_endpoints:
+            return {"reward": None, "scores": None, "extra_logs": {}}
+        try:
+            if getattr(executor.reward_func, "quick", False):
+                result = executor.reward_func(*request)  # a thread switch would take longer
+            elif executor.reward_func:
+                [result] = await executor._fetch_rewards_via_func(*request)
+            else:
+                [result] = await executor._fetch_rewards_via_http(*request)
+        except Exception:
+            text = f"the reward function failed on prompt {prompt[:80]!r}:\n{traceback.format_exc()}"
+            raise RewardError(text) from None
+        return _checked(result, prompt)
+
+    async def _group_of_agents(
+        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
+    ) -> list[dict[str, Any]]:
+        """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""
+
+        async def rollout() -> dict[str, Any]:
+            engine = _AgentsEngine(self)
+            response = await self.executor.execute(
+                prompt=prompt,
+                label=label,
+                sampling_params=SamplingParams(**sampling),
+                max_length=max_length,
+                hf_tokenizer=self._tokenizer,
+                llm_engine=engine,
+                images=images,
+            )
+            return {**response, "policy_updates": engine.mean_updates(self._updates.count)}
+
+        return await asyncio.gather(*(rollout() for _ in range(samples)))
+
+
+class _AgentsEngine:
+    """The engine that one agent talks to. Notes which weight updates the tokens of the agent's turns had seen."""
+
+    def __init__(self, actor: StrictRolloutActor) -> None:
+        self._actor = actor
+        self._turns: list[tuple[int, float]] = []
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        answer = await self._actor.generate(*args, **kwargs)
+        response = answer.outputs[0]
+        self._turns.append((len(response.token_ids), response.policy_updates))
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    def mean_updates(self, now: float) -> float:
+        """Return the updates that the rollout's tokens had seen, mean over all turns; ``now`` without any token."""
+        tokens = sum(count for count, _ in self._turns)
+        return sum(count * updates for count, updates in self._turns) / tokens if tokens else now
+
+
+def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
+    """Return tokens and log-probs of one response in upstream's form."""
+    generated = list(response.token_ids)
+    log_probs = None
+    if response.logprobs is not None:
+        chosen = (each[token].logprob for token, each in zip(generated, response.logprobs, strict=True))
+        log_probs = [*[0.0] * len(prompt), *chosen]
+    return {
+        "observation_tokens": prompt + generated,
+        "action_ranges": [(len(prompt), len(prompt) + len(generated))],
+        "rollout_log_probs": log_probs,
+        "truncated": response.finish_reason == "length",
+        "policy_updates": response.policy_updates,
+    }
+
+
+def _checked(result: Any, prompt: str) -> dict[str, Any]:
+    """Return reward and score of one response as floats, with a missing reward marked.
+
+    Raises:
+        RewardError: there is no reward, or a value is not a finite number.
+    """
+    if not isinstance(result, dict) or "rewards" not in result:
+        raise RewardError(f'the reward function returned {result!r}; a dict with "rewards" (and "scores") is needed')
+    reward, score = _single(result["rewards"]), _single(result.get("scores"))
+    logs = {**(result.get("extra_logs") or {}), "missing": float(reward is None)}
+    if reward is None:
+        # The reward is averaged for the log and so has to be finite. The score says that it is missing.
+        return {"reward": 0.0, "scores": math.nan, "extra_logs": logs}
+    for value in (reward, score):
+        if isinstance(value, str) or (value is not None and not math.isfinite(value)):
+            raise RewardError(
+                f"the reward function returned {value!r} for prompt {prompt[:80]!r}; finite numbers are allowed, and "
+                "None for a rollout that could not be verified"
+            )
+    return {"reward": float(reward), "scores": float(reward if score is None else score), "extra_logs": logs}
+
+
+def _single(value: Any) -> Any:
+    """Return the number in a scalar, a list of one or a tensor of one; None stays None."""
+    while isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    return value.item() if hasattr(value, "item") else value
+
+
+class PolicyUpdates:
+    """Counts the updates of an engine's weights, also updates while it generates (partial rollouts).
+
+    Attributes:
+        count: updates so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # By request and response: the number of tokens that were there at each update since the request began.
+        self._tokens_before: dict[tuple[str, int], list[int]] = defaultdict(list)
+
+    def note(self, unfinished: Iterable[Any]) -> None:
+        """Count one more update.
+
+        Args:
+            unfinished: vLLM's states of the requests that it goes on with.
+        """
+        self.count += 1
+        for state in list(unfinished):
+            tokens = state.detokenizer.num_output_tokens()
+            self._tokens_before[state.external_req_id, state.request_index].append(tokens)
+
+    def write_down(self, answer: Any, began: int) -> None:
+        """Write into each response of a finished request the updates that its tokens had seen, mean over the tokens.
+
+        Args:
+            answer: vLLM's, with one or more responses.
+            began: :attr:`count` when the request began.
+
+        Example: of 10 tokens 4 were there when the 3rd update came, and 6 came after it.
+
+            >>> from types import SimpleNamespace as Made
+            >>> updates = PolicyUpdates()
+            >>> updates.count = 2
+            >>> four = Made(num_output_tokens=lambda: 4)
+            >>> updates.note([Made(external_req_id="a", request_index=0, detokenizer=four)])
+            >>> response = Made(index=0, token_ids=range(10))
+            >>> updates.write_down(Made(request_id="a", outputs=[response]), began=2)
+            >>> response.policy_updates  # (4 * 2 + 6 * 3) / 10
+            2.6
+        """
+        for response in answer.outputs:
+            tokens = len(response.token_ids)
+            before = self._tokens_before.pop((answer.request_id, response.index), [])
+            response.policy_updates = began + sum(tokens - count for count in before) / max(tokens, 1)

@@ -1,0 +1,100 @@
+"""What is generated for one step: groups of rollouts, some to train on, the others to observe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from openrlhf_dbb.core.step import Key
+from openrlhf_dbb.core.strategies import Drawn
+
+# Keys of an experience's ``info``. OpenRLHF carries ``info`` along and needs no change for further keys.
+VERSION = "policy_version"
+"""Training steps that the policy had seen, mean over the tokens; in async training."""
+INCLUSION, WEIGHT = "inclusion", "weight"
+"""See :class:`openrlhf_dbb.core.strategies.Drawn`; where the strategy chooses the prompts."""
+
+Prompt = tuple[str, Any, Any]
+"""Text, label, image."""
+
+
+@dataclass
+class Group:
+    """A group of rollouts, from the draw of its prompt on.
+
+    Attributes:
+        prompt: text, label, image.
+        drawn: how the strategy chose the prompt; None if it does not choose.
+        version: policy version when the engines were asked; only of use in async training.
+        rollouts: the engines' answers.
+        kept: whether the group is to be trained on.
+    """
+
+    prompt: Prompt
+    drawn: Drawn | None = None
+    version: int = 0
+    rollouts: list[Experience] = field(default_factory=list)
+    kept: bool = False
+
+
+@dataclass
+class RolloutBatch:
+    """The rollouts of one step.
+
+    Attributes:
+        trained: rollouts to train on, group by group.
+        filtered: rollouts that are observed and not trained on.
+        skipped: how often each prompt was drawn and nothing was generated for it.
+    """
+
+    trained: list[Experience] = field(default_factory=list)
+    filtered: list[Experience] = field(default_factory=list)
+    skipped: Counter[Key] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
+        return len(self.trained)
+
+    @property
+    def all(self) -> list[Experience]:
+        """Everything generated, the rollouts to train on first."""
+        return [*self.trained, *self.filtered]
+
+    def train(self, groups: Sequence[Group]) -> None:
+        """Take groups to train on."""
+        self.trained += [rollout for group in groups for rollout in group.rollouts]
+
+    def set_aside(self, groups: Sequence[Group]) -> None:
+        """Take groups that are observed and not trained on."""
+        self.filtered += [_to_observe(rollout) for group in groups for rollout in group.rollouts]
+
+
+def _to_observe(rollout: Experience) -> Experience:
+    """Return a rollout without what only training needs. Its tokens are kept in half the space."""
+    return Experience(
+        sequences=rollout.sequences.int(),
+        action_mask=rollout.action_mask.bool(),
+        rollout_log_probs=rollout.rollout_log_probs,
+        rewards=rollout.rewards,
+        scores=rollout.scores,
+        response_length=rollout.response_length,
+        truncated=rollout.truncated,
+        prompts=rollout.prompts,
+        labels=rollout.labels,
+        images=rollout.images,
+        info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
+    )
+
+
+def scores(rollouts: Sequence[Experience]) -> NDArray[np.float64] | None:
+    """Return the verifier's score of each rollout, or else its reward; None if a reward model gives them later."""
+    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
+    if any(value is None for value in values):
+        return None
+    return np.array([value.item() for value in values], dtype=np.float64)
