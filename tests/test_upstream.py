@@ -208,9 +208,9 @@ def test_another_version_gives_a_line_for_each_change(tmp_path):
         "openrlhf.trainer.ppo_utils.replay_buffer.NaiveReplayBuffer has no attribute dynamic_indices "
         "(used in actors/policy_actor.py)",
         "openrlhf.trainer.ppo_utils.samples_generator.SamplesGenerator.generate_samples is missing "
-        "(imitated in actors/generation.py)",
+        "(overridden in actors/generation.py)",
         "openrlhf.trainer.ray.launcher.placement_group is missing (replaced in upstream/__init__.py)",
         "openrlhf.utils.get_strategy is missing (called in driver/strategy.py)",
-        "openrlhf.utils.get_tokenizer is missing (called in actors/tokenizers.py, driver/preflight.py)",
+        "openrlhf.utils.get_tokenizer is missing (called in driver/preflight.py)",
         "openrlhf.cli.train_ppo_ray no longer builds its parser under __main__ (called in upstream/__init__.py)",
     ]

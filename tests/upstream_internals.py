@@ -104,8 +104,8 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ppo_utils.experience": (
         Internal("Experience", "used",
-                 "actors/agreement.py, actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, "
-                 "actors/replay.py, actors/replay_rows.py, actors/responses.py",
+                 "actors/experience_maker.py, actors/generation.py, actors/policy_actor.py, "
+                 "actors/replay.py, actors/replay_rows.py, actors/rollout_batch.py",
                  attributes="sequences, attention_mask, action_mask, action_log_probs, rollout_log_probs, kl, "
                             "returns, advantages, "
                             "rewards, scores, response_length, truncated, total_length, index, prompts, labels, "
@@ -139,8 +139,14 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  attributes="items, sample_batch_size, dynamic_batch, dynamic_indices"),
     ),
     "openrlhf.trainer.ppo_utils.samples_generator": (
-        Internal("SamplesGenerator.generate_samples", "imitated", "actors/generation.py", "**generate_kwargs"),
-        Internal("SamplesGenerator.generate_eval_samples", "imitated", "actors/generation.py", "**generate_kwargs"),
+        Internal("SamplesGenerator", "subclassed", "actors/generation.py",
+                 attributes="args, prompts_dataloader, eval_dataloader, vllm_engines"),
+        Internal("SamplesGenerator.__init__", "overridden", "actors/generation.py",
+                 "strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines"),
+        Internal("SamplesGenerator.generate_samples", "overridden", "actors/generation.py", "**generate_kwargs"),
+        Internal("SamplesGenerator.generate_eval_samples", "overridden", "actors/generation.py", "**generate_kwargs"),
+        Internal("SamplesGenerator._process_response_into_experience", "called", "actors/generation.py",
+                 "response, **generate_kwargs"),
     ),
     "openrlhf.trainer.ray.launcher": (
         Internal("placement_group", "replaced", "upstream/__init__.py"),
@@ -155,15 +161,11 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "master_address, master_port, rank, world_size, device"),
         Internal("ActorPPOTrainer", "used", "actors/policy_actor.py",
                  attributes="actor, actor_loss_fn, replay_buffer, use_cuda_ipc, vllm_engines, _model_update_group"),
-        Internal("ActorPPOTrainer.training_step", "called", "actors/policy_actor.py",
-                 "experience, kl_ctl, step, loss_batch_info"),
         Internal("PolicyModelActor", "subclassed", "actors/policy_actor.py", attributes="actor, strategy, trainer"),
         Internal("PolicyModelActor.__init__", "overridden", "actors/policy_actor.py",
                  "world_size, rank, master_addr, master_port"),
         Internal("PolicyModelActor.init_model_from_pretrained", "overridden", "actors/policy_actor.py",
                  "strategy, pretrain, max_steps, vllm_engines"),
-        Internal("PolicyModelActor.forward", "overridden", "actors/policy_actor.py",
-                 "sequences, action_mask, attention_mask, packed_seq_lens, mm_train_inputs_list"),
         Internal("PolicyModelActor.save_checkpoint", "overridden", "actors/policy_actor.py",
                  "tag, client_states, metric_value, metric_key"),
         Internal("PolicyModelActor.save_model", "called", "actors/policy_actor.py", ""),
@@ -201,18 +203,14 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.utils": (
         Internal("get_strategy", "called", "driver/strategy.py", "args"),
-        Internal("get_tokenizer", "called", "actors/tokenizers.py, driver/preflight.py",
+        Internal("get_tokenizer", "called", "driver/preflight.py",
                  "pretrain, model, padding_side, strategy, use_fast"),
     ),
     "openrlhf.utils.agent": (
-        Internal("SingleTurnAgentExecutor", "subclassed", "actors/vllm_actor.py",
-                 attributes="reward_endpoints, reward_func"),
-        Internal("SingleTurnAgentExecutor.__init__", "called", "actors/vllm_actor.py", "remote_rm_url"),
-        Internal("SingleTurnAgentExecutor.execute", "overridden", "actors/vllm_actor.py",
-                 "prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images"),
-        Internal("SingleTurnAgentExecutor._fetch_rewards_via_func", "overridden", "actors/vllm_actor.py",
+        Internal("SingleTurnAgentExecutor", "used", "actors/vllm_actor.py", attributes="reward_endpoints, reward_func"),
+        Internal("SingleTurnAgentExecutor._fetch_rewards_via_func", "called", "actors/vllm_actor.py",
                  "queries_list, prompts_list, labels_list"),
-        Internal("SingleTurnAgentExecutor._fetch_rewards_via_http", "overridden", "actors/vllm_actor.py",
+        Internal("SingleTurnAgentExecutor._fetch_rewards_via_http", "called", "actors/vllm_actor.py",
                  "queries_list, prompts_list, labels_list"),
     ),
     "openrlhf.utils.config": (
@@ -244,6 +242,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     "openrlhf.utils.utils": (
         Internal("convert_to_torch_dtype", "called", "platform/cpu_strategy.py", "param_dtype"),
         Internal("convert_to_torch_dtype", "replaced", "platform/cpu_strategy.py", "param_dtype"),
+    ),
+    "openrlhf.utils.vlm_utils": (
+        Internal("process_prompt_with_images", "called", "actors/vllm_actor.py", "processor, prompt, images"),
     ),
     "openrlhf.utils.logging_utils": (
         Internal("WandbLogger.log_eval", "called", "actors/trainer.py", "global_step, logs_dict"),

@@ -87,7 +87,7 @@ class RolloutGenerator(SamplesGenerator):
         self._corrects = self.args.algo.advantage.is_correction_level != "off"
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
-        self._dataloader_iter: Any = None
+        self._prompts_iter: Any = None
         # Drawn before a checkpoint, to be asked for again after a resume.
         self._again: deque[tuple[Any, ...]] = deque()
         # Of the batch that is being filled: groups to train on, and all else.
@@ -97,7 +97,7 @@ class RolloutGenerator(SamplesGenerator):
     @property
     def at_end_of_pass(self) -> bool:
         """True if the next call starts a new pass over the data."""
-        return self._dataloader_iter is None
+        return self._prompts_iter is None
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
@@ -114,11 +114,11 @@ class RolloutGenerator(SamplesGenerator):
         size, consumed = self.args.rollout.batch_size, 0
         log_probs = self._corrects or self._compares
         if len(self._kept) < size:
-            if self._dataloader_iter is None:
-                self._dataloader_iter = iter(self.prompts_dataloader)
+            if self._prompts_iter is None:
+                self._prompts_iter = iter(self.prompts_dataloader)
             with self._engines_awake():
                 while len(self._kept) < size:
-                    if self._dataloader_iter is None:
+                    if self._prompts_iter is None:
                         return RolloutBatch(), None, consumed, True
                     if self._groups_left() < size - len(self._kept):
                         raise BudgetSpent
@@ -153,12 +153,12 @@ class RolloutGenerator(SamplesGenerator):
                 groups.append(Group(*self._again.popleft()))
                 continue
             try:
-                sources, texts, labels, images = next(self._dataloader_iter)
+                sources, texts, labels, images = next(self._prompts_iter)
             except StopIteration:
                 # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
-                if self._dataloader_iter is not _ENDED:
+                if self._prompts_iter is not _ENDED:
                     self.sampler.end_pass()
-                self._dataloader_iter = None
+                self._prompts_iter = None
                 break
             for source, *prompt in zip(sources, texts, labels, images, strict=True):  # OpenRLHF's loader gives one
                 key = (prompt[0], str(prompt[1]))
@@ -188,7 +188,7 @@ class RolloutGenerator(SamplesGenerator):
                     continue
                 self._batch.set_aside([group])
                 replaced = decision is Decision.REPLACE
-                if replaced and self._dataloader_iter is not None and self._groups_left() >= 1:
+                if replaced and self._prompts_iter is not None and self._groups_left() >= 1:
                     self._send(self._draw(1), sent, pending, **generate_kwargs)
         self._kept += [group for group in sent if group.kept]
         return len(sent)
@@ -258,7 +258,7 @@ class RolloutGenerator(SamplesGenerator):
         self.sampler.load(state["sampling"])
         self._again = deque(state["again"])
         if state["drained"]:
-            self._dataloader_iter = _ENDED
+            self._prompts_iter = _ENDED
 
     def position(self, episode: int) -> dict[str, Any]:
         """Return where in the data a checkpoint continues, as entries of OpenRLHF's states.
