@@ -54,10 +54,10 @@ setup(
     ],
     python_requires=">=3.10",
     packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
-    # shims/modules is not a package but a folder that is put on the import path.
+    # platform/shims is not a package but a folder that is put on the import path.
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
-        "openrlhf_dbb.platform.shims": ["modules/*.py"],
+        "openrlhf_dbb.platform": ["shims/*.py"],
     },
     install_requires=LIGHT,
     extras_require={

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the checks that need CUDA (tests/test_cuda.py) and writes a page to paste into an issue: versions, figures, failures.
-# Only the set-up downloads anything. Arguments go to pytest.
+# Runs the checks that need CUDA (tests/test_cuda.py). The report, gpu-check-HOST-DATE.xml in the current directory, holds
+# versions, figures and failures; attach it to an issue. Only the set-up downloads anything. Arguments go to pytest.
 #
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
 #   bash scripts/gpu_check.sh --no-setup -k "machine or eager"    some of it
 #
-# The page goes to the current directory. OPENRLHF_DBB_REHEARSE=1 tries the script itself where there is no CUDA.
+# OPENRLHF_DBB_REHEARSE=1 tries the script itself where there is no CUDA.
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,16 +18,12 @@ else
     bash "$repo/scripts/setup_env.sh" --test
 fi
 PATH=$OPENRLHF_DBB_VENV/bin:$PATH
-export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}  # nothing is asked of the hub
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}  # nothing is downloaded from the hub
 
-page=$PWD/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S)
+report=$PWD/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S).xml
 cd "$repo"
 status=0
-python -m pytest -m cuda tests/test_cuda.py --verbose --tb=short -o junit_family=xunit1 \
-    --junitxml "$page.xml" "$@" || status=$?
-if python scripts/gpu_page.py "$page.xml" >"$page.md"; then
-    echo "gpu_check: $SECONDS s, exit status $status; the page is $page.md"
-else
-    rm "$page.md"
-fi
+python -m pytest -m cuda tests/test_cuda.py --verbose --tb=short -rs -o junit_family=xunit1 \
+    --junitxml "$report" "$@" || status=$?
+echo "gpu_check: $SECONDS s, exit status $status; the report is $report"
 exit "$status"

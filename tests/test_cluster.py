@@ -13,7 +13,7 @@ import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster, nodes
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import ray_address
+from openrlhf_dbb.platform import machine
 
 HERE = {
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
@@ -71,14 +71,14 @@ def test_a_look_at_this_host_finds_what_it_has(tmp_path):
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert ray_address.joined() is None
+    assert machine.ray_cluster() is None
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray/ray_current_cluster").write_text("10.0.0.1:6379\n")
-    assert ray_address.joined() == "10.0.0.1:6379"
+    assert machine.ray_cluster() == "10.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
-    assert ray_address.joined() == "10.0.0.7:6379"
+    assert machine.ray_cluster() == "10.0.0.7:6379"
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert ray_address.joined() is None
+    assert machine.ray_cluster() is None
 
 
 def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
@@ -141,7 +141,7 @@ cluster.start(settings)
 class Other:
     def environment(self):
         import os, sys
-        return os.environ["PYTHONPATH"], any(path.endswith("openrlhf_dbb/platform/shims/modules") for path in sys.path)
+        return os.environ["PYTHONPATH"], any(path.endswith("openrlhf_dbb/platform/shims") for path in sys.path)
 
 other = Other.remote()
 print(*ray.get(other.environment.remote()))

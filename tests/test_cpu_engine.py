@@ -74,18 +74,6 @@ def test_concurrent_requests_share_their_steps_and_each_gets_all_its_responses(e
     assert unfinished(engine) == 0
 
 
-def test_a_request_that_comes_later_joins_and_the_earlier_one_goes_on(engine):
-    async def two():
-        first = asyncio.create_task(answers(engine, "first", max_tokens=60))
-        await until(lambda: unfinished(engine) == 1)
-        [second] = await answers(engine, "second", max_tokens=2)
-        assert not first.done()
-        return second, (await first)[0]
-
-    second, first = asyncio.run(two())
-    assert (len(second.outputs[0].token_ids), len(first.outputs[0].token_ids)) == (2, 60)
-
-
 def test_every_kind_of_output_gives_one_answer_and_the_caller_keeps_its_parameters(engine):
     from vllm.sampling_params import RequestOutputKind
 
@@ -157,8 +145,6 @@ def test_a_paused_engine_makes_no_step_and_takes_requests(engine):
         return [len(each[0].outputs[0].token_ids) for each in await asyncio.gather(running, late)]
 
     assert asyncio.run(pause()) == [50, 8]
-    with pytest.raises(ValueError, match="mode 'abort' is not available in process; use 'keep'"):
-        asyncio.run(engine.pause_generation(mode="abort"))
 
 
 def negate(worker):
@@ -239,8 +225,7 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
 def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_dbb.platform.gloo import connect
-    from openrlhf_dbb.platform.weight_buckets import Parameter, buckets, pack
+    from openrlhf_dbb.platform.weights import Parameter, buckets, connect_gloo, pack
 
     model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32
     q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
@@ -260,7 +245,7 @@ def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         joined = engine.collective_rpc("init_process_group", args=("127.0.0.1", port, 1, 2, "openrlhf", "gloo", False))
-        _, sender = await asyncio.gather(joined, asyncio.to_thread(connect, "127.0.0.1", port, 0, 2, None))
+        _, sender = await asyncio.gather(joined, asyncio.to_thread(connect_gloo, "127.0.0.1", port, 0, 2, None))
         for factor, limit in ((2, 2**30), (3, 2**16)):  # the second time every name is known
             weights = {name: factor * weight.detach() for name, weight in model.named_parameters()}
             weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
@@ -268,10 +253,6 @@ def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
             [[norm, qkv]] = await engine.collective_rpc(loaded)
             assert norm.equal(weights["model.norm.weight"])
             assert qkv.equal(torch.cat([weights[q], weights[k], weights[v]]).bfloat16())
-        unused = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
-        for _ in range(2):  # such a name does not become known
-            with pytest.raises(RuntimeError, match=r"loaded nothing from parameter 'model.*inv_freq' \(2,\)"):
-                await send(sender, weights | unused, 2**30)
 
     asyncio.run(sync())
 

@@ -3,7 +3,6 @@
 Downloads 4 GB and needs 9 GB of disk, so that it runs with OPENRLHF_DBB_LONG=1 only.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,20 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb import tiny
-
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
 # All of ours, and what of OpenRLHF a training imports.
 IMPORTS = """
 import importlib, pkgutil, sys
-from openrlhf_dbb.platform import shims
-shims.add()
+from openrlhf_dbb.platform import machine
+machine.add_shims()
 import openrlhf_dbb
 names = [m.name for m in pkgutil.walk_packages(openrlhf_dbb.__path__, "openrlhf_dbb.")]
-# These two need vLLM's build without CUDA.
-without_cuda = ("openrlhf_dbb.platform.cpu_weight_sync", "openrlhf_dbb.platform.cpu_engine")
+# cpu_engine needs vLLM's build without CUDA.
+without_cuda = ("openrlhf_dbb.platform.cpu_engine",)
 theirs = ["openrlhf.cli.train_ppo_ray", "openrlhf.trainer.ray.vllm_worker_wrap", "flash_attn.bert_padding",
           "flash_attn.ops.triton.cross_entropy", "flash_attn.cute", "vllm", "deepspeed"]
 for name in [name for name in names if name not in without_cuda and not name.endswith("__main__")] + theirs:
@@ -79,8 +76,8 @@ def test_everything_is_imported_without_a_gpu_and_without_a_compiler(call):
     done = call("python", "-c", IMPORTS)
     assert done.returncode == 0, done.stderr[-3000:]
     count, cuda, without, stand_in = done.stdout.splitlines()[-1].split()
-    assert (int(count) > 100, cuda, without) == (True, "13.0", "False")
-    assert stand_in.endswith("openrlhf_dbb/platform/shims/modules/flash_attn_2_cuda.py")
+    assert (int(count) > 50, cuda, without) == (True, "13.0", "False")
+    assert stand_in.endswith("openrlhf_dbb/platform/shims/flash_attn_2_cuda.py")
 
 
 def test_openrlhf_is_as_listed_there_too(call):
@@ -93,22 +90,3 @@ def test_a_training_without_a_gpu_is_one_line(call):
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("error: the installed torch is built for CUDA 13.0, and ")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A folder with the shape of Qwen3-1.7B and the tiny preset's tokenizer; no weights."""
-    from transformers import Qwen3Config
-
-    folder = tmp_path_factory.mktemp("qwen3")
-    sizes = {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8}
-    Qwen3Config(num_hidden_layers=28, head_dim=128, tie_word_embeddings=True, **sizes).save_pretrained(folder)
-    for file in tiny.prepare(tiny.default_folder()).model.glob("tokenizer*"):
-        shutil.copy(file, folder)
-    return folder
-
-
-def test_the_attention_check_says_that_there_is_no_gpu(call, model):
-    done = call("python", "-m", "openrlhf_dbb.platform.attention", "flash_attention_4", model)
-    assert done.returncode == 1
-    assert not json.loads(done.stdout.splitlines()[-1])["ok"]

@@ -1,4 +1,4 @@
-"""What a host has for CUDA, told by a stand-in for NVIDIA's driver; and what a start makes of it."""
+"""What a host has for CUDA, told by a stand-in for NVIDIA's driver, and the flag values that follow from it."""
 
 import os
 import shutil
@@ -6,12 +6,12 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cuda, machine, shims
+from openrlhf_dbb.platform import cpu, cuda, machine
 
 ROOT = Path(__file__).parents[1]
 DRIVER = r"""
@@ -28,7 +28,13 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device ? 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = attribute == 75 ? (device ? 8 : 9) : attribute == 76 ? 0 : -1; return 0; }
 """
-LOOK = "from openrlhf_dbb.platform import machine; found = machine.look(); print(found); print(found.describe())"
+LOOK = """
+from openrlhf_dbb.platform import machine
+host = machine.look()
+print([(gpu.name, gpu.memory, gpu.capability) for gpu in host.gpus], host.driver_cuda)
+print(host.describe())
+"""
+GPU = machine.Gpu("NVIDIA H100", 80 * 2**30, (9, 0))
 
 
 @pytest.fixture(scope="module")
@@ -54,122 +60,187 @@ def driver(tmp_path_factory):
     return run
 
 
-def test_the_driver_is_asked_for_name_memory_and_capability(driver):
+def test_the_driver_tells_name_memory_and_capability(driver):
     h100, a100 = 80 * 2**30, 40 * 2**30
     assert driver("-c", LOOK).stdout.splitlines() == [
-        f"Machine(gpus=(Gpu(name='NVIDIA H100', memory={h100}, capability=(9, 0)), "
-        f"Gpu(name='NVIDIA A100', memory={a100}, capability=(8, 0))), driver_cuda=(13, 1))",
+        f"[('NVIDIA H100', {h100}, (9, 0)), ('NVIDIA A100', {a100}, (8, 0))] (13, 1)",
         "1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)",
     ]
-    assert driver("-c", LOOK, STUB_INIT="100").stdout.startswith("Machine(gpus=(), driver_cuda=(13, 1)")
+    assert driver("-c", LOOK, STUB_INIT="100").stdout.startswith("[] (13, 1)")
 
 
-def test_setup_asks_the_same_file_before_anything_is_installed(driver):
+def test_setup_runs_the_same_file_before_anything_is_installed(driver):
     program = str(ROOT / "openrlhf_dbb/platform/machine.py")
     assert driver("-I", "-S", program, "13.0").returncode == 0
     old = driver("-I", "-S", program, "13.0", STUB_VERSION="12040")
-    assert old.returncode == 1
-    assert "(CUDA 12.4) is too old for CUDA 13.0; update it to 580 or later" in old.stdout
-    nothing = driver("-I", "-S", program, "13.0", PATH="/nowhere", CC="")
-    assert nothing.stdout.startswith("there is no C compiler, with which Triton makes kernels callable; install gcc")
+    assert old.returncode == 1 and "(CUDA 12.4) is too old for CUDA 13.0" in old.stdout
+    assert driver("-I", "-S", program, "13.0", PATH="/nowhere", CC="").stdout.startswith("there is no C compiler")
 
 
 def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(driver):
     if machine.torch_cuda() is not None:
         pytest.skip("the environment is for CUDA")
-    shown = driver("-m", "openrlhf_dbb", "train", "--preset", "tiny", "--dry_run")
-    assert (
-        "warning: there is 1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB), but the installed torch is built "
-        in (shown.stdout)
-    )
-
-
-GPU = machine.Gpu("NVIDIA H100", 80 * 2**30, (9, 0))
+    shown = driver("-m", "openrlhf_dbb", "train", "--preset", "tiny", "--dry_run").stdout
+    assert "warning: there is 1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)" in shown
 
 
 @pytest.mark.parametrize(
-    ("found", "visible", "why"),
+    ("host", "visible", "why"),
     [
-        (machine.Machine((), None), None, r"there is no NVIDIA driver \(libcuda.so.1\); a container needs `docker run"),
-        (machine.Machine((GPU,), (12, 4)), None, r"\(CUDA 12.4\) is too old for CUDA 13.0; update it to 580 or later"),
-        (machine.Machine((), (13, 0)), None, "the driver shows no GPU; `nvidia-smi -L` must list one"),
-        (machine.Machine((), (13, 0)), "", "the driver shows no GPU, and CUDA_VISIBLE_DEVICES is ''; unset it"),
+        (machine.Machine((), None), None, "there is no NVIDIA driver"),
+        (machine.Machine((GPU,), (12, 4)), None, r"\(CUDA 12.4\) is too old for CUDA 13.0; update it to 580"),
+        (machine.Machine((), (13, 0)), None, "the driver shows no GPU; `nvidia-smi -L`"),
+        (machine.Machine((), (13, 0)), "", "CUDA_VISIBLE_DEVICES is ''; unset it"),
     ],
 )
-def test_a_stack_for_cuda_without_a_gpu_is_refused_and_never_trains_without(monkeypatch, found, visible, why):
+def test_a_stack_for_cuda_never_trains_without_a_gpu(monkeypatch, host, visible, why):
     monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
-    monkeypatch.setattr(machine, "look", lambda: found)
+    monkeypatch.setattr(machine, "look", lambda: host)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UsageError, match=why) as caught:
-        arguments.parse(["--preset", "tiny"])
-    assert "OPENRLHF_DBB_PLATFORM=cpu bash scripts/setup_env.sh" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=why):
+        cuda.check_machine()
 
 
-def test_help_needs_no_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
-    monkeypatch.setattr(machine, "look", machine.Machine)
-    with pytest.raises(SystemExit) as ended:
-        arguments.parse(["--help"])
-    assert ended.value.code == 0 and "--estimator" in capsys.readouterr().out
-
-
-def test_what_triton_needs_is_asked_for_at_the_start(monkeypatch, tmp_path):
+def test_a_host_without_what_triton_needs_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
     monkeypatch.setattr(machine, "look", lambda: machine.Machine((GPU,), (13, 0)))
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.28"))
-    with pytest.raises(
-        UsageError, match=r"there is no .*/Python.h, which Triton .*; glibc is 2.28, .* need 2.31 or later"
-    ):
+    with pytest.raises(UsageError, match=r"there is no .*/Python.h, .*; glibc is 2.28, .* need 2.31 or later"):
         cuda.check_machine()
 
 
-@pytest.mark.parametrize(("build", "wanted"), [("None", None), ("'12.9'", "12.9")])
-def test_the_cuda_of_a_torch_is_told_by_its_version(tmp_path, build, wanted):
+@pytest.mark.parametrize(("build", "expected"), [("None", "None True"), ("'12.9'", "12.9 False")])
+def test_the_version_of_torch_tells_its_cuda_without_an_import(tmp_path, build, expected):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "torch/version.py").write_text(f"cuda = {build}")
     code = "from openrlhf_dbb.platform import cpu, machine; print(machine.torch_cuda(), cpu.active())"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == f"{wanted} {wanted is None}"
+    assert shown.stdout.strip() == expected
 
 
-def test_a_module_is_real_unless_it_is_one_of_the_stand_ins(tmp_path):
+def test_a_compiled_module_comes_before_its_shim(tmp_path):
     code = (
-        "import sys; from openrlhf_dbb.platform import shims; "
-        "before = shims.is_real('flash_attn_2_cuda'); shims.add(); "
-        "import flash_attn_2_cuda; print(before, shims.is_real('flash_attn_2_cuda'), flash_attn_2_cuda.__file__)"
+        "from openrlhf_dbb.platform import machine; machine.add_shims(); import flash_attn_2_cuda; "
+        "print(machine.is_real('flash_attn_2_cuda'), flash_attn_2_cuda.__file__)"
     )
     run = [sys.executable, "-c", code]
-    alone = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-    assert alone == ["False", "False", f"{shims.FOLDER}/flash_attn_2_cuda.py"]
+    shim = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert shim == ["False", str(ROOT / "openrlhf_dbb/platform/shims/flash_attn_2_cuda.py")]
     (tmp_path / "flash_attn_2_cuda.py").write_text("")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     compiled = subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout.split()
-    assert compiled == ["True", "True", f"{tmp_path}/flash_attn_2_cuda.py"]
+    assert compiled == ["True", f"{tmp_path}/flash_attn_2_cuda.py"]
+
+
+@pytest.mark.parametrize(("home", "expected"), [("with", "with/bin/nvcc"), ("without", None), (None, "bin/nvcc")])
+def test_flashinfer_is_left_out_where_it_would_find_no_nvcc(tmp_path, monkeypatch, home, expected):
+    for place in (tmp_path / "with/bin/nvcc", tmp_path / "bin/nvcc"):
+        place.parent.mkdir(parents=True)
+        place.touch(mode=0o755)
+    for name in ("CUDA_PATH", "CUDA_HOME", "VLLM_USE_FLASHINFER_SAMPLER"):
+        monkeypatch.delenv(name, raising=False)
+    if home:
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert machine.nvcc() == (str(tmp_path / expected) if expected else None)
+    assert cuda.worker_environment() == ({} if expected else {"VLLM_USE_FLASHINFER_SAMPLER": "0"})
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")  # the user's own choice
+    assert cuda.worker_environment() == {}
+
+
+HOPPER, AMPERE, TURING, BLACKWELL = (
+    (machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (8, 0), (7, 5), (10, 0))
+)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Function: pretend that these flash attentions are installed, and no others."""
+
+    def put(*names):
+        monkeypatch.setattr(machine, "is_real", lambda module: "flash_attention_2" in names)
+        monkeypatch.setattr(cuda, "_installed", lambda distribution: "flash_attention_4" in names)
+
+    put()
+    return put
 
 
 @pytest.mark.parametrize(
-    ("home", "on_path", "found"),
-    [("with", True, "home"), ("without", True, None), (None, True, "path"), (None, False, None)],
+    ("names", "gpus", "chosen"),
+    [
+        ([], HOPPER, "sdpa"),
+        (["flash_attention_4"], HOPPER, "flash_attention_4"),
+        (["flash_attention_4"], AMPERE, "sdpa"),
+        (["flash_attention_2"], AMPERE, "flash_attention_2"),
+        (["flash_attention_2", "flash_attention_4"], HOPPER, "flash_attention_2"),
+        (["flash_attention_2", "flash_attention_4"], BLACKWELL, "flash_attention_4"),
+        (["flash_attention_4"], (*HOPPER, *AMPERE), "sdpa"),
+        (["flash_attention_2", "flash_attention_4"], TURING, "sdpa"),
+    ],
 )
-def test_nvcc_is_looked_for_where_flashinfer_would(tmp_path, monkeypatch, home, on_path, found):
-    places = {"home": tmp_path / "with/bin/nvcc", "path": tmp_path / "bin/nvcc"}
-    for place in places.values():
-        place.parent.mkdir(parents=True)
-        place.touch(mode=0o755)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    if home:
-        monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
-    monkeypatch.setenv("PATH", str(tmp_path / "bin") if on_path else "/nowhere")
-    monkeypatch.setattr(
-        machine.os, "access", lambda path, mode: Path(path).is_relative_to(tmp_path) and Path(path).exists()
-    )
-    assert machine.nvcc() == (str(places[found]) if found else None)
-    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
-    assert cuda.worker_environment() == ({} if found else {"VLLM_USE_FLASHINFER_SAMPLER": "0"})
+def test_the_attention_follows_from_what_is_installed_and_from_the_gpus(installed, names, gpus, chosen):
+    installed(*names)
+    attention, why = cuda.choose_attention(gpus)
+    assert attention == chosen and why.startswith("CUDA, ")
+
+
+def args(**given):
+    """OpenRLHF's arguments by their flags."""
+    flags = {
+        "ds.attn_implementation": "sdpa", "ds.adam_offload": False, "ds.deepcompile": False, "actor.optim": "adamw",
+        "ds.ring_attn_size": 1, "ds.tensor_parallel_size": 1, "ds.param_dtype": "fp32", "vllm.enforce_eager": True,
+        "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.UNSUPPORTED, False),
+        **{flag.replace("__", "."): value for flag, value in given.items()},
+    }  # fmt: skip
+    sections: dict[str, dict[str, object]] = {}
+    for flag, value in flags.items():
+        section, name = flag.split(".")
+        sections.setdefault(section, {})[name] = value
+    return SimpleNamespace(**{section: SimpleNamespace(**values) for section, values in sections.items()})
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"ds__attn_implementation": "flash_attention_2"}, "no compiled flash-attn is installed; use sdpa"),
+        ({"ds__attn_implementation": "flash_attention_4"}, "flash-attn-4 is not installed; use sdpa"),
+        ({"ds__adam_offload": True}, "--ds.adam_offload: DeepSpeed compiles this with nvcc"),
+        ({"actor__optim": "muon"}, "--actor.optim muon: DeepSpeed compiles this with nvcc"),
+    ],
+)
+def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, monkeypatch, given, line):
+    monkeypatch.setattr(machine, "nvcc", lambda: None)
+    cuda.check_flags(args(), HOPPER)
+    with pytest.raises(UsageError, match=line):
+        cuda.check_flags(args(**given), HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
+        ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
+        ({"vllm__enforce_eager": False}, "--no-vllm.enforce_eager"),
+        ({"vllm__sync_backend": "nccl"}, "--vllm.sync_backend nccl"),
+        ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
+        ({"vllm__tensor_parallel_size": 2}, "--vllm.tensor_parallel_size"),
+        ({"ds__tensor_parallel_size": 2}, "--ds.tensor_parallel_size 2"),
+    ],
+)
+def test_flags_that_cannot_work_without_cuda_are_refused(given, flag):
+    cpu.check_flags(args())
+    with pytest.raises(UsageError, match=f"^{flag}"):
+        cpu.check_flags(args(**given))
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "apart", "count"),
+    [(8, 1, False, 8), (8, 2, False, 4), (8, 1, True, 4), (3, 1, True, 2), (6, 4, True, 1), (1, 1, True, 1)],
+)
+def test_engines_share_the_gpus_or_get_half_of_them(devices, size, apart, count):
+    assert cuda.engines(devices, size, apart=apart) == count

@@ -16,7 +16,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from openrlhf_dbb.driver.strategy import strategy
-from openrlhf_dbb.platform.training_strategy import TrainingStrategy
+from openrlhf_dbb.platform.backend import Backend
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further
@@ -26,7 +26,7 @@ MODES = {
     "dynamic": {"ds.packing_samples": True, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 24},
 }
 MODES["as upstream"] = MODES["dynamic"]
-ours = TrainingStrategy.get_ds_train_config
+ours = Backend.get_ds_train_config
 
 def upstreams(*args, **kwargs):
     config = ours(*args, **kwargs)
@@ -53,7 +53,7 @@ for stage, loss, (mode, flags) in itertools.product(
 ):
     if stage != 2 and loss != "seq-mean-token-mean":
         continue
-    TrainingStrategy.get_ds_train_config = upstreams if mode == "as upstream" else ours
+    Backend.get_ds_train_config = upstreams if mode == "as upstream" else ours
     own = {"ds.zero_stage": stage, "actor.loss_agg_mode": loss, **flags}
     args = settings.with_values(own, "the test").openrlhf_args()
     policy = PolicyActor(2, rank, "127.0.0.1", port)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal, riding_along  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.platform.cpu_strategy import stand_in_for_torch_cuda  # noqa: E402
+from openrlhf_dbb.platform.backend import stand_in_for_torch_cuda  # noqa: E402
 
 # Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
 # A = -2: min(-3, -2.56) + min(-1, -1.6) = -4.6.

@@ -131,8 +131,7 @@ def command(files, monkeypatch, pretend_gpus):
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     monkeypatch.setattr("openrlhf_dbb.driver.cluster.RayStart", lambda _: pytest.fail("Ray was started"))
     # flash-attn, ring attention and CUDA's compiler
-    monkeypatch.setattr("openrlhf_dbb.platform.shims.is_real", lambda module: True)
-    monkeypatch.setattr("openrlhf_dbb.platform.cuda.is_real", lambda module: True)
+    monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
     monkeypatch.setattr("openrlhf_dbb.platform.machine.nvcc", lambda: "nvcc")
 
     def of(name, *more):

@@ -11,7 +11,7 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf_dbb.platform.training_strategy import TrainingStrategy  # noqa: E402
+from openrlhf_dbb.platform.backend import Backend  # noqa: E402
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     trained = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
     with torch.no_grad():
         trained.model.embed_tokens.weight.add_(1.0)
-    strategy = TrainingStrategy.__new__(TrainingStrategy)
+    strategy = Backend.__new__(Backend)
     strategy.args = SimpleNamespace(
         actor=SimpleNamespace(model_name_or_path=str(original)),
         ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),

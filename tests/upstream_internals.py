@@ -157,7 +157,7 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
                  "method_name, **kwargs"),
     ),
     "openrlhf.trainer.ray.ppo_actor": (
-        Internal("stateless_init_process_group", "replaced", "platform/cpu_strategy.py",
+        Internal("stateless_init_process_group", "replaced", "platform/backend.py",
                  "master_address, master_port, rank, world_size, device"),
         Internal("ActorPPOTrainer", "used", "actors/policy_actor.py",
                  attributes="actor, actor_loss_fn, replay_buffer, use_cuda_ipc, vllm_engines, _model_update_group"),
@@ -191,14 +191,10 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
     ),
     "openrlhf.trainer.ray.vllm_worker_wrap": (
         Internal("WorkerWrap", "subclassed", "platform/vllm_worker.py"),
-        Internal("WorkerWrap.update_weight", "overridden", "platform/vllm_worker.py",
-                 "name, dtype, shape, empty_cache"),
-        Internal("WorkerWrap.update_weight_cuda_ipc", "overridden", "platform/vllm_worker.py",
-                 "name, dtype, shape, ipc_handles, empty_cache"),
-        Internal("WorkerWrap", "used", "platform/weight_buckets.py", attributes="_model_update_group"),
-        Internal("WorkerWrap.init_process_group", "imitated", "platform/cpu_weight_sync.py",
+        Internal("WorkerWrap", "used", "platform/weights.py", attributes="_model_update_group"),
+        Internal("WorkerWrap.init_process_group", "imitated", "platform/vllm_worker.py",
                  "master_address, master_port, rank_offset, world_size, group_name, backend, use_ray"),
-        Internal("WorkerWrap.update_weight", "imitated", "platform/cpu_weight_sync.py",
+        Internal("WorkerWrap.update_weight", "imitated", "platform/vllm_worker.py",
                  "name, dtype, shape, empty_cache"),
     ),
     "openrlhf.utils": (
@@ -217,9 +213,9 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("hierarchize", "called", "upstream/__init__.py", "args"),
     ),
     "openrlhf.utils.deepspeed": (
-        Internal("DeepspeedStrategy", "subclassed", "platform/training_strategy.py",
+        Internal("DeepspeedStrategy", "subclassed", "platform/backend.py",
                  attributes="adam_offload, use_dynamic_batch, args, _unwrap_model"),
-        Internal("DeepspeedStrategy", "subclassed", "platform/cpu_strategy.py", attributes="setup_distributed"),
+        Internal("DeepspeedStrategy", "subclassed", "platform/backend.py", attributes="setup_distributed"),
         Internal("DeepspeedStrategy", "used", "actors/policy_actor.py", attributes="args, ring_attn_group"),
         Internal("DeepspeedStrategy.load_ckpt", "called", "driver/strategy.py",
                  "model, load_dir, tag, load_module_strict, load_optimizer_states, load_lr_scheduler_states, "
@@ -230,18 +226,18 @@ INTERNALS: Mapping[str, Sequence[Internal]] = {
         Internal("DeepspeedStrategy.setup_dataloader", "imitated", "driver/strategy.py",
                  "replay_buffer, batch_size, pin_memory, shuffle, collate_fn, drop_last, sampler, consumed_samples, "
                  "num_workers"),
-        Internal("DeepspeedStrategy.setup_distributed", "overridden", "platform/cpu_strategy.py", "timeout"),
-        Internal("DeepspeedStrategy.save_model", "overridden", "platform/training_strategy.py",
+        Internal("DeepspeedStrategy.setup_distributed", "overridden", "platform/backend.py", "timeout"),
+        Internal("DeepspeedStrategy.save_model", "overridden", "platform/backend.py",
                  "model, tokenizer, output_dir, **kwargs"),
-        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "platform/training_strategy.py",
+        Internal("DeepspeedStrategy.get_ds_train_config", "overridden", "platform/backend.py",
                  "optim_dict, *, max_norm"),
     ),
     "openrlhf.utils.distributed_util": (
         Internal("torch_dist_barrier_and_cuda_sync", "called", "actors/policy_actor.py", ""),
     ),
     "openrlhf.utils.utils": (
-        Internal("convert_to_torch_dtype", "called", "platform/cpu_strategy.py", "param_dtype"),
-        Internal("convert_to_torch_dtype", "replaced", "platform/cpu_strategy.py", "param_dtype"),
+        Internal("convert_to_torch_dtype", "called", "platform/backend.py", "param_dtype"),
+        Internal("convert_to_torch_dtype", "replaced", "platform/backend.py", "param_dtype"),
     ),
     "openrlhf.utils.vlm_utils": (
         Internal("process_prompt_with_images", "called", "actors/vllm_actor.py", "processor, prompt, images"),

@@ -20,7 +20,7 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu
-from openrlhf_dbb.platform.weight_buckets import Parameter, buckets, pack
+from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
 with cpu.lean_imports("vllm"):
     import deepspeed
@@ -112,7 +112,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
 
     def broadcast_to_vllm(self) -> None:
-        """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weight_buckets``.
+        """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.
 
         Upstream sends one parameter at a time. Its way is taken where this process has no whole weights to broadcast.
         """

@@ -13,8 +13,8 @@ from typing import Any
 from openrlhf_dbb import upstream
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
 from openrlhf_dbb.platform import cpu
-from openrlhf_dbb.platform.network import use_rays_interface
-from openrlhf_dbb.platform.weight_buckets import Parameter
+from openrlhf_dbb.platform.machine import use_rays_interface
+from openrlhf_dbb.platform.weights import Parameter
 
 with cpu.lean_imports():
     import vllm
@@ -55,7 +55,7 @@ class StrictRolloutActor(PlatformRolloutActor):
     """The vLLM actor of a run with posteriors. A broken reward stops the run, and a missing reward is not 0."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
-        worker = "openrlhf_dbb.platform.vllm_worker.BucketWorker"  # without CUDA, the platform's instead
+        worker = "openrlhf_dbb.platform.vllm_worker.WeightWorker"
         # The policy's log-probs are those of the distribution that was sampled from, so vLLM's must be, too.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
@@ -68,7 +68,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._tokenizer = tokenizer
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
-        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weight_buckets.Receiver`."""
+        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weights.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     def note_update(self) -> None:

@@ -28,8 +28,7 @@ from openrlhf_dbb.driver.flags import (
 )
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, machine, shims
-from openrlhf_dbb.platform import cuda_defaults as defaults
+from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.spelling import did_you_mean
 
 MODEL_FLAG = "actor.model_name_or_path"
@@ -70,18 +69,18 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         )
         layers = [("no CUDA", platform), *layers]
     else:
-        shims.add()
+        machine.add_shims()
         if early.preset or not _places_models(argv):
             layers.append(("preset " + name, preset.gpus))
             if asynchronous and preset.gpus:
-                layers.append(defaults.APART)
-        layers = [*defaults.layers(host.gpus, with_preset=name != presets.NONE), *layers]
+                layers.append(cuda.APART)
+        layers = [*cuda.layers(host.gpus, with_preset=name != presets.NONE), *layers]
     if estimator != NO_ESTIMATOR:
         layers = [("--estimator", {"algo.advantage.estimator": "group_norm"}), *layers]
     parallel = {"vllm.tensor_parallel_size": early.tensor_parallel} if early.tensor_parallel else {}
     merged = {flag: value for _, values in [*layers, ("", parallel)] for flag, value in values.items()}
     tensor_parallel = max(merged.get("vllm.tensor_parallel_size", 1), 1)
-    engines = defaults.engines(devices, tensor_parallel, apart=bool(asynchronous))
+    engines = cuda.engines(devices, tensor_parallel, apart=bool(asynchronous))
     ranks = devices - engines * tensor_parallel if asynchronous else devices
     origin = _apply(parser, layers, lambda flag: max(engines if flag == "vllm.num_engines" else ranks, 1))
     given = _given(parser, argv)
@@ -90,7 +89,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     if not on_cpu:
         cuda.check_machine()
         if name != presets.NONE:
-            defaults.derive(flags, origin)
+            cuda.derive(flags, origin)
     _check_async(flags, origin)
     _fill_placeholders(flags)
     _derive(flags, origin)

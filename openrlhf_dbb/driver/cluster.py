@@ -19,10 +19,10 @@ from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, ray_address
+from openrlhf_dbb.platform import cpu, cuda, machine
 from storage.url import choose_url
 
-_ALONE = f"set RAY_ADDRESS={ray_address.ALONE} to start one for this run alone"
+_ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 _POLL_S = 2.0
 WAIT_MINUTES = 10.0
 _STOP = "stop Ray"
@@ -42,7 +42,7 @@ class RayStart:
         Raises:
             UsageError: the cluster to join does not answer.
         """
-        self.joins = ray_address.joined()
+        self.joins = machine.ray_cluster()
         _check_answers(self.joins)
         self._settings, self._done = settings, threading.Event()
         self._error: Exception | None = None
@@ -85,7 +85,7 @@ def _check_answers(address: str | None) -> None:
 
 
 def start(settings: Settings) -> None:
-    """Start Ray, or join the cluster of :func:`openrlhf_dbb.platform.ray_address.joined`.
+    """Start Ray, or join the cluster of :func:`openrlhf_dbb.platform.machine.ray_cluster`.
 
     Raises:
         UsageError: the cluster has fewer GPUs than the flags need.
@@ -93,7 +93,7 @@ def start(settings: Settings) -> None:
     # No idle workers, which Ray would start as many of as there are cores; ours are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    joined, needed = ray_address.joined(), gpus_needed(settings.args)
+    joined, needed = machine.ray_cluster(), gpus_needed(settings.args)
     import ray
 
     runtime: dict[str, Any] = {
@@ -103,7 +103,7 @@ def start(settings: Settings) -> None:
             "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
         }
     }
-    runtime["worker_process_setup_hook"] = "openrlhf_dbb.platform.shims.add"  # where the node has it
+    runtime["worker_process_setup_hook"] = "openrlhf_dbb.platform.machine.add_shims"  # where the node has it
     options: dict[str, Any] = {}
     runtime["env_vars"] |= (cpu if settings.on_cpu else cuda).worker_environment()
     if settings.on_cpu and joined is None:
@@ -162,7 +162,7 @@ def check_gpus(settings: Settings) -> None:
         UsageError: how many, and the flags to change.
     """
     needed, there = gpus_needed(settings.args), len(settings.machine.gpus)
-    if not settings.on_cpu and ray_address.joined() is None and needed > there:
+    if not settings.on_cpu and machine.ray_cluster() is None and needed > there:
         raise UsageError(f"these flags need {needed} GPUs, this machine has {there}; {_fewer_gpus(settings.args)}")
 
 

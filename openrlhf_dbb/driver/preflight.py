@@ -18,8 +18,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import attention, machine
-from openrlhf_dbb.platform import cuda_defaults as defaults
+from openrlhf_dbb.platform import cuda, machine
 from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_held_out, load_rows
 from openrlhf_dbb.rewards import reward_file
 
@@ -82,7 +81,7 @@ def prepare(
         if args.eval.dataset:
             held_out = _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
         _check_sources(held_out, args)
-        settings = _check_device(settings)
+        _check_device(settings)
         with upstream.imports_for_driver():
             config, tokenizer = _load_model_files(args)
             settings = _fitted(settings, config)
@@ -180,10 +179,10 @@ def _wants_chat_template(settings: Settings, tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def _check_device(settings: Settings) -> Settings:
-    """Check the GPUs with torch, and return the settings with an attention that works on them."""
+def _check_device(settings: Settings) -> None:
+    """Raise UsageError if torch cannot use the GPUs that NVIDIA's driver shows."""
     if settings.on_cpu:
-        return settings
+        return
     import torch
 
     if not torch.cuda.is_available():
@@ -192,29 +191,6 @@ def _check_device(settings: Settings) -> Settings:
             f"driver ({machine.driver_version() or 'of unknown version'}) does not work with its CUDA "
             f"{torch.version.cuda}; update or repair it"
         )
-    return _with_proven_attention(settings)
-
-
-def _with_proven_attention(settings: Settings) -> Settings:
-    """The settings, with torch's attention where the one that was chosen for the machine does not work on its GPU.
-
-    Raises:
-        UsageError: it does not, and was asked for, or the batches cannot do without it.
-    """
-    flag, host = "ds.attn_implementation", settings.machine
-    name = settings.args.ds.attn_implementation
-    if settings.on_cpu or not attention.packs(name):
-        return settings
-    found = attention.checked(name, settings.args.actor.model_name_or_path, host.gpus[0])
-    if found.ok:
-        return settings
-    if not settings.origin.get(flag, "").startswith("CUDA"):
-        raise UsageError(f"--{flag} {name} does not work here: {found.error}; use {attention.TORCH}")
-    packing = [each for each in defaults.PACKING if settings.origin.get(each) == defaults.FAST]
-    values = {flag: attention.TORCH, **dict.fromkeys(packing, False)}
-    settings = settings.with_values(values, f"{name} does not work here: {found.error}")
-    checks.check(settings)  # padded batches have rules that packed ones do not
-    return settings
 
 
 def _fitted(settings: Settings, config: Any) -> Settings:
@@ -234,7 +210,7 @@ def _fitted(settings: Settings, config: Any) -> Settings:
         return settings
     if settings.args.train.dynamic_batch_enable:
         limits = capacity.token_limits(shape, settings.args, host.gpus)
-        ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == defaults.PADDED}
+        ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == cuda.PADDED}
         settings = settings.with_values(ours, f"fits on {host.describe()}, estimated")
     import psutil
 

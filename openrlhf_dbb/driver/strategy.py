@@ -9,7 +9,7 @@ from typing import Any
 
 from openrlhf_dbb.core.checkpoints import LOADED
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.platform.network import use_rays_interface
+from openrlhf_dbb.platform.machine import use_rays_interface
 
 NEWEST = "newest"
 
@@ -69,15 +69,10 @@ def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) ->
 
     use_rays_interface()
     made = get_strategy(args)
+    from openrlhf_dbb.platform.backend import Backend, CpuBackend
+
     # Same attributes; upstream's factory names its class itself.
-    if on_cpu:
-        from openrlhf_dbb.platform.cpu_strategy import CpuStrategy
-
-        made.__class__ = CpuStrategy
-    else:
-        from openrlhf_dbb.platform.training_strategy import TrainingStrategy
-
-        made.__class__ = TrainingStrategy
+    made.__class__ = CpuBackend if on_cpu else Backend
     if loads != NEWEST:
         made.load_ckpt = functools.partial(_load, made, made.load_ckpt, loads)
     return made

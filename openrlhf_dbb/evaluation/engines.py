@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, ray_address
+from openrlhf_dbb.platform import cpu, cuda, machine
 
 CALL_S = 1.0  # an engine reports at least this often
 LEAST_CALL_S = 0.02  # and at most this often while it has work
@@ -258,7 +258,7 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     import ray
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
-    options: dict[str, Any] = {} if ray_address.joined() else {"include_dashboard": False}
+    options: dict[str, Any] = {} if machine.ray_cluster() else {"include_dashboard": False}
     environment |= (cpu if cpu.active() else cuda).worker_environment()
     if cpu.active():
         options |= {"num_cpus": engines or 1, "num_gpus": 0} if options else {}

@@ -1,8 +1,8 @@
-"""vLLM's engine in the process and on one thread of its caller, with the interface of ``vllm.AsyncLLMEngine``.
+"""Runs vLLM's engine in its caller's process and on one thread, with the interface of ``vllm.AsyncLLMEngine``.
 
-vLLM's own asynchronous engine always starts a process for its core, which imports vllm and torch once more and then
-competes with its parent for the cores at each step. This one needs neither. It samples from torch's global random
-stream, though, which it shares with whatever else its process runs.
+vLLM's own asynchronous engine always starts a process. That process imports vllm and torch again, and then competes
+with its parent for the cores at each step. This engine samples from torch's global random stream, which it shares with
+all other code of its process.
 """
 
 from __future__ import annotations
@@ -26,29 +26,26 @@ Result = TypeVar("Result")
 class InProcessEngine:
     """The methods of ``vllm.AsyncLLMEngine`` that OpenRLHF's actor and ours call, on vLLM's synchronous engine.
 
-    One thread does everything that touches vLLM, in the order in which it was asked for. Between two steps of
-    generation it does all that has been asked for since, so that requests that arrive together share their steps.
+    One thread makes all calls of vLLM, in the order in which they were requested. Between two generation steps the
+    thread handles all waiting requests, so that requests that arrive together share their steps.
     """
 
     def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        """An engine of one's own.
-
-        Args:
-            make: called on the engine's thread, and waited for.
-        """
-        # A step releases the interpreter's lock at each operation on tensors, and gets it back after this time if
-        # another thread, such as a reward function's, is busy: at Python's 5 ms, a step then takes twice as long.
+        """Call ``make`` on the engine's thread, and wait for it."""
+        # A step releases Python's lock at each operation on tensors. If another thread is busy, such as a reward
+        # function's, the step waits this long to get the lock back. With Python's default, 5 ms, a step takes twice
+        # as long.
         sys.setswitchinterval(1e-3)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._engine = self._thread.submit(make).result()
-        # All below belongs to the thread.
+        # Only the thread uses the attributes below.
         self._answers: dict[str, Future[RequestOutput]] = {}
         self._stepping = self._paused = False
         self._failure: Exception | None = None
 
     @classmethod
     def from_engine_args(cls, arguments: EngineArgs) -> InProcessEngine:
-        """As vLLM's."""
+        """Make an engine from vLLM's arguments."""
 
         def make() -> LLMEngine:
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -59,19 +56,16 @@ class InProcessEngine:
 
     @property
     def output_processor(self) -> Any:
-        """vLLM's, which counts the unfinished requests."""
+        """vLLM's output processor, which counts the unfinished requests."""
         return self._engine.output_processor
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yields once: the finished request, with all of its responses, whatever ``output_kind`` says.
+        """Yield once: the finished request with all of its responses. ``output_kind`` is ignored.
 
-        A request whose generator is cancelled or closed is aborted.
-
-        Raises:
-            Exception: what vLLM raised at this request, or at any step since the engine was made: its state is then
-                unknown, so that no request can be answered any more.
+        A request is aborted if its generator is cancelled or closed. An error of vLLM at this request, or at any
+        earlier generation step, is raised: after a failed step the engine's state is unknown.
         """
         params = copy.copy(sampling_params)
         params.output_kind = RequestOutputKind.FINAL_ONLY
@@ -80,40 +74,35 @@ class InProcessEngine:
         try:
             yield await asyncio.wrap_future(answer)
         finally:
-            answer.cancel()  # if the caller has gone before there was one; the next step sees it
+            answer.cancel()  # if the caller has gone before the answer, the next step aborts the request
 
     async def collective_rpc(
         self, method: str | Callable[..., Any], timeout: float | None = None, args: tuple[Any, ...] = (), **rest: Any
     ) -> list[Any]:
-        """Call a method of vLLM's worker, or a function with the worker as first argument, between two steps."""
+        """Call a method of vLLM's worker, or a function of the worker, between two generation steps."""
         return await self._call(self._engine.collective_rpc, method, timeout, args, **rest)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget the prompts whose keys and values are kept; False if requests still need them."""
+        """Drop the cached keys and values of prompts; return False if requests still need them."""
         return await self._call(self._engine.reset_prefix_cache)
 
     async def is_sleeping(self) -> bool:
-        """Whether generation is paused."""
+        """Return whether generation is paused."""
         return await self._call(self._engine.is_sleeping)
 
     async def pause_generation(self, *, mode: str) -> None:
-        """Make no more steps until :meth:`resume_generation`; keys and values are then computed anew.
-
-        Raises:
-            ValueError: the mode is not "keep", which keeps the requests.
-        """
-        if mode != "keep":
-            raise ValueError(f"pause_generation: mode {mode!r} is not available in process; use 'keep'")
+        """Make no generation step until :meth:`resume_generation`; mode "keep" keeps the requests."""
+        assert mode == "keep", mode
         await self._call(self._pause)
 
     async def resume_generation(self) -> None:
-        """Go on with the requests there are."""
+        """Continue with the waiting requests."""
         await self._call(self._resume)
 
     async def _call(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
-    # What the thread itself does.
+    # The thread itself runs the methods below.
 
     def _add(self, request_id: str, prompt: Any, params: SamplingParams, answer: Future[RequestOutput]) -> None:
         self._answers[request_id] = answer
@@ -121,7 +110,7 @@ class InProcessEngine:
             if self._failure is not None:
                 raise self._failure
             self._engine.add_request(request_id, prompt, params)
-        except BaseException as error:  # nobody waits for the adding itself
+        except BaseException as error:  # nobody waits for this call, only for the answer
             self._answer(request_id, error)
         self._go_on()
 
@@ -135,14 +124,14 @@ class InProcessEngine:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have the next step made, after all that has been asked for until now."""
+        """Let the thread make a step after all calls that wait now."""
         if not self._stepping and not self._paused and self._failure is None and self._answers:
             self._stepping = True
             self._thread.submit(self._step)
 
     def _step(self) -> None:
         self._stepping = False
-        if self._paused:  # since it was asked for; resuming asks again
+        if self._paused:  # paused after the step was submitted; resuming submits another one
             return
         try:
             gone = [request_id for request_id, answer in self._answers.items() if answer.cancelled()]
@@ -152,7 +141,7 @@ class InProcessEngine:
             for output in self._engine.step():
                 if output.finished:
                     self._answer(output.request_id, output)
-        except BaseException as error:  # nobody waits for the step itself
+        except BaseException as error:  # nobody waits for this call, only for the answers
             self._failure = RuntimeError(f"vLLM's engine has failed: {error!r}")
             self._failure.__cause__ = error
             for request_id in list(self._answers):

@@ -1,37 +1,45 @@
-"""What OpenRLHF, DeepSpeed and vLLM need where there is CUDA: nothing compiled at start, and what makes them fast.
+"""Flag values, refusals and environment of a machine with CUDA.
 
-This file: machines and combinations of flags that cannot work, the environment of Ray's workers.
-
-attention  which attention the policy is trained with, and the proof that it computes what it should
-defaults   flag values that make training fast, chosen for the machine
-
-What of it has been run on a GPU: docs/machines.md.
+docs/machines.md says which parts of this have been run on a GPU.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import attention, machine
-from openrlhf_dbb.platform.shims import is_real
+from openrlhf_dbb.platform import machine
 
-# Flag -> the package it needs, which the locks leave out.
-_PACKAGES = {
-    "ds.use_liger_kernel": "liger_kernel",
-    "ds.load_in_4bit": "bitsandbytes",
-}
+# The printed configuration names these reasons behind a value.
+FAST = "fast on CUDA"
+PADDED = "micro-batch size x --data.max_len"  # until the driver knows the model and fits the limits to the GPUs
+SHARED = "--train.colocate_all: on the policy's GPUs"
+
+FLASH_2, FLASH_4, TORCH = "flash_attention_2", "flash_attention_4", "sdpa"
+# Major compute capabilities with kernels: 8 is Ampere and Ada, 9 Hopper, 10 and 11 Blackwell.
+_KERNELS = {FLASH_2: range(8, 10), FLASH_4: range(9, 12)}
+
+LEAST_SEQUENCES, MOST_SEQUENCES = 128, 1024  # sequences that an engine runs at a time; vLLM's default is 128
+MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
+PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
+_ATTENTION = "ds.attn_implementation"
+
+Layer = tuple[str, dict[str, Any]]
+"""The reason for some flag values, and the values."""
+
+APART: Layer = (
+    "--train.async_enable: the engines have GPUs of their own",
+    {"vllm.enable_sleep": False, "ds.enable_sleep": False},
+)
+"""Replaces values of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs."""
 
 
 def check_machine() -> None:
-    """Refuse a machine on which the installed stack cannot run: without a GPU it does not run on the processor either.
-
-    Raises:
-        UsageError: what is lacking, and what to do.
-    """
+    """Raise UsageError if the installed stack cannot run here; a stack for CUDA does not run on the processor."""
     built_for = machine.torch_cuda()
     why = machine.no_gpus(machine.look(), built_for) if built_for else None
     if why:
@@ -44,59 +52,128 @@ def check_machine() -> None:
         raise UsageError("; ".join(lacking))
 
 
-def check_flags(
-    args: SimpleNamespace, gpus: Sequence[machine.Gpu], environment: Mapping[str, str] = os.environ
-) -> None:
-    """Refuse what cannot run with CUDA on these GPUs.
-
-    Raises:
-        UsageError: names the flag, the reason, and what to do.
-    """
-    why = attention.unavailable(args.ds.attn_implementation, gpus)
+def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
+    """Raise UsageError for a flag that needs something that these GPUs or this host do not have."""
+    attention = args.ds.attn_implementation
+    why = unavailable(attention, gpus)
     if why:
-        name, _ = attention.choose(gpus)
-        raise UsageError(f"--ds.attn_implementation {args.ds.attn_implementation}: {why}; use {name}, or leave it out")
-    _check_packages(args)
-    _check_compiler(args)
-    memory = environment.get("PYTORCH_CUDA_ALLOC_CONF") or environment.get("PYTORCH_ALLOC_CONF") or ""
-    if "expandable_segments:True" in memory and args.train.colocate_all and not args.train.async_enable:
-        raise UsageError(
-            f"PYTORCH_CUDA_ALLOC_CONF={memory}: with --train.colocate_all weights go to vLLM by CUDA IPC, which "
-            "expandable segments can break; unset it"
-        )
-
-
-def _check_packages(args: SimpleNamespace) -> None:
-    for flag, package in _PACKAGES.items():
-        section, name = flag.split(".")
-        if getattr(getattr(args, section), name) and importlib.util.find_spec(package) is None:
+        raise UsageError(f"--{_ATTENTION} {attention}: {why}; use {choose_attention(gpus)[0]}, or leave it out")
+    for flag, used in (
+        ("--ds.adam_offload", args.ds.adam_offload),
+        ("--actor.optim muon", args.actor.optim == "muon"),
+        ("--ds.deepcompile", args.ds.deepcompile),
+    ):
+        if used and machine.nvcc() is None:
             raise UsageError(
-                f"--{flag} needs the package {package}, which is not installed; install it, or leave it out"
+                f"{flag}: DeepSpeed compiles this with nvcc, and there is none; install nvcc or leave it out"
             )
-    if args.ds.ring_attn_size > 1:
-        missing = [name for name in ("ring_flash_attn", "flash_attn_2_cuda") if not is_real(name)]
-        if missing:
-            raise UsageError(
-                f"--ds.ring_attn_size {args.ds.ring_attn_size} needs {' and '.join(missing)}, which cannot be found; "
-                "install ring_flash_attn and a compiled flash-attn, or leave it out"
-            )
-
-
-def _check_compiler(args: SimpleNamespace) -> None:
-    compiled = {
-        "--ds.adam_offload": (args.ds.adam_offload, "leave it out; --ds.zero_stage 3 also saves memory"),
-        "--actor.optim muon": (args.actor.optim == "muon", "leave it out"),
-        "--ds.deepcompile": (args.ds.deepcompile, "leave it out"),
-    }
-    if args.ds.deepcompile and args.train.dynamic_batch_enable:
-        raise UsageError("--ds.deepcompile does not go with --train.dynamic_batch_enable; leave one of them out")
-    for flag, (asked, instead) in compiled.items():
-        if asked and machine.nvcc() is None:
-            raise UsageError(f"{flag}: DeepSpeed compiles this with nvcc, and there is none; install it, or {instead}")
 
 
 def worker_environment() -> dict[str, str]:
-    """Environment variables for every Ray worker (and so for the vLLM engines in them)."""
+    """Return the environment variables of every Ray worker, and so of the vLLM engines."""
     if "VLLM_USE_FLASHINFER_SAMPLER" in os.environ or machine.nvcc() is not None:
         return {}
-    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # it would be compiled at the first top-p, without a look for nvcc
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # vLLM would compile it at the first top-p, and fail without nvcc
+
+
+def packs(attention: str) -> bool:
+    """Return whether an attention takes packed samples at no cost; others make a mask of all tokens by all tokens."""
+    return "flash" in attention
+
+
+def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
+    """Return the attention that the policy trains with on these GPUs, and the reason."""
+    reasons = {name: unavailable(name, gpus) for name in (FLASH_2, FLASH_4)}
+    for name, why_not in reasons.items():
+        if why_not is None:
+            return name, f"CUDA, {name} is installed"
+    return TORCH, f"CUDA, {'; '.join(filter(None, reasons.values()))}"
+
+
+def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
+    """Return why an attention cannot be used; None if it can, and None for an unknown name."""
+    if attention == FLASH_2 and not machine.is_real("flash_attn_2_cuda"):
+        return "no compiled flash-attn is installed"
+    if attention == FLASH_4 and not _installed("flash-attn-4"):
+        return "flash-attn-4 is not installed"
+    for gpu in gpus:
+        if attention in _KERNELS and gpu.capability[0] not in _KERNELS[attention]:
+            capability = ".".join(map(str, gpu.capability))
+            return f"{attention} has no kernels for {gpu.name} (compute capability {capability})"
+    return None
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
+    """Return the layers of values that depend on the GPUs; a preset's values replace them.
+
+    Without a preset there is only what OpenRLHF needs.
+    """
+    attention, why = choose_attention(gpus)
+    values: list[Layer] = [(why, {_ATTENTION: attention})]
+    if with_preset:
+        fast: dict[str, Any] = {"vllm.enable_prefix_caching": True}  # the rollouts of a group share their prompt
+        if packs(attention):
+            fast |= dict.fromkeys(PACKING, True)
+        values.append((FAST, fast))
+    return values
+
+
+def engines(devices: int, tensor_parallel: int, *, apart: bool) -> int:
+    """Return the number of engines of ``tensor_parallel`` GPUs each.
+
+    Engines that are ``apart`` from the policy get half of the devices, rounded up; others share all devices with it.
+    """
+    return max((devices - devices // 2 if apart else devices) // tensor_parallel, 1)
+
+
+def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
+    """Set values that depend on other flags: packing, placement, batch sizes. Changes both arguments."""
+
+    def put(flag: str, value: Any, why: str) -> None:
+        flags[flag], origin[flag] = value, why
+
+    for flag, excludes in ((_PACKING, _excludes_packing), (_DYNAMIC, _excludes_dynamic)):
+        why = excludes(flags) if origin.get(flag) == FAST else None
+        if why:
+            put(flag, False, why)
+    if flags["train.colocate_all"]:
+        for model, used in (
+            ("ref", flags["algo.kl.init_coef"] > 0),
+            ("critic", flags["algo.advantage.estimator"] == "gae"),
+            ("reward", not flags["reward.remote_url"]),
+        ):
+            if used and f"{model}.num_gpus_per_node" not in origin:
+                put(f"{model}.num_gpus_per_node", flags["actor.num_gpus_per_node"], SHARED)
+    if flags[_DYNAMIC]:
+        for part in ("train", "rollout"):  # padded micro-batches take at most this memory
+            if f"{part}.max_tokens_per_gpu" not in origin:
+                tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
+                put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
+    if flags["vllm.num_engines"] and flags["vllm.max_num_seqs"] is None:
+        rollouts = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
+        sequences = min(max(-(-rollouts // flags["vllm.num_engines"]), LEAST_SEQUENCES), MOST_SEQUENCES)
+        put("vllm.max_num_seqs", sequences, f"{FAST}: a step's rollouts for each engine")
+    if flags["vllm.max_num_batched_tokens"] is None:
+        put("vllm.max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, FAST)
+
+
+def _excludes_packing(flags: dict[str, Any]) -> str | None:
+    if not packs(flags[_ATTENTION]):
+        return f"--{_ATTENTION} {flags[_ATTENTION]}"
+    return "--data.max_images_per_prompt" if flags["data.max_images_per_prompt"] else None
+
+
+def _excludes_dynamic(flags: dict[str, Any]) -> str | None:
+    if not flags[_PACKING]:
+        return "--no-ds.packing_samples"
+    if flags["ds.deepcompile"]:
+        return "--ds.deepcompile"
+    return "--replay.samples makes the micro-batches" if flags["replay.samples"] else None

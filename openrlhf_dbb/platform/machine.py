@@ -1,8 +1,8 @@
-"""What this host has for CUDA: GPUs, driver, compiler. Answered without an import of torch, which takes seconds.
+"""Describes this host: its GPUs, driver and compiler, its Ray cluster, its compiled modules. Does not import torch.
 
-Whether a process trains with CUDA follows from the build of torch that is installed (:func:`torch_cuda`): that is the
-same in every process of a run, also in one that is given no GPU. Set-up runs this file by its path, before anything is
-installed, so that it needs the standard library alone:
+The build of the installed torch decides whether a process trains with CUDA (:func:`torch_cuda`). That build is the same
+in every process of a run, also in a process without a GPU. The set-up script runs this file by its path before anything
+is installed, so the file needs only the standard library:
 
     python openrlhf_dbb/platform/machine.py 13.0    prints what the host lacks for CUDA 13.0; exit code 1 if anything
 """
@@ -19,24 +19,21 @@ import runpy
 import shutil
 import sys
 import sysconfig
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
-LEAST_GLIBC = (2, 31)  # of the wheels in requirements/cuda.lock
-_DRIVERS = {12: 525, 13: 580}  # the first NVIDIA driver for a CUDA
-_TOTAL_MEMORY, _CAPABILITY = "cuDeviceTotalMem_v2", (75, 76)
+LEAST_GLIBC = (2, 31)  # the wheels in requirements/cuda.lock are built for it
+_DRIVERS = {12: 525, 13: 580}  # major version of CUDA -> first driver of NVIDIA that runs it
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_SHIMS = str(Path(__file__).with_name("shims"))
+ALONE = "local"  # value of RAY_ADDRESS that keeps a command out of every cluster
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device.
-
-    Attributes:
-        name: as NVIDIA calls it.
-        memory: bytes in all.
-        capability: compute capability, (9, 0) for Hopper.
-    """
+    """A CUDA device: NVIDIA's name, memory in bytes, compute capability ((9, 0) for Hopper)."""
 
     name: str
     memory: int
@@ -45,29 +42,21 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The CUDA devices of this process (``CUDA_VISIBLE_DEVICES`` counts), and why there are none.
-
-    Attributes:
-        gpus: the devices.
-        driver_cuda: newest CUDA that the driver can run, (13, 0); None without a driver.
-    """
+    """The CUDA devices that this process may use; ``CUDA_VISIBLE_DEVICES`` counts."""
 
     gpus: tuple[Gpu, ...] = ()
-    driver_cuda: tuple[int, int] | None = None
+    driver_cuda: tuple[int, int] | None = None  # newest CUDA that the driver runs; None without a driver
 
     def describe(self) -> str:
-        """In one line."""
-        names = dict.fromkeys((gpu.name, gpu.memory) for gpu in self.gpus)
-        kinds = [
-            f"{sum((gpu.name, gpu.memory) == kind for gpu in self.gpus)} x {kind[0]} ({kind[1] / GIB:.0f} GiB)"
-            for kind in names
-        ]
+        """Return the GPUs in one line, as in "8 x NVIDIA H200 (141 GiB)"."""
+        counts = Counter((gpu.name, gpu.memory) for gpu in self.gpus)
+        kinds = [f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items()]
         return ", ".join(kinds)
 
 
 @functools.cache
 def torch_cuda() -> str | None:
-    """The CUDA that the installed torch is built for; None if for none, or without torch. It is not imported."""
+    """Return the CUDA version that the installed torch is built for; None for a build without CUDA or no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -76,7 +65,7 @@ def torch_cuda() -> str | None:
 
 @functools.cache
 def look() -> Machine:
-    """What NVIDIA's driver shows this process."""
+    """Return the machine as NVIDIA's driver shows it to this process."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -93,7 +82,7 @@ def _gpu(driver: ctypes.CDLL, number: int) -> Gpu:
     device, memory, name = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(100)
     driver.cuDeviceGet(ctypes.byref(device), number)
     driver.cuDeviceGetName(name, len(name), device)
-    getattr(driver, _TOTAL_MEMORY)(ctypes.byref(memory), device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
     capability = []
     for attribute in _CAPABILITY:
         value = ctypes.c_int(0)
@@ -103,7 +92,7 @@ def _gpu(driver: ctypes.CDLL, number: int) -> Gpu:
 
 
 def no_gpus(machine: Machine, cuda: str) -> str | None:
-    """Why torch, built for ``cuda``, finds no GPU; None if it should find some."""
+    """Return why a torch built for ``cuda`` finds no GPU; None if it should find one."""
     old = old_driver(machine, cuda)
     if old or machine.gpus:
         return old
@@ -116,7 +105,7 @@ def no_gpus(machine: Machine, cuda: str) -> str | None:
 
 
 def old_driver(machine: Machine, cuda: str) -> str | None:
-    """That the driver is too old for ``cuda``; None if it is not, or if there is none."""
+    """Return an error line if the driver is too old for ``cuda``; else None, also without a driver."""
     major = int(cuda.partition(".")[0])
     if machine.driver_cuda is None or machine.driver_cuda[0] >= major:
         return None
@@ -127,24 +116,24 @@ def old_driver(machine: Machine, cuda: str) -> str | None:
 
 
 def driver_version() -> str | None:
-    """Version of NVIDIA's kernel driver, such as 580.65.06; None without one."""
+    """Return the version of NVIDIA's kernel driver, such as 580.65.06; None without a driver."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else None
+    version = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
+    return version[1] if version else None
 
 
 def lacks() -> list[str]:
-    """What the compiled parts of vLLM, Triton and torch need and is not here, a line each."""
+    """Return one line for each thing that vLLM, Triton or torch needs and this host does not have."""
     lines = []
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        lines.append("there is no C compiler, with which Triton makes kernels callable; install gcc (build-essential)")
+        lines.append("there is no C compiler, and Triton needs one; install gcc (build-essential)")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        lines.append(f"there is no {header}, which Triton compiles against; install {version}-dev (or -devel)")
+        lines.append(f"there is no {header}, and Triton needs it; install {version}-dev (or -devel)")
     library, glibc = platform.libc_ver()
     if library == "glibc" and tuple(map(int, glibc.split("."))) < LEAST_GLIBC:
         least = ".".join(map(str, LEAST_GLIBC))
@@ -153,18 +142,53 @@ def lacks() -> list[str]:
 
 
 def nvcc() -> str | None:
-    """Where FlashInfer and DeepSpeed would find NVIDIA's compiler; None if nowhere."""
+    """Return the path at which FlashInfer and DeepSpeed would find NVIDIA's compiler; None without one."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home is None:
-        return shutil.which("nvcc") or _executable("/usr/local/cuda/bin/nvcc")
-    return _executable(f"{home}/bin/nvcc")
+    if home:
+        return shutil.which(f"{home}/bin/nvcc")
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
-def _executable(path: str) -> str | None:
-    return path if os.access(path, os.X_OK) else None
+def add_shims() -> None:
+    """Let this process import ``shims/`` where a compiled module is missing. Ray calls this function in each worker."""
+    # flash_attn imports its compiled extension, and the index has no wheel of it. Last: a real module comes first.
+    if _SHIMS not in sys.path:
+        sys.path.append(_SHIMS)
+
+
+def is_real(module: str) -> bool:
+    """Return whether a module can be found outside ``shims/``. The module is not imported."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and not (spec.origin or "").startswith(_SHIMS)
+
+
+def ray_cluster() -> str | None:
+    """Return the address of the Ray cluster that a run joins; None if the run starts Ray by itself.
+
+    The address is RAY_ADDRESS, or the one that ``ray start`` has noted on this host.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        return None if address == ALONE else address
+    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return noted.read_text().strip() or None if noted.is_file() else None
+
+
+def use_rays_interface() -> None:
+    """Make gloo and NCCL use the network interface that Ray uses, unless the environment names another."""
+    import psutil
+    import ray
+
+    # By themselves they use the address of the host's name, which /etc/hosts often sets to 127.0.1.1.
+    address = ray.util.get_node_ip_address()
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if not address.startswith("127."):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 if __name__ == "__main__":
-    found = [line for line in [old_driver(look(), sys.argv[1]), *lacks()] if line]
-    print("\n".join(found))
-    sys.exit(bool(found))
+    missing = [line for line in [old_driver(look(), sys.argv[1]), *lacks()] if line]
+    print("\n".join(missing))
+    sys.exit(bool(missing))

@@ -1,43 +1,46 @@
-"""The receiving end of the weight sync in vLLM's workers where there is CUDA."""
+"""Extends vLLM's worker by the methods that receive the policy's weights.
+
+vLLM imports this file in each worker before it loads the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
-from openrlhf_dbb.platform.weight_buckets import Receiver, nothing_loaded
+from openrlhf_dbb.platform.weights import Receiver, connect_gloo
+
+if torch.version.cuda is not None:
+    from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap as Upstream
+else:
+    import vllm.model_executor.layers.utils as vllm_layers
+
+    def _use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = F.linear
+
+    # vLLM packs linear weights for oneDNN and drops the originals, so that later updates would not reach them.
+    vllm_layers.dispatch_cpu_unquantized_gemm = _use_plain_linear
+
+    # Not OpenRLHF's own: it needs NCCL, and its import takes seconds in each engine.
+    class Upstream:  # type: ignore[no-redef]
+        """The methods of OpenRLHF's ``WorkerWrap`` that it calls where weights are broadcast, over gloo."""
+
+        def init_process_group(
+            self, master_address: str, master_port: int, rank_offset: int, world_size: int, *_: Any, **__: Any
+        ) -> None:
+            """Join the group whose rank 0 is DeepSpeed's rank 0."""
+            rank = dist.get_rank() + rank_offset
+            self._model_update_group = connect_gloo(master_address, master_port, rank, world_size, None)
+
+        def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
+            """Receive one parameter and load it into the model."""
+            weight = torch.empty(shape, dtype=dtype)
+            self._model_update_group.broadcast(weight, src=0)
+            self.load([(name, weight)])  # type: ignore[attr-defined]
 
 
-class BucketWorker(Receiver, WorkerWrap):
-    """OpenRLHF's worker extension, which can also receive many parameters in one message, and checks what arrives."""
-
-    def update_weight(self, name: str, dtype: Any, shape: Sequence[int], **rest: Any) -> None:
-        """Upstream's.
-
-        Raises:
-            RuntimeError: the model has no such parameter, so that it would keep an old one.
-        """
-        with _loads(self.model_runner.model, name, shape):
-            super().update_weight(name, dtype, shape, **rest)
-
-    def update_weight_cuda_ipc(self, name: str, dtype: Any, shape: Sequence[int], **rest: Any) -> None:
-        """Upstream's; raises as :meth:`update_weight`."""
-        with _loads(self.model_runner.model, name, shape):
-            super().update_weight_cuda_ipc(name, dtype, shape, **rest)
-
-
-@contextmanager
-def _loads(model: Any, name: str, shape: Sequence[int]) -> Iterator[None]:
-    """Look at what ``model.load_weights`` returns within the block, which upstream drops."""
-    loaded: list[Any] = []
-    load_weights = model.load_weights
-    model.load_weights = lambda **weights: loaded.append(load_weights(**weights))
-    try:
-        yield
-    finally:
-        del model.load_weights  # the instance's; the class has its own
-    if not any(loaded):
-        raise nothing_loaded(name, shape)
+class WeightWorker(Receiver, Upstream):
+    """OpenRLHF's worker extension, which can also receive many parameters in one message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dbb.platform import user_cache
 from openrlhf_dbb.tiny import steps, task
 from openrlhf_dbb.tiny.task import CHARACTERS
 
@@ -73,7 +73,8 @@ class TinyAssets:
 
 def default_folder() -> Path:
     """Where the tiny preset's files are."""
-    return user_cache.folder() / "tiny"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "openrlhf_dbb" / "tiny"
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:

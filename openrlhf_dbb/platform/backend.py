@@ -1,0 +1,116 @@
+"""Extends OpenRLHF's DeepSpeed strategy. OpenRLHF sends the strategy to every model actor."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+from openrlhf.utils.utils import convert_to_torch_dtype
+from transformers import AutoConfig
+
+from openrlhf_dbb import upstream
+from openrlhf_dbb.platform.weights import connect_gloo
+
+
+class Backend(DeepspeedStrategy):
+    """OpenRLHF's strategy with torch's Adam, and with dynamic batches that train on all of their micro-batches."""
+
+    def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
+        """Save a model in the precision that it had before the training, and tied weights once."""
+        policy = self._unwrap_model(model)
+        # A policy trained in float32 would otherwise be saved with twice the bytes of its bfloat16 original.
+        dtype = _dtype_of(self.args.actor.model_name_or_path) or policy.dtype
+        trained, save = policy.config.dtype, policy.save_pretrained
+
+        def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
+            if state_dict is not None:  # OpenRLHF gives None for an adapter
+                state_dict = _without_copies(policy, state_dict, dtype)
+            save(folder, state_dict=state_dict, **options)
+            policy.config.dtype = dtype  # OpenRLHF writes the configuration once more
+
+        # OpenRLHF hands copies of the weights to save_pretrained, which then cannot see that two are tied.
+        policy.save_pretrained = save_as_it_came
+        try:
+            super().save_model(model, tokenizer, output_dir, **kwargs)
+        finally:
+            del policy.save_pretrained
+            policy.config.dtype = trained
+
+    def get_ds_train_config(
+        self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
+    ) -> dict[str, Any]:
+        config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
+        if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
+            # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
+            config["optimizer"]["params"]["torch_adam"] = True
+            if torch.cuda.is_available():
+                config["optimizer"]["params"]["fused"] = True  # the unfused one needs the weights' memory once more
+        if self.use_dynamic_batch:
+            # OpenRLHF tells DeepSpeed that each micro-batch is a step. With ZeRO 1 and 2 DeepSpeed then keeps only the
+            # gradients of the last micro-batch. With this setting the call of step() ends a step.
+            config["managed_gradient_accumulation"] = False
+        return config
+
+
+def _dtype_of(model: str) -> torch.dtype | None:
+    """Return the precision that a model's configuration names; None if it names none."""
+    dtype = AutoConfig.from_pretrained(model, trust_remote_code=True).dtype
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _without_copies(policy: Any, copies: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the copies in ``dtype``; of weights that share memory in the policy, only the first."""
+    first: dict[int, str] = {}
+    live = policy.state_dict()
+    # With ZeRO 3 the weights have no memory here; OpenRLHF has left out the tied ones already.
+    repeated = {
+        name for name, weight in live.items() if weight.numel() and first.setdefault(weight.data_ptr(), name) != name
+    }
+    return {
+        name: weight.to(dtype) if weight.is_floating_point() else weight
+        for name, weight in copies.items()
+        if name not in repeated
+    }
+
+
+class _CpuDevice(str):
+    """The result of ``torch.cuda.current_device()`` on CPU.
+
+    OpenRLHF passes it to ``tensor.to()``, so it is a device name. OpenRLHF also builds ``f"cuda:{...}"`` from it, so it
+    formats as an index.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def stand_in_for_torch_cuda() -> None:
+    """Give the four ``torch.cuda`` functions that OpenRLHF calls on every machine a meaning on CPU."""
+    torch.cuda.current_device = lambda: _CpuDevice("cpu")  # in replay_buffer, ppo_actor, launcher, deepspeed
+    torch.cuda.set_device = lambda device: None  # in DeepspeedStrategy.setup_distributed
+    torch.cuda.synchronize = lambda: None  # in torch_dist_barrier_and_cuda_sync, BaseModelActor.empty_cache
+    torch.cuda.current_stream = lambda: None  # in ActorPPOTrainer.broadcast_to_vllm
+
+
+def torch_dtype(param_dtype: str) -> torch.dtype:
+    """Return the dtype of ``--ds.param_dtype``; OpenRLHF's function does not know fp32."""
+    return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
+
+
+class CpuBackend(Backend):
+    """The backend without CUDA: over gloo, in float32, without extensions that are compiled at the start."""
+
+    def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        import deepspeed
+        from openrlhf.trainer.ray import ppo_actor
+        from openrlhf.utils import utils
+
+        stand_in_for_torch_cuda()
+        # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
+        upstream.replace(ppo_actor, "stateless_init_process_group", connect_gloo)
+        upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
+        # The shared-memory op would be compiled at the start, which takes a minute and 8 GiB.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        super().setup_distributed(timeout)

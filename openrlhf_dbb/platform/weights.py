@@ -1,0 +1,126 @@
+"""Sends the policy's weights to vLLM, a bucket of parameters in each message.
+
+vLLM's workers import this file, so it must not import openrlhf or deepspeed: these take seconds and patch packages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+# A message is at most this long, unless one parameter is longer. Sender and receiver need as much additional memory.
+BUCKET_BYTES = 512 * 2**20
+
+_ALIGNMENT = 16  # bytes; a view of a dtype has to begin at a multiple of the dtype's size
+
+# If one end dies, the other end fails after this time. Gloo's default is 30 minutes.
+GLOO_TIMEOUT = timedelta(minutes=3)
+
+
+class Parameter(NamedTuple):
+    """Describes a parameter; the receiver needs this before the message with the bytes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Sequence[int]
+
+    @property
+    def space(self) -> int:
+        """Bytes that the parameter takes in a bucket."""
+        return -(-math.prod(self.shape) * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[list[Parameter]]:
+    """Split the parameters, in order, into buckets of at most ``limit`` bytes; a larger parameter is alone in one."""
+    filled: list[list[Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        if not filled or parameter.space > room:
+            filled.append([])
+            room = limit
+        filled[-1].append(parameter)
+        room -= parameter.space
+    return filled
+
+
+def pack(bucket: Sequence[Parameter], weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of a bucket (uint8), on the device of its weights."""
+    packed = empty(bucket, weights[bucket[0].name].device)
+    for name, weight in unpack(bucket, packed):
+        weight.copy_(weights[name].detach())
+    return packed
+
+
+def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
+    """Return a buffer for the bytes of a bucket."""
+    return torch.empty(sum(parameter.space for parameter in bucket), dtype=torch.uint8, device=device)
+
+
+def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and weight of each parameter; the weights are views of ``packed``."""
+    start = 0
+    for parameter in bucket:
+        size = math.prod(parameter.shape) * parameter.dtype.itemsize
+        yield parameter.name, packed[start : start + size].view(parameter.dtype).view(tuple(parameter.shape))
+        start += parameter.space
+
+
+class Receiver:
+    """Receives buckets in vLLM's worker, over the ``_model_update_group`` that OpenRLHF has made there."""
+
+    _known: frozenset[str] = frozenset()  # parameters of the policy that vLLM's model has loaded once
+
+    def receive_weights(self, bucket: Sequence[Sequence[Any]]) -> None:
+        """Receive the parameters of a bucket in one broadcast, and load them into the model.
+
+        Args:
+            bucket: the values of each :class:`Parameter`; vLLM's messages do not keep their type.
+
+        Raises:
+            RuntimeError: the model has no such parameter, so it would keep an old weight.
+        """
+        parameters = [Parameter(*values) for values in bucket]
+        packed = empty(parameters, self.device)  # type: ignore[attr-defined]
+        stream = torch.cuda.current_stream() if packed.is_cuda else None
+        self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
+        self.load(list(unpack(parameters, packed)))
+
+    def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Load weights by name into vLLM's model; raises as :meth:`receive_weights`."""
+        dtype, model = self.model_config.dtype, self.model_runner.model  # type: ignore[attr-defined]
+        weights = [(name, weight.to(dtype)) for name, weight in weights]
+        names = {name for name, _ in weights}
+        if names <= self._known:
+            model.load_weights(weights=weights)
+            return
+        # The first time one by one: vLLM returns the names of its own parameters, which merge several of the policy's,
+        # so that only an empty answer to a single weight tells that vLLM ignored it.
+        for name, weight in weights:
+            if not model.load_weights(weights=[(name, weight)]):
+                raise RuntimeError(f"weight sync: vLLM's model loaded nothing from {name!r} {tuple(weight.shape)}")
+        self._known |= names
+
+
+class GlooCommunicator:
+    """A process group beside the default one, over gloo. It has the one operation that OpenRLHF uses."""
+
+    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
+        store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=GLOO_TIMEOUT)
+        self._group = dist.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Broadcast ``tensor`` (contiguous, any dtype) from rank ``src`` in place, and wait."""
+        options = dist.BroadcastOptions()
+        options.rootRank = src
+        options.rootTensor = 0
+        self._group.broadcast([tensor.detach().contiguous().view(-1).view(torch.uint8)], options).wait()
+
+
+def connect_gloo(host: str, port: int, rank: int, world_size: int, device: Any) -> GlooCommunicator:
+    """Join a group; takes the arguments of OpenRLHF's ``stateless_init_process_group``, which needs NCCL."""
+    return GlooCommunicator(host, port, rank, world_size)

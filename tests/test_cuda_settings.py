@@ -1,0 +1,122 @@
+"""The settings that a command line gets on a machine with GPUs: packing, batches, and the places of the models."""
+
+import pytest
+
+from openrlhf_dbb.driver import arguments, checks, cluster
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cuda, machine
+
+MODEL = [
+    "--actor.model_name_or_path", "a/model", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "math_answer",
+]  # fmt: skip
+BATCHES = (
+    "ds.attn_implementation", "ds.packing_samples", "train.dynamic_batch_enable", "train.max_tokens_per_gpu",
+    "rollout.max_tokens_per_gpu", "vllm.max_num_seqs", "vllm.max_num_batched_tokens", "vllm.enable_prefix_caching",
+)  # fmt: skip
+OPENRLHFS = [16192, None]  # OpenRLHF's limits of tokens; not used without dynamic batches
+PLACES = ("actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_size")
+
+
+@pytest.fixture
+def parse(pretend_gpus, monkeypatch):
+    """Function: the checked settings of a command line on a host with some Hopper GPUs of 80 GiB."""
+
+    def settings(*argv, gpus=1, flash=False):
+        pretend_gpus(gpus)
+        monkeypatch.setattr(machine, "nvcc", lambda: None)
+        monkeypatch.setattr(machine, "is_real", lambda module: False)
+        monkeypatch.setattr(cuda, "_installed", lambda distribution: flash)
+        parsed = arguments.parse(list(argv))
+        checks.check(parsed)
+        return parsed
+
+    return settings
+
+
+def batches(settings):
+    return [settings.flags[flag] for flag in BATCHES]
+
+
+def test_with_flash_attention_samples_are_packed_into_dynamic_batches(parse):
+    # OpenRLHF's max_len is 2,048; micro-batches of 4 and 8; 128 prompts x 8 rollouts.
+    settings = parse(*MODEL, flash=True)
+    assert batches(settings) == ["flash_attention_4", True, True, 4 * 2048, 8 * 2048, 1024, 8192, True]
+    assert settings.origin["ds.packing_samples"] == "fast on CUDA"
+    assert batches(parse(*MODEL, "--train.max_tokens_per_gpu", "999", flash=True))[3:5] == [999, 8 * 2048]
+    small = parse(*MODEL, "--rollout.batch_size", "32", "--vllm.max_num_batched_tokens", "7", flash=True)
+    assert batches(small)[5:7] == [256, 7]
+
+
+def test_without_flash_attention_samples_are_packed_only_on_request(parse):
+    assert batches(parse(*MODEL)) == ["sdpa", False, False, *OPENRLHFS, 1024, 8192, True]
+    asked = parse(*MODEL, "--ds.packing_samples", "--train.dynamic_batch_enable")
+    assert batches(asked)[:4] == ["sdpa", True, True, 4 * 2048]
+
+
+@pytest.mark.parametrize(
+    ("flags", "packed", "dynamic"),
+    [
+        (["--method", "repo", "--estimator", "point"], True, False),
+        (["--no-ds.packing_samples"], False, False),
+        (["--no-train.dynamic_batch_enable"], True, False),
+        (["--ds.attn_implementation", "sdpa"], False, False),
+        (["--data.max_images_per_prompt", "1"], False, False),
+    ],
+)
+def test_flags_that_exclude_packing_or_dynamic_batches_turn_them_off(parse, flags, packed, dynamic):
+    assert batches(parse(*MODEL, *flags, flash=True))[1:3] == [packed, dynamic]
+
+
+@pytest.mark.parametrize(("gpus", "prompts", "sequences"), [(8, 128, 128), (4, 128, 256), (1, 512, 1024)])
+def test_an_engine_runs_its_share_of_a_steps_rollouts(parse, gpus, prompts, sequences):
+    assert batches(parse(*MODEL, "--rollout.batch_size", str(prompts), gpus=gpus))[5] == sequences
+
+
+ALONE_ASYNC = ["--estimator", "none", "--train.async_enable"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "places"),
+    [
+        (8, [*MODEL, "--vllm.tensor_parallel_size", "4"], [8, 2, 4]),
+        (2, ALONE_ASYNC, [1, 1, 1]),
+        (3, ALONE_ASYNC, [1, 2, 1]),
+        (8, [*ALONE_ASYNC, "--preset", "qwen3-8b", "--vllm.num_engines", "2"], [4, 2, 1]),
+        (6, [*ALONE_ASYNC, "--vllm.tensor_parallel_size", "4"], [2, 1, 4]),
+        (8, [*ALONE_ASYNC, "--preset", "tiny"], [1, 1, 1]),  # the tiny preset never takes more
+        (8, [*ALONE_ASYNC, "--actor.num_gpus_per_node", "6", "--vllm.num_engines", "2"], [6, 2, 1]),
+    ],
+)
+def test_models_share_all_gpus_and_in_async_training_the_engines_get_half(parse, gpus, flags, places):
+    settings = parse(*flags, gpus=gpus)
+    cluster.check_gpus(settings)
+    assert [settings.flags[flag] for flag in PLACES] == places
+    if "--train.async_enable" in flags:
+        assert (settings.args.vllm.enable_sleep, settings.args.ds.enable_sleep) == (False, False)
+        assert cluster.gpus_needed(settings.args) == places[0] + places[1] * places[2]
+
+
+def test_a_preset_of_ones_own_can_train_asynchronously(parse, tmp_path):
+    (tmp_path / "mine.toml").write_text('extends = "qwen3-8b"\n[flags]\ntrain.async_enable = true\n')
+    mine = ["--estimator", "none", "--preset", str(tmp_path / "mine.toml")]
+    args, synchronous = parse(*mine, gpus=4).args, parse(*mine, "--no-train.async_enable", gpus=4).args
+    assert (args.actor.num_gpus_per_node, args.vllm.num_engines, args.vllm.enable_sleep) == (2, 2, False)
+    assert (synchronous.actor.num_gpus_per_node, synchronous.vllm.num_engines) == (4, 4)
+    assert synchronous.vllm.enable_sleep
+
+
+def test_more_gpus_than_the_machine_has_are_refused_before_ray_starts(parse, monkeypatch):
+    settings = parse("--preset", "qwen3-8b", *ALONE_ASYNC, gpus=1)
+    with pytest.raises(UsageError, match=r"^these flags need 2 GPUs, this machine has 1;"):
+        cluster.check_gpus(settings)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    cluster.check_gpus(settings)  # the other GPUs are on other hosts
+
+
+@pytest.mark.parametrize(("mode", "gpus"), [([], 4), (ALONE_ASYNC, 2)])
+def test_models_that_share_gpus_are_where_the_policy_is(parse, mode, gpus):
+    kl = ["--preset", "qwen3-8b", "--algo.kl.init_coef", "0.1"]
+    settings = parse(*kl, *mode, gpus=4)
+    assert settings.args.ref.num_gpus_per_node == settings.args.actor.num_gpus_per_node == gpus
+    assert settings.origin["ref.num_gpus_per_node"] == "--train.colocate_all: on the policy's GPUs"
+    assert parse(*kl, *mode, "--ref.num_gpus_per_node", "1", gpus=4).args.ref.num_gpus_per_node == 1
