@@ -80,11 +80,6 @@ def test_everything_is_imported_without_a_gpu_and_without_a_compiler(call):
     assert stand_in.endswith("openrlhf_dbb/platform/shims/flash_attn_2_cuda.py")
 
 
-def test_openrlhf_is_as_listed_there_too(call):
-    done = call("python", str(ROOT / "tests/upstream_internals.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_a_training_without_a_gpu_is_one_line(call):
     done = call("openrlhf-dbb", "train", "--preset", "tiny")
     assert done.returncode == 2

@@ -62,18 +62,21 @@ def check_flags(args: SimpleNamespace) -> None:
         section, name = flag.split(".")
         if getattr(getattr(args, section), name):
             raise UsageError(f"--{flag} is not available without CUDA: {reason}; leave it out")
-    attention = args.ds.attn_implementation
-    fp32_sharded = args.ds.tensor_parallel_size > 1 and args.ds.param_dtype != "bf16"
-    for given, refused, instead in (
-        (f"ds.ring_attn_size {args.ds.ring_attn_size}", args.ds.ring_attn_size > 1, "leave it out"),
-        ("no-vllm.enforce_eager", not args.vllm.enforce_eager, "leave it out"),
-        (f"vllm.sync_backend {args.vllm.sync_backend}", args.vllm.sync_backend != "gloo", "use gloo"),
-        (f"ds.attn_implementation {attention}", "flash_attention" in attention, "use eager or sdpa"),
-        ("vllm.tensor_parallel_size above 1", args.vllm.tensor_parallel_size > 1, "use more engines"),
-        (f"ds.tensor_parallel_size {args.ds.tensor_parallel_size}", fp32_sharded, "give --ds.param_dtype bf16 too"),
+    ds, vllm = args.ds, args.vllm
+    sharded = ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16"
+    for refused, line in (
+        (ds.ring_attn_size > 1, f"--ds.ring_attn_size {ds.ring_attn_size} needs CUDA; leave it out"),
+        (not vllm.enforce_eager, "--no-vllm.enforce_eager needs CUDA; leave it out"),
+        (vllm.sync_backend != "gloo", f"--vllm.sync_backend {vllm.sync_backend} needs CUDA; use gloo"),
+        (
+            "flash_attention" in ds.attn_implementation,
+            f"--ds.attn_implementation {ds.attn_implementation} needs CUDA; use eager or sdpa",
+        ),
+        (vllm.tensor_parallel_size > 1, "--vllm.tensor_parallel_size above 1 needs CUDA; use more engines"),
+        (sharded, f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16; give both"),
     ):
         if refused:
-            raise UsageError(f"--{given} needs CUDA; {instead}")
+            raise UsageError(line)
 
 
 def prepare_driver() -> None:

@@ -1,7 +1,7 @@
-"""Imports that leave out what a module only names.
+"""Imports that leave out modules which are only named.
 
-The driver uses neither DeepSpeed nor vLLM, but OpenRLHF's trainer imports both to name their classes, which would take
-longer than all else in the driver. Within :func:`deferring`, such a module is imported when something of it is used.
+OpenRLHF's trainer imports DeepSpeed and vLLM to name their classes. The driver uses neither, and their import takes
+longer than all else in the driver. Within :func:`deferring` such a module is imported when something of it is used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def deferring(*modules: str) -> Iterator[None]:
-    """Within the block, ``import`` of these modules makes stand-ins; names taken from them stay stand-ins afterwards.
+    """Let ``import`` of these modules make stand-ins within the block; names taken from them stay stand-ins.
 
-    A stand-in becomes the real thing when it is called, when an attribute of it is read, when it is made a base class,
-    and in the process that it is pickled to.
+    A stand-in becomes the real thing when it is called, when an attribute is read, when it is made a base class, and
+    in the process that it is pickled to.
 
     Args:
-        modules: packages and modules, their submodules included; one that has been imported before is not touched.
+        modules: packages and modules, with their submodules. A module that has been imported before stays as it is.
     """
     finder = _Finder({module for module in modules if module not in sys.modules})
     sys.meta_path.insert(0, finder)
@@ -33,14 +33,14 @@ def deferring(*modules: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        _forget()
+        _forget("")
 
 
-def _forget(within: str = "") -> None:
-    """Take stand-ins out of ``sys.modules``, so that the next import is a real one."""
-    # A copy: Ray starts, and imports, in a thread of its own.
-    for name in [name for name, module in sys.modules.copy().items() if isinstance(module, _Module)]:
-        if name.startswith(within):
+def _forget(prefix: str) -> None:
+    """Remove stand-ins from ``sys.modules``, so that the next import is a real one."""
+    # A copy, because Ray imports in a thread of its own.
+    for name, module in sys.modules.copy().items():
+        if isinstance(module, _Module) and name.startswith(prefix):
             del sys.modules[name]
 
 
@@ -49,13 +49,14 @@ class _Finder(MetaPathFinder, Loader):
         self._modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if any(name == module or name.startswith(module + ".") for module in self._modules):
-            return ModuleSpec(name, self, is_package=True)
-        return None
+        return ModuleSpec(name, self, is_package=True) if self._holding(name) else None
+
+    def _holding(self, name: str) -> list[str]:
+        return [module for module in self._modules if name == module or name.startswith(module + ".")]
 
     def give_up(self, name: str) -> None:
-        """From now on import what ``name`` belongs to."""
-        for module in [m for m in self._modules if name == m or name.startswith(m + ".")]:
+        """Import the package of ``name`` really from now on."""
+        for module in self._holding(name):
             self._modules.remove(module)
             _forget(module)
 
@@ -71,7 +72,9 @@ class _Module(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__":
-            return _version(self.__name__)
+            # transformers reads it of packages that it does not use.
+            distributions = packages_distributions().get(self.__name__)
+            return version(distributions[0]) if distributions else str(_real(self.__name__, name))
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(self.__name__, name)
@@ -107,15 +110,9 @@ class _Name:
         return _real, (self.__module, self.__name)
 
 
-def _version(package: str) -> str:
-    """As its distribution declares it; imported for it where no distribution does."""
-    found = packages_distributions().get(package)
-    return version(found[0]) if found else str(_real(package, "__version__"))
-
-
 def _real(module: str, name: str) -> Any:
     for finder in sys.meta_path:
         if isinstance(finder, _Finder):
             finder.give_up(module)
-    found = importlib.import_module(module)
-    return getattr(found, name) if hasattr(found, name) else importlib.import_module(f"{module}.{name}")
+    imported = importlib.import_module(module)
+    return getattr(imported, name) if hasattr(imported, name) else importlib.import_module(f"{module}.{name}")
