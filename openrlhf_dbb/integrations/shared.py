@@ -1,0 +1,244 @@
+"""What the integrations share: allowed releases, prompts as text, runs and their checkpoints, held-out results.
+
+Axes: P prompts, N samples of a prompt.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from packaging.specifiers import SpecifierSet
+
+import estimators
+import storage
+from estimators import RewardEstimator
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.step import Floats, Key
+from storage.evaluations import TRAINING
+
+# The integrations override methods that another release may change. The extras in setup.py allow the same releases.
+ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
+
+
+def check_release(distribution: str) -> None:
+    """Refuse a release that the integration was not written for.
+
+    Raises:
+        ImportError: the installed release is not allowed, or none is installed.
+    """
+    allowed = ALLOWED[distribution]
+    try:
+        installed = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        installed = "no release"
+    if installed == "no release" or installed not in SpecifierSet(allowed):
+        raise ImportError(
+            f"{distribution}: {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
+            f"{allowed}; pip install '{distribution}{allowed}'"
+        )
+
+
+def build_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+    """Build an estimator from its name and parameters; return an object as it is.
+
+    Raises:
+        ValueError: the estimator is unknown, a parameter is out of range or belongs to an object, or the estimator
+            reads the policy's hidden states.
+    """
+    if isinstance(estimator, str):
+        estimator = estimators.build(estimator, **(parameters or {}))
+    elif parameters is not None:
+        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    if estimator.features == "hidden":
+        raise ValueError(
+            f"estimator {estimator.name!r} reads features 'hidden', which this trainer does not have; choose "
+            "features='text'"
+        )
+    return estimator
+
+
+def text_of(prompt: Any) -> str:
+    """Return a prompt as one text: a single user message as its text, other messages as JSON.
+
+    Raises:
+        ValueError: the messages hold something that is no JSON, such as an image.
+
+    Example:
+        >>> text_of("1+1="), text_of([{"role": "user", "content": "1+1="}])
+        ('1+1=', '1+1=')
+        >>> text_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}])
+        '[{"content": "Be brief.", "role": "system"}, {"content": "1+1=", "role": "user"}]'
+    """
+    # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
+    if isinstance(prompt, str):
+        return prompt
+    messages = [{key: value for key, value in dict(message).items() if value is not None} for message in prompt]
+    if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
+        content = messages[0]["content"]
+        if isinstance(content, str):
+            return content
+    try:
+        return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    except TypeError as error:
+        raise ValueError(
+            f"a prompt's messages are not text ({error}), and posteriors tell prompts apart by text and label"
+        ) from None
+
+
+def label_of(label: Any) -> str:
+    """Return a label as text: text as it is, "" for None, other values as JSON.
+
+    Example:
+        >>> label_of("12"), label_of(12), label_of(["a", "b"]), label_of(None)
+        ('12', '12', '["a", "b"]', '')
+    """
+    if label is None or isinstance(label, str):
+        return label or ""
+    return json.dumps(label, ensure_ascii=False, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
+    """Return whether the store has a run of this name."""
+    if isinstance(store, storage.PosteriorStore):
+        return any(run.name == name for run in store.runs())
+    with storage.open_store(store) as opened:
+        return any(run.name == name for run in opened.runs())
+
+
+def resume_run(
+    store: storage.PosteriorStore | str | None,
+    name: str,
+    prompts: Sequence[str],
+    labels: Sequence[str],
+    *,
+    estimator: RewardEstimator,
+    take_over: bool,
+) -> Posteriors:
+    """Resume a run by the script that began it; see :meth:`openrlhf_dbb.Posteriors.resume`.
+
+    Raises:
+        ValueError: the script has another estimator than the run.
+        storage.StoreError: the run cannot be resumed.
+    """
+    posteriors = Posteriors.resume(store, name, prompts, labels, take_over=take_over)
+    if posteriors.estimator != estimator:
+        posteriors.close()
+        raise ValueError(
+            f"run {name!r} was begun with {posteriors.estimator}, not {estimator}: resume it with the same one, or "
+            f"start another run with warm_start={name!r}"
+        )
+    return posteriors
+
+
+def check_checkpoint(posteriors: Posteriors, folder: Path, run: str, step: int, tag: str) -> None:
+    """Check that the run may continue from a checkpoint that names this run and step.
+
+    Raises:
+        ValueError: the checkpoint belongs to another run, or to steps that were undone.
+    """
+    record = posteriors.run.record
+    if run != record.uuid:
+        raise ValueError(
+            f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}): resume that run, or "
+            f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
+        )
+    # The store forgets a checkpoint when the run goes back behind it.
+    if (step, tag) not in posteriors.store.checkpoints(record):
+        raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
+
+
+def check_start_over(posteriors: Posteriors, folder: Path) -> None:
+    """Check that the run may start over because ``folder`` holds no whole checkpoint of it.
+
+    Raises:
+        ValueError: the run must have whole checkpoints elsewhere, and would lose its steps.
+    """
+    record = posteriors.run.record
+    checkpoints = posteriors.store.checkpoints(record)
+    if len(checkpoints) > 1:  # a kill may have cut the only one short
+        raise ValueError(
+            f"run {record.name!r} has recorded {', '.join(tag for _, tag in checkpoints)}, and no checkpoint in "
+            f"{folder} is whole: name the folder where one is, or choose another run_name"
+        )
+
+
+class Sample(NamedTuple):
+    """One response to a held-out prompt.
+
+    Attributes:
+        prompt: its text and label.
+        score: the verifier's; NaN where missing.
+        tokens: length of the response.
+        truncated: whether the response was cut at the limit.
+    """
+
+    prompt: Key
+    score: float
+    tokens: int
+    truncated: bool
+
+
+class HeldOut:
+    """Stores a trainer's evaluations; those of several benchmarks after one step become one evaluation."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._rows: dict[str, storage.EvaluationRows] = {}
+
+    def record(
+        self, posteriors: Posteriors, benchmark: str, samples: Sequence[Sample], per_prompt: int, **about: Any
+    ) -> None:
+        """Store a benchmark's samples as an evaluation after the run's last step.
+
+        Args:
+            per_prompt: N. Further samples of a prompt are dropped: some trainers fill up their last batch.
+            about: ``model`` and ``config``, as for :meth:`storage.PosteriorStore.record_evaluation`.
+
+        Raises:
+            storage.StoreError: the evaluation cannot be stored.
+        """
+        if posteriors.step != self._step:
+            self._step, self._rows = posteriors.step, {}
+        by_prompt: dict[Key, list[Sample]] = {}
+        for sample in samples:
+            by_prompt.setdefault(sample.prompt, []).append(sample)
+        texts, labels = zip(*by_prompt, strict=True)
+        kept_P = [samples_N[:per_prompt] for samples_N in by_prompt.values()]
+        ids = posteriors.store.register_prompts(texts, labels)
+        self._rows[benchmark] = _evaluation_rows(benchmark, ids, kept_P)
+        posteriors.store.record_evaluation(
+            TRAINING, list(self._rows.values()), run=posteriors.run.record, step=self._step, **about
+        )
+
+
+def _evaluation_rows(benchmark: str, ids: Any, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
+    scores_P = [[sample.score for sample in samples_N if not np.isnan(sample.score)] for samples_N in samples_P]
+
+    def row(values: list[int]) -> Any:
+        return np.array([values], dtype=np.int64)  # one evaluation run
+
+    def real(values: list[float]) -> Floats:
+        return np.array([values], dtype=np.float64)
+
+    return storage.EvaluationRows(
+        benchmark=benchmark,
+        prompt_ids=ids,
+        samples=row([len(samples_N) for samples_N in samples_P]),
+        verified=row([len(scores) for scores in scores_P]),
+        successes=real([sum(scores) for scores in scores_P]),
+        best=real([max(scores, default=np.nan) for scores in scores_P]),
+        majority=real([np.nan] * len(samples_P)),  # the trainer extracts no answers
+        tokens=row([sum(sample.tokens for sample in samples_N) for samples_N in samples_P]),
+        truncated=row([sum(sample.truncated for sample in samples_N) for samples_N in samples_P]),
+    )
