@@ -1,10 +1,13 @@
 """The study behind docs/evidence.md: does history make a better policy at equal rollouts?
 
-    python -m study                 train a protocol's runs, measure, collect and draw (--protocol smoke: in minutes)
-    python -m study.draw            redraw from the committed CSV files; needs no training stack
+    python -m study            train a protocol's runs, measure, collect and draw (--protocol smoke: in minutes)
+    python -m study claims     the paper's claims and verdicts; with names, train the runs that check them
+    python -m study rare       GRPO and history from starts of 0.3 to 60 % right responses
+    python -m study simulate   estimators where the truth is known
+    python -m study draw       tables and figures from the committed CSV files
 
 Train, through the real pipeline:
-    protocols/       what is trained, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
+    protocols/       the experiments, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
     protocol         reads a protocol into runs and their command lines
     tasks            the tasks: a seed's data and warm-started model
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
@@ -17,32 +20,21 @@ Measure, at the policies of finished runs and without the pipeline:
     policy_gradient  sampling, log-probabilities and gradients of a tiny policy
     exact            accuracy, without sampling where that is possible
     gradients        cosine of each estimator's update with a low-noise gradient
-    rare             GRPO and history from starts of 0.3 to 60 % right responses
     control          the same training in plain PyTorch, also with prompts drawn by their exact probabilities
+    rare             trainings in plain PyTorch from rare successes
 
-Simulate, where the truth is known (python -m study simulate):
-    simulate            the command: tables and figures
-    regimes             how success probabilities may change during training
-    simulation          simulated trainings: estimators and discounts measured on the same draws
-    simulation_in_time  trainings in which prompts come back at irregular gaps; forecasts measured too
-
-The paper's claims:
-    claims.toml      what the paper says, how it is tested, and how it is judged; data only
-    claims           reads it
-    findings         numbers with intervals, and verdicts by its rules
-    paper_figures    their figure
-    paper_page       their tables
+Simulate, where the truth is known:
+    simulate         the command: tables and a figure
+    regimes          how success probabilities may change during training
+    simulation       simulated trainings, and what is measured in them
 
 Collect and show:
     collect          from the store, event files and measurements to CSV
-    data             the rows of the CSV files, and the study made of them
-    files            reads and writes these files
+    rows             reads and writes the CSV files
     analysis         paired differences, rollouts to a target, gradients, errors of estimates
     cells            table cells as text
     tables           the tables
-    explanations     the tables of the control and of the masked token
-    fewer            the test of fewer rollouts: arms, outcomes, tables, verdict
-    verdict          the results in one line per comparison
+    fewer            the test of fewer rollouts
+    claims           the paper's claims (claims.toml), tested and judged
     figures          the figures
-    draw             tables and figures from the CSV files of results/
 """

@@ -6,14 +6,20 @@ The same command continues after an interruption: finished runs, measurements an
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
 from storage import StoreError
-from study import rare, reproduce, simulate
+from study import protocol, rare, simulate
+from study.rows import Study
 
+RESULTS = TABLES = Path(__file__).parent / "results"
+"""Rows of the runs that docs/evidence.md reports, in main/ and paper/, and the tables that ``draw`` makes of them."""
+FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
 """Experiments that the control repeats by default, and on how many seeds."""
 
@@ -45,14 +51,11 @@ def parser() -> argparse.ArgumentParser:
         "The same command continues after an interruption.",
     )
     parser.set_defaults(command=_study)
-    parser.add_argument(
-        "--protocol", default="cpu", metavar="NAME", help="cpu, paper, smoke, gpu, or a .toml file (%(default)s)"
-    )
+    parser.add_argument("--protocol", default="cpu", metavar="NAME", help="of study/protocols, or a .toml file (cpu)")
     parser.add_argument("--output", type=Path, default=Path("study-runs"), metavar="DIR", help="folder (%(default)s)")
     parser.add_argument("--experiments", default="", metavar="NAME,...", help="only these (all of the protocol)")
-    parser.add_argument("--seeds", type=int, metavar="K", help="only the first K seeds of each experiment")
-    parser.add_argument("--lanes", type=int, metavar="L", help="runs side by side (one per core; one with CUDA)")
-    parser.add_argument("--separate", action="store_true", help="restart Ray and the engines for every run")
+    parser.add_argument("--seeds", type=_positive, metavar="K", help="only the first K seeds of each experiment")
+    parser.add_argument("--lanes", type=_positive, metavar="L", help="runs side by side (one per core; one with CUDA)")
     parser.add_argument("--list", action="store_true", help="print the runs that would be trained, and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     lane = commands.add_parser("lane", help="train command lines read from standard input (used by the command itself)")
@@ -60,22 +63,30 @@ def parser() -> argparse.ArgumentParser:
     control = commands.add_parser("control", help="repeat experiments in plain PyTorch, float32, without the pipeline")
     control.add_argument("--shortest", type=int, default=0, metavar="T", help="tokens before a response may end (0)")
     control.set_defaults(command=_control)
-    claims = commands.add_parser("reproduce", help="check the paper's claims, one by one")
-    reproduce.add_commands(claims)
+    collected = commands.add_parser("collect", help="collect and draw the finished runs while others train")
+    collected.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder")
+    collected.set_defaults(command=_collect)
+    drawn = commands.add_parser("draw", help="redraw study/results from its CSV files, in seconds")
+    drawn.set_defaults(command=_draw)
+    claims = commands.add_parser("claims", help="the paper's claims and verdicts, or the runs that check them")
+    claims.add_argument("ids", nargs="*", metavar="ID", help="train the runs of these claims that are missing (or all)")
+    claims.add_argument("--scale", choices=("tiny", "gpu"), default="tiny", help="tiny: two cores; gpu: the paper's")
+    claims.add_argument("--hours", type=float, default=math.inf, metavar="H", help="start no run after H hours")
+    claims.set_defaults(command=_claims)
     simulate.add_command(commands)
     rare.add_command(commands)
-    again = commands.add_parser("collect", help="collect and draw the finished runs while others are still training")
-    again.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder, and draw there")
-    again.set_defaults(command=_collect)
     return parser
 
 
-def _study(arguments: argparse.Namespace) -> int:
-    from study import measure, protocol, run
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
-    for flag, value in (("--seeds", arguments.seeds), ("--lanes", arguments.lanes)):
-        if value is not None and value < 1:
-            raise UsageError(f"{flag} must be at least 1, got {value}")
+
+def _study(arguments: argparse.Namespace) -> int:
+    from study import measure, run
+
     plan = protocol.load(arguments.protocol)
     chosen = plan.choose(_experiments(arguments), arguments.seeds)
     if arguments.list:
@@ -83,22 +94,24 @@ def _study(arguments: argparse.Namespace) -> int:
         return 0
     print(f"protocol {plan.name}: {plan.description}", flush=True)
     lanes = arguments.lanes or run.default_lanes()
-    failed = run.train(chosen, plan, arguments.output, lanes=lanes, separate=arguments.separate)
-    for name, error in failed.items():
-        print(f"failed: {name}: {error}", file=sys.stderr)
+    failed = run.train(chosen, plan, arguments.output, lanes=lanes)
     if plan.task:
         measure.measure_models(chosen, arguments.output)
         measure.measure_points(chosen, arguments.output, lanes)
         measure.measure_gradients(chosen, arguments.output, lanes)
     _collect(arguments)
+    return _report(failed)
+
+
+def _report(failed: dict[str, str]) -> int:
+    for name, error in failed.items():
+        print(f"failed: {name}: {error}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _control(arguments: argparse.Namespace) -> int:
-    from study import measure, protocol, run
+    from study import measure, run
 
-    if arguments.list:
-        raise UsageError("--list prints the runs of the pipeline, which the control repeats; leave one of the two out")
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
     lanes, seeds = arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS
@@ -106,7 +119,7 @@ def _control(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lane(arguments: argparse.Namespace) -> int:
+def _lane(_: argparse.Namespace) -> int:
     from study import run
 
     run.lane()
@@ -114,17 +127,79 @@ def _lane(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from study import draw, files, measure, run
-    from study.collect import collect
+    from study import collect, figures, measure, rows, run
 
     into = getattr(arguments, "into", None) or arguments.output
-    collect(run.store_url(arguments.output), arguments.output, into)
+    collect.collect(run.store_url(arguments.output), arguments.output, into)
     if into != arguments.output:
         for name, key in measure.KEYS.items():
-            files.merge(arguments.output / name, into / name, key)
-    written = draw.draw(into, into)
-    print(f"{len(written)} files written in {into}; read {into / 'tables.md'}")
+            rows.merge(arguments.output / name, into / name, key)
+    study = rows.load(into)
+    _write_tables(study, into)
+    figures.draw(study, into)
     return 0
+
+
+def _draw(_: argparse.Namespace) -> int:
+    from study import cells, claims, figures, rows
+
+    _write_tables(rows.load(RESULTS / "main"), TABLES / "main")
+    study, known = rows.load(RESULTS / "main", RESULTS / "paper"), claims.load()
+    results = claims.found(known, study)
+    sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
+    _write_page(TABLES / "paper", "The paper, claim by claim", sections)
+    figures.draw(study, FIGURES, ("study_differences", "study_few", "paper_discounts"))
+    return 0
+
+
+def _write_tables(study: Study, folder: Path) -> None:
+    from study import cells, tables
+
+    sections = [f"## {name}\n\n{cells.markdown(table)}" for name, table in tables.tables(study).items()]
+    _write_page(folder, "The study in tables", sections)
+
+
+def _write_page(folder: Path, title: str, sections: Sequence[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tables.md"
+    path.write_text("\n\n".join([f"# {title}", *sections]) + "\n", encoding="utf-8")
+    print(path)
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from study import claims, rows
+
+    known, study = claims.load(), rows.load(RESULTS / "main", RESULTS / "paper")
+    if not arguments.ids:
+        results = claims.found(known, study)
+        width = max(map(len, known))
+        for name, claim in known.items():
+            verdicts = "; ".join(f"{scale}: {results[name, scale][0].verdict}" for scale in claims.SCALES)
+            print(f"{name:{width}}  {verdicts}\n{'':{width}}  {claim.says} ({claim.where})")
+        return 0
+    wanted = {run.name for claim in claims.choose(arguments.ids) for _, run in claim.runs(arguments.scale)}
+    wanted -= set(study.runs.run)
+    failed: dict[str, str] = {}
+    for plan in map(protocol.load, claims.SCALES[arguments.scale]):
+        missing = [run for run in plan.choose(_experiments(arguments), arguments.seeds) if run.name in wanted]
+        if arguments.list:
+            print("\n".join(run.name for run in missing))
+        elif missing:
+            failed |= _train_claims(plan, missing, arguments)
+    return _report(failed)
+
+
+def _train_claims(
+    plan: protocol.Protocol, missing: list[protocol.PlannedRun], arguments: argparse.Namespace
+) -> dict[str, str]:
+    from study import measure, run
+
+    lanes, until = arguments.lanes or run.default_lanes(), time.monotonic() + 3600 * arguments.hours
+    failed = run.train(missing, plan, arguments.output, lanes=lanes, until=until)
+    if plan.task:
+        measure.measure_models(missing, arguments.output)
+        return failed
+    return failed | measure.evaluate(missing, plan, arguments.output, until)
 
 
 def _experiments(arguments: argparse.Namespace) -> list[str]:

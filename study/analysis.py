@@ -1,21 +1,25 @@
-"""The study's results from its rows: paired differences, rollouts to a target, gradients, errors of estimates.
+"""Compares arms: paired differences, rollouts to a target, gradients, errors of estimates.
 
-Axes: R seeds (runs of an arm), E points of a curve (0 and the epochs), B bootstrap draws. Accuracies and rewards are
-in [0, 1] and become percentage points when printed. NaN stands for an empty field.
+Axes: R seeds, E points of a curve (the first is before training), B bootstrap draws. Accuracies are in [0, 1].
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
 
-from openrlhf_dbb.evaluation.statistics import ALPHA, LEVEL, POWER, holm, paired_t
-from study.data import EpochRow, ErrorRow, Floats, GradientRow, RunRow, Study
+from study.rows import Study
 
+Floats = NDArray[np.float64]
+
+LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
+"""Probability of an interval, level of a test, and the power that ``Paired.detectable`` asks for."""
 BASELINE = "grpo"
 PRIMARY = (("dbb", "grpo"), ("auto", "grpo"))
 SECONDARY = (
@@ -26,31 +30,27 @@ SECONDARY = (
     ("laplace", "grpo"),
     ("dr_grpo-dbb", "dr_grpo"),
 )
-"""Contrasts (first - second) fixed before any run; Holm's correction is within each of the two tuples."""
+"""Contrasts (first - second) that were fixed before any run. Holm's correction is within each of the two tuples."""
 FAMILIES = ("point", "laplace", "empirical_bayes", "ema", "dbb", "auto")
-"""Estimators of mse.csv, in the order of tables and figures."""
-TARGET = "n8"
-"""Experiment whose GRPO runs set the accuracy to be reached."""
+"""Estimators of mse.csv, in the order of the table."""
 DRAWS = 2000
-_DECIMALS = 12  # differences of accuracies that are equal on paper differ beyond
-
 
 Curve = tuple[Floats, Floats]
-"""Rollouts and accuracy of a run, both (E,)."""
+"""Rollouts and accuracy, both (E,)."""
+Curves = Mapping[int, Curve]
+"""A curve for each seed."""
 
 
 class Paired(NamedTuple):
     """Differences of two arms, paired by seed.
 
     Attributes:
-        n: pairs; without any, all other values are NaN, with one all but the mean.
+        n: pairs. Without a pair all other values are NaN, with one pair all but the mean.
         mean: of the differences.
         error: standard error of the mean.
         low, high: ends of the 95 % t-interval.
-        p: two-sided paired t-test; with zero variance the exact sign-flip test.
-        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance; NaN if
-            that is zero.
-        difference_R: the differences, by seed.
+        p: of the two-sided paired t-test.
+        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance.
     """
 
     n: int
@@ -60,7 +60,83 @@ class Paired(NamedTuple):
     high: float
     p: float
     detectable: float
-    difference_R: Floats
+
+
+def paired(first: Any, second: Any) -> Paired:
+    """Test first - second, two Series over seeds, on the seeds that both have."""
+    # Rounded, because accuracies that are equal on paper differ in their last bits.
+    difference_R = (first - second).dropna().round(12).to_numpy(dtype=np.float64)
+    n = len(difference_R)
+    if n < 2:
+        return Paired(n, float(difference_R.mean()) if n else math.nan, *[math.nan] * 5)
+    mean, error = float(difference_R.mean()), float(stats.sem(difference_R))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    detectable = float(stats.t.ppf(1 - ALPHA / 2, n - 1) + stats.t.ppf(POWER, n - 1)) * error if error else math.nan
+    p = float(stats.ttest_1samp(difference_R, 0.0).pvalue) if error else math.nan
+    return Paired(n, mean, error, mean - half, mean + half, p, detectable)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values so that they hold for all tests together (Holm 1979). NaN is not a test and stays NaN.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    corrected, least = list(p_values), 0.0
+    tests = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    for done, (p, place) in enumerate(tests):
+        least = max(least, min(1.0, p * (len(tests) - done)))
+        corrected[place] = least
+    return corrected
+
+
+def with_holm(tests: Mapping[Any, Paired]) -> dict[Any, tuple[Paired, float]]:
+    """Return each test with its p-value after Holm's correction over all of them."""
+    corrected = holm([test.p for test in tests.values()])
+    return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
+
+
+def mean_and_error(values: Any) -> tuple[float, float]:
+    """Return the mean and its standard error. They are NaN where there are too few values."""
+    count = len(values)
+    return float(np.mean(values)) if count else math.nan, float(stats.sem(values)) if count > 1 else math.nan
+
+
+def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:
+    """Test an outcome (see :meth:`Study.outcome`) of two arms of an experiment."""
+    return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
+
+
+def against_baseline(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, tuple[Paired, float]]:
+    """Test the final accuracy of arms against GRPO, with Holm's correction over these arms."""
+    return with_holm({arm: compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE})
+
+
+def compared(study: Study, experiment: str) -> Study:
+    """Return the study without the seeds that only GRPO has in the experiment."""
+    mine = study.runs[study.runs.experiment == experiment]
+    seeds = set(mine.seed[mine.arm != BASELINE])
+    return study.of_seeds(seeds) if seeds else study
+
+
+def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
+    """Test the contrasts of the protocol that have a common seed, with Holm's correction in each of both families."""
+    tested: dict[tuple[str, str], tuple[Paired, float]] = {}
+    for family in (PRIMARY, SECONDARY):
+        tests = {pair: compare(study, experiment, *pair, name) for pair in family}
+        tested |= with_holm({pair: test for pair, test in tests.items() if test.n})
+    return tested
+
+
+def curves(rows: Any, experiment: str, arm: str) -> dict[int, Curve]:
+    """Return accuracy over rollouts of each of an arm's runs, from the rows of epochs.csv or points.csv."""
+    mine = rows[(rows.experiment == experiment) & (rows.arm == arm)].dropna(subset=["accuracy"])
+    mine = mine.drop_duplicates(["seed", "rollouts"], keep="last").sort_values("rollouts")
+    return {
+        int(seed): (part.rollouts.to_numpy(dtype=np.float64), part.accuracy.to_numpy(dtype=np.float64))
+        for seed, part in mine.groupby("seed")
+    }
 
 
 class Share(NamedTuple):
@@ -68,8 +144,8 @@ class Share(NamedTuple):
 
     Attributes:
         n: paired seeds.
-        share: of the mean curves; infinite if the arm's never gets there.
-        low, high: ends of the 95 % bootstrap interval over seeds; infinite where the arm's curve never gets there.
+        share: of the mean curves. It is infinite if the arm's curve never gets there.
+        low, high: ends of the 95 % bootstrap interval over seeds.
     """
 
     n: int
@@ -78,186 +154,69 @@ class Share(NamedTuple):
     high: float
 
 
-class Alignment(NamedTuple):
-    """Gradients of an estimator: means over draws, then over n batches of all seeds."""
-
-    n: int
-    cosine: float
-    error: float
-    minus_point: Paired
-    cosine_normalised: float
-    mse: float
-
-
-class Accuracy(NamedTuple):
-    """MSE of an estimator at a discount (NaN if it has none), mean over n runs; ``ratio`` to ``point``."""
-
-    n: int
-    discount: float
-    mse: float
-    ratio: float
-
-
-def mean_and_error(values: Sequence[float] | Floats) -> tuple[float, float]:
-    """Mean and its standard error; NaN where there are too few values.
-
-    Example:
-        >>> mean_and_error([1.0, 2.0, 3.0])
-        (2.0, 0.577)
-    """
-    count = len(values)
-    mean = float(np.mean(values)) if count else math.nan
-    return mean, float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
-
-
-def paired(first: Mapping[Any, float], second: Mapping[Any, float]) -> Paired:
-    """Two-sided paired t-test of first - second over the seeds (or other keys) that both have.
-
-    Raises:
-        UsageError: scipy is not installed.
-    """
-    keys = sorted(first.keys() & second.keys())
-    first_R, second_R = (np.array([values[key] for key in keys], dtype=np.float64) for values in (first, second))
-    if not keys:
-        return Paired(0, math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, first_R)
-    tested = paired_t(first_R - second_R, two_sided=True)
-    mean, error, degrees = tested.difference, tested.error, tested.degrees
-    half, detectable = error, math.nan  # without variance, or with a single pair
-    if error > 0:
-        from scipy.stats import t  # installed: paired_t has used it
-
-        half = float(t.ppf((1 + LEVEL) / 2, degrees)) * error
-        detectable = float(t.ppf(1 - ALPHA / 2, degrees) + t.ppf(POWER, degrees)) * error
-    difference_R = np.round(first_R - second_R, _DECIMALS)
-    return Paired(len(keys), mean, error, mean - half, mean + half, tested.p, detectable, difference_R)
-
-
-def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:
-    """:func:`paired` of an outcome (see :meth:`Study.outcome`) of two arms of an experiment."""
-    return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
-
-
-def against_baseline(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, tuple[Paired, float]]:
-    """Final accuracy of arms against GRPO, by arm: the test, and its p-value with Holm's correction over these arms."""
-    tests = {arm: compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE}
-    corrected = holm([test.p for test in tests.values()])
-    return {arm: (test, float(p)) for (arm, test), p in zip(tests.items(), corrected, strict=True)}
-
-
-def compared(study: Study, experiment: str) -> Study:
-    """The study without seeds that GRPO alone has in the experiment: they set targets for other experiments only."""
-    rows: list[RunRow | EpochRow] = [*study.runs, *study.epochs]
-    seeds = {row.seed for row in rows if row.experiment == experiment and row.arm != BASELINE}
-    return study.of_seeds(seeds) if seeds else study
-
-
-def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
-    """The contrasts of an experiment and their p-values with Holm's correction, primary and secondary separately.
-
-    Args:
-        study: the rows.
-        experiment: whose arms are compared.
-        name: the outcome, see :meth:`Study.outcome`.
-
-    Returns:
-        By (first, second), in order; contrasts without a common seed are left out.
-    """
-    found: dict[tuple[str, str], tuple[Paired, float]] = {}
-    for family in (PRIMARY, SECONDARY):
-        tests = {pair: compare(study, experiment, *pair, name) for pair in family}
-        tests = {pair: test for pair, test in tests.items() if test.n}
-        corrected = holm([test.p for test in tests.values()])
-        found |= {pair: (test, float(p)) for (pair, test), p in zip(tests.items(), corrected, strict=True)}
-    return found
-
-
 def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> float:
-    """Rollouts at which a curve, linear between its points, first reaches the target; infinite if it never does.
+    """Return the rollouts at which a curve first reaches the target, infinite if it never does.
 
     Example:
         >>> rollouts_needed(np.array([0.0, 100.0, 200.0]), np.array([0.4, 0.5, 0.6]), 0.55)
         150.0
     """
-    there_E = accuracy_E >= target
-    if not there_E.any():
+    reached_E = accuracy_E >= target
+    if not reached_E.any():
         return math.inf
-    place = int(np.argmax(there_E))
+    place = int(np.argmax(reached_E))
     if place == 0:
         return float(rollouts_E[0])
     return float(np.interp(target, accuracy_E[place - 1 : place + 1], rollouts_E[place - 1 : place + 1]))
 
 
-def efficiency(study: Study, experiment: str, arm: str) -> Share | None:
-    """Share of GRPO's rollouts at N = 8 that the arm needs for the same accuracy; None if no seed has both."""
-    return share_needed(study.curves(experiment, arm), study.curves(TARGET, BASELINE))
-
-
-def share_needed(curves: Mapping[int, Curve], targets: Mapping[int, Curve]) -> Share | None:
-    """Compare when two arms first reach the mean final accuracy of the second; None without a common seed.
+def share_needed(arm: Curves, target: Curves) -> Share | None:
+    """Compare when two arms first reach the mean final accuracy of the second. Return None without a common seed.
 
     Both sides follow one rule: the first crossing of the curve of means over seeds. A median of single crossings would
     give the first arm the benefit of its fluctuations, and its bootstrap would choose between two seeds.
-
-    Args:
-        curves, targets: rollouts and accuracy, both (E,), by seed.
     """
-    seeds = sorted(curves.keys() & targets.keys())
+    seeds = sorted(arm.keys() & target.keys())
     if not seeds:
         return None
     drawn_B_R = np.random.default_rng(0).choice(np.array(seeds), size=(DRAWS, len(seeds)))
-    shares_B = np.array([_share(curves, targets, drawn_R) for drawn_R in drawn_B_R])
-    # An order statistic, since infinity cannot be interpolated.
+    shares_B = np.array([_share(arm, target, drawn_R) for drawn_R in drawn_B_R])
+    # An order statistic, because infinity cannot be interpolated.
     low, high = np.quantile(shares_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
-    return Share(len(seeds), _share(curves, targets, seeds), float(low), float(high))
+    return Share(len(seeds), _share(arm, target, seeds), float(low), float(high))
 
 
-def _share(curves: Mapping[int, Curve], targets: Mapping[int, Curve], seeds: Iterable[int]) -> float:
+def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
     (rollouts_E, accuracy_E), (target_rollouts_E, target_accuracy_E) = (
-        np.mean([arm[seed] for seed in seeds], axis=0) for arm in (curves, targets)
+        np.mean([curves[seed] for seed in seeds], axis=0) for curves in (arm, target)
     )
     level = float(target_accuracy_E[-1])
     return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
 
 
-def alignments(study: Study, n: int) -> dict[str, Alignment]:
-    """Gradients at a frozen policy with n rollouts per prompt, by estimator, in file order."""
-    draws: dict[str, dict[tuple[int, int], list[GradientRow]]] = defaultdict(lambda: defaultdict(list))
-    for row in study.gradients:
-        if row.n == n:
-            draws[row.estimator][row.seed, row.batch].append(row)
-    cosines = {
-        name: {batch: float(np.mean([row.cosine for row in rows])) for batch, rows in batches.items()}
-        for name, batches in draws.items()
-    }
-    return {
-        name: Alignment(
-            len(batches),
-            *mean_and_error(list(cosines[name].values())),
-            paired(cosines[name], cosines.get("point", {})),
-            *(float(np.mean([np.mean([getattr(row, column) for row in rows]) for rows in batches.values()]))
-              for column in ("cosine_normalised", "mse")),
-        )
-        for name, batches in draws.items()
-    }  # fmt: skip
+def alignments(study: Study) -> Any:
+    """Return cosine, error of the cosine, normalised cosine, MSE and the test against ``point`` by N and estimator.
 
-
-def errors(study: Study, n: int) -> dict[str, dict[float, Accuracy]]:
-    """Errors of the estimates with n rollouts per prompt, by estimator and discount; means over runs with probes.
-
-    An estimator without a discount has one entry, NaN.
+    Draws are averaged first. A batch of one policy is a pair of the test.
     """
-    found: dict[tuple[str, float | None], list[ErrorRow]] = defaultdict(list)
-    for row in study.mse:
-        if row.n == n:
-            found[row.estimator, None if math.isnan(row.discount) else row.discount].append(row)
-    curves: dict[str, dict[float, Accuracy]] = defaultdict(dict)
-    for (name, discount), rows in found.items():
-        value = math.nan if discount is None else discount
-        ratio = float(np.mean([row.mse / row.mse_point for row in rows]))
-        curves[name][value] = Accuracy(len(rows), value, float(np.mean([row.mse for row in rows])), ratio)
-    return {name: curves[name] for name in [*FAMILIES, *sorted(curves.keys() - set(FAMILIES))] if name in curves}
+    columns = ["n", "estimator", "cosine", "error", "normalised", "mse", "test"]
+    if study.gradients.empty:
+        return pd.DataFrame(columns=columns)
+    means = study.gradients.groupby(["n", "estimator", "seed", "batch"], sort=False).mean(numeric_only=True)
+    points = means.cosine.xs("point", level="estimator")
+    rows = []
+    for (n, estimator), part in means.groupby(["n", "estimator"], sort=False):
+        cosine = part.cosine.droplevel(["n", "estimator"])
+        point = points.xs(n)
+        normalised, mse = part.cosine_normalised.mean(), part.mse.mean()
+        rows.append((n, estimator, *mean_and_error(cosine), normalised, mse, paired(cosine, point)))
+    return pd.DataFrame(rows, columns=columns)
 
 
-def best(curve: Mapping[float, Accuracy]) -> Accuracy:
-    """The entry with the lowest error in one estimator's :func:`errors`."""
-    return min(curve.values(), key=lambda entry: entry.mse)
+def errors(study: Study) -> Any:
+    """Return runs, MSE and ratio to ``point`` by N, estimator and discount, means over the runs with probes."""
+    rows = study.mse.assign(ratio=study.mse.mse / study.mse.mse_point)
+    by = rows.groupby(["n", "estimator", "discount"], dropna=False, sort=False)
+    means = by.agg(runs=("run", "size"), mse=("mse", "mean"), ratio=("ratio", "mean")).reset_index()
+    place = means.estimator.map({name: place for place, name in enumerate(FAMILIES)})
+    return means.assign(place=place).sort_values(["n", "place", "discount"]).drop(columns="place")

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 import estimators
 from estimators import FORMS
 from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
-from study.data import CONTROL_OF, ControlRow, PointRow
 from study.exact import Task, read
 from study.policy_gradient import sample, token_log_probabilities
 from study.protocol import LEARNING_RATE, PlannedRun
+from study.rows import CONTROL_OF
 from study.tasks import kind
 from study.tokens import NOTHING, Tokens
+
+Row = tuple[Any, ...]
 
 POINTS = 4
 """Equal parts of a training, after each of which the policy is measured."""
@@ -174,7 +176,7 @@ def _drawn(task: Task, policy: Any, prompts: int, order: np.random.Generator) ->
         yield systematic(inclusion(p_T * (1 - p_T), prompts, _FLOOR), order)
 
 
-def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) -> tuple[ControlRow, list[PointRow]]:
+def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) -> tuple[Row, list[Row]]:
     """Train as a run of the study does, with a given seed.
 
     Args:
@@ -196,11 +198,11 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) 
     sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
     accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, shortest=shortest, **sizes)
     half, part = accuracy[len(accuracy) // 2], sizes["epochs"] * len(task.train.prompts) // POINTS
-    row = ControlRow(run.experiment, name, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    row = (run.experiment, name, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
     experiment = CONTROL_OF + run.experiment
     key = (f"{experiment}-{name}-s{seed}", experiment, name, run.n, seed, rate)
     steps = part // sizes["prompts"]
-    points = [PointRow(*key, i * steps, i * part * run.n, found) for i, found in enumerate(accuracy)]
+    points = [(*key, i * steps, i * part * run.n, value) for i, value in enumerate(accuracy)]
     return row, [] if shortest else points
 
 

@@ -7,28 +7,17 @@ Axes: E points of a curve, the first before training.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from openrlhf_dbb.evaluation.formats import p_value
-from openrlhf_dbb.evaluation.statistics import ALPHA, POWER, holm
 from study import analysis
-from study.analysis import Paired
-from study.cells import (
-    PLUS_MINUS,
-    Table,
-    concluded,
-    detectable,
-    difference,
-    interval,
-    percent,
-    rollouts_needed,
-)
-from study.data import CONTROL_OF, FEWER_ARMS, Floats, Study
+from study.analysis import ALPHA, POWER, Curves, Floats, Paired
+from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, p_value, percent
+from study.rows import CONTROL_OF, FEWER_ARMS, Study
 
 
 class Arm(NamedTuple):
@@ -65,19 +54,17 @@ TESTS = {
 }
 """Beginnings of the experiments' names, and titles."""
 
-Curves = dict[int, tuple[Floats, Floats]]
-"""Rollouts and accuracy, both (E,), by seed."""
 Outcome = Callable[[Floats, Floats], float]
 
 
 def at(rollouts_E: Floats, accuracy_E: Floats, share: float) -> float:
-    """Accuracy after a share of the rollouts, on straight lines between the points."""
+    """Return the accuracy after a share of the rollouts, on straight lines between the points."""
     return float(np.interp(share * rollouts_E[-1], rollouts_E, accuracy_E))
 
 
 def area(rollouts_E: Floats, accuracy_E: Floats) -> float:
-    """Mean accuracy over the rollouts: the area below the curve, over its width."""
-    return float(np.diff(rollouts_E) @ (accuracy_E[1:] + accuracy_E[:-1]) / 2 / rollouts_E[-1])
+    """Return the mean accuracy over the rollouts: the area below the curve, over its width."""
+    return float(np.trapezoid(accuracy_E, rollouts_E) / rollouts_E[-1])
 
 
 HALF = partial(at, share=0.5)
@@ -91,73 +78,52 @@ OUTCOMES: dict[str, Outcome] = {
 """By column: accuracy after a part of the rollouts, and the area."""
 
 
-def curves(study: Study, test: str) -> dict[Arm, Curves]:
-    """The curves of each arm of a test that has any."""
-    found = {arm: study.saved(f"{test}-{arm.size}", arm.name) for arm in LABELS}
-    return {arm: each for arm, each in found.items() if each}
+def all_curves(study: Study, test: str) -> dict[Arm, Curves]:
+    """Return the curves of each arm of a test that has any."""
+    every = {arm: analysis.curves(study.points, f"{test}-{arm.size}", arm.name) for arm in LABELS}
+    return {arm: curves for arm, curves in every.items() if curves}
 
 
-def compare(first: Curves, second: Curves, outcome: Outcome) -> Paired:
-    """Paired test of an outcome, first - second, over their common seeds."""
-    return analysis.paired(*({seed: outcome(*curve) for seed, curve in each.items()} for each in (first, second)))
-
-
-def against_target(found: dict[Arm, Curves], outcome: Outcome) -> dict[Arm, tuple[Paired, float]]:
-    """Each arm - GRPO at N = 8, after as many rollouts: the test, and its p-value with Holm's correction over arms."""
-    tests = {arm: compare(each, found.get(TARGET, {}), outcome) for arm, each in found.items() if arm != TARGET}
-    corrected = holm([test.p for test in tests.values()])
-    return {arm: (test, float(p)) for (arm, test), p in zip(tests.items(), corrected, strict=True)}
-
-
-def against_final(found: dict[Arm, Curves], arm: Arm) -> Paired:
-    """The arm after half of the rollouts - GRPO at N = 8 after all of them."""
+def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Outcome | None = None) -> Paired:
+    """Test an outcome, first - second, over their common seeds."""
+    outcomes = (outcome, second_outcome or outcome)
     return analysis.paired(
-        {seed: HALF(*curve) for seed, curve in found[arm].items()},
-        {seed: float(curve[1][-1]) for seed, curve in found.get(TARGET, {}).items()},
-    )
+        *(pd.Series({seed: one(*curve) for seed, curve in curves.items()}, dtype=float)
+          for one, curves in zip(outcomes, (first, second), strict=True))
+    )  # fmt: skip
 
 
-def reached(found: dict[Arm, Curves], arm: Arm) -> analysis.Share | None:
-    """Rollouts that an arm needs for the final accuracy of GRPO at N = 8, as a share of GRPO's."""
-    return analysis.share_needed(found[arm], found.get(TARGET, {}))
+def against_target(curves: Mapping[Arm, Curves], outcome: Outcome) -> dict[Arm, tuple[Paired, float]]:
+    """Test each arm against GRPO at N = 8 after as many rollouts, with Holm's correction over the arms."""
+    target = curves.get(TARGET, {})
+    return analysis.with_holm({arm: compare(mine, target, outcome) for arm, mine in curves.items() if arm != TARGET})
 
 
-def makers() -> dict[str, Callable[[Study], Table]]:
-    """All tables of the test, by name."""
-    made: dict[str, Callable[[Study], Table]] = {}
+def tables(study: Study) -> dict[str, Table]:
+    """Return all tables of the test by name. A table without data has no rows."""
+    made = {}
     for test in TESTS:
-        made[f"{test}-differences"] = partial(_differences, test=test)
-        made[f"{test}-target"] = partial(_target, test=test)
-    return made | {"few-rates": partial(_rates, test="few"), "chain-rates": partial(_rates, test="chain")}
+        curves = all_curves(study, test)
+        made[f"{test}-differences"] = _differences(curves, test)
+        made[f"{test}-target"] = _target(study, curves, test)
+    return made | {f"{test}-rates": _rates(study, test) for test in ("few", "chain")}
 
 
-def verdict(study: Study) -> Iterator[str]:
-    """One line for each arm of each test."""
-    for test, title in TESTS.items():
-        found = curves(study, test)
-        for arm, (tested, corrected) in against_target(found, HALF).items():
-            if tested.n < 2:
-                continue
-            yield (
-                f"{title}: {LABELS[arm]} - {LABELS[TARGET]}, after half of the rollouts {difference(tested)} points "
-                f"({concluded(tested, corrected)}); to the latter's end {difference(against_final(found, arm))}."
-            )
-
-
-def _differences(study: Study, test: str) -> Table:
-    found = curves(study, test)
-    tests = {name: against_target(found, outcome) for name, outcome in OUTCOMES.items()}
+def _differences(curves: Mapping[Arm, Curves], test: str) -> Table:
+    tests = {name: against_target(curves, outcome) for name, outcome in OUTCOMES.items()}
     rows = [
-        [f"{LABELS[arm]} - {LABELS[TARGET]}", *_row({name: each[arm] for name, each in tests.items()})]
-        for arm in found
+        [f"{LABELS[arm]} - {LABELS[TARGET]}", *_row({name: of_arm[arm] for name, of_arm in tests.items()})]
+        for arm in curves
         if arm != TARGET
     ]
-    asked = [pair for pair in QUESTIONS if found.keys() >= set(pair)]
-    pairs = {name: [compare(found[a], found[b], outcome) for a, b in asked] for name, outcome in OUTCOMES.items()}
-    corrected = {name: holm([pair.p for pair in each]) for name, each in pairs.items()}
-    for place, (first, second) in enumerate(asked):
-        both = {name: (each[place], float(corrected[name][place])) for name, each in pairs.items()}
-        rows.append([f"{LABELS[first]} - {LABELS[second]}", *_row(both)])
+    asked = [pair for pair in QUESTIONS if curves.keys() >= set(pair)]
+    answers = {
+        name: analysis.with_holm({pair: compare(curves[pair[0]], curves[pair[1]], outcome) for pair in asked})
+        for name, outcome in OUTCOMES.items()
+    }
+    for first, second in asked:
+        row = _row({name: of_pair[first, second] for name, of_pair in answers.items()})
+        rows.append([f"{LABELS[first]} - {LABELS[second]}", *row])
     header = ("difference", "n", *OUTCOMES, "at 1/2: 95 % interval", "detectable")
     note = (
         f"Accuracy in percentage points, mean {PLUS_MINUS} standard error over n seeds, paired; after a quarter, half, "
@@ -165,26 +131,26 @@ def _differences(study: Study, test: str) -> Table:
         "t-tests, Holm over the arms compared with GRPO at N = 8, and over the other differences. Detectable: the true "
         f"difference that gives p < {ALPHA:g}, uncorrected, with probability {POWER:g}."
     )
-    return Table(f"{TESTS[test]}: after as many rollouts", header, rows if len(found) > 1 else [], note)
+    return Table(f"{TESTS[test]}: after as many rollouts", header, rows if len(curves) > 1 else [], note)
 
 
-def _row(tests: dict[str, tuple[Paired, float]]) -> list[str]:
+def _row(tests: Mapping[str, tuple[Paired, float]]) -> list[str]:
     half, _ = tests["1/2"]
-    cells = [f"{difference(each)} ({p_value(p)})" if each.n > 1 else difference(each) for each, p in tests.values()]
+    cells = [f"{difference(test)} ({p_value(p)})" if test.n > 1 else difference(test) for test, p in tests.values()]
     return [str(half.n), *cells, interval(half), detectable(half)]
 
 
-def _target(study: Study, test: str) -> Table:
-    found = curves(study, test)
+def _target(study: Study, curves: Mapping[Arm, Curves], test: str) -> Table:
     rows = []
-    for arm, each in found.items():
-        gain = [at(*curve, share=1.0) - float(curve[1][0]) for curve in each.values()]
-        row = [LABELS[arm], str(len(each)), percent(*analysis.mean_and_error(gain))]
-        half, needed = against_final(found, arm), reached(found, arm)
-        row += [difference(half), interval(half)]
+    target = curves.get(TARGET, {})
+    for arm, mine in curves.items():
+        gain = [at(*curve, share=1.0) - float(curve[1][0]) for curve in mine.values()]
+        half = compare(mine, target, HALF, OUTCOMES["all"])
         ends = _ends_at_once(study, test, arm)
-        most = f"{100 * max(ends):.2g}" if ends else "-"
-        rows.append([*row, *rollouts_needed(needed), most])
+        most = f"{100 * ends.max():.2g}" if len(ends) else "-"
+        shares = needed(analysis.share_needed(mine, target))
+        gained = percent(*analysis.mean_and_error(gain))
+        rows.append([LABELS[arm], str(len(mine)), gained, difference(half), interval(half), *shares, most])
     header = (
         "arm", "n", "gain", "1/2 vs. target", "95 % interval", "share of rollouts", "95 % interval",
         "ends at once, most %",
@@ -196,24 +162,25 @@ def _target(study: Study, test: str) -> Table:
         f"over seeds, {analysis.DRAWS:,} draws. Ends at once: probability that the trained policy's first token is the "
         "end token, on the seed where it is largest."
     )
-    return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(found) > 1 else [], note)
+    return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(curves) > 1 else [], note)
 
 
-def _ends_at_once(study: Study, test: str, arm: Arm) -> list[float]:
-    """Of the trained policies, one for each seed."""
-    experiment = f"{test}-{arm.size}"
+def _ends_at_once(study: Study, test: str, arm: Arm) -> pd.Series:
+    """Return the probability of an empty response of each trained policy."""
+    experiment, rows = f"{test}-{arm.size}", study.control
     if not test.startswith(CONTROL_OF):
-        return list(study.outcome(experiment, arm.name, "ends_at_once").values())
-    of = experiment.removeprefix(CONTROL_OF)
-    rows = [row for row in study.control if (row.experiment, row.arm) == (of, arm.name)]
-    return [row.ends_at_once for row in rows if row.shortest == 0]
+        return study.outcome(experiment, arm.name, "ends_at_once")
+    experiment = experiment.removeprefix(CONTROL_OF)
+    return rows.ends_at_once[(rows.experiment == experiment) & (rows.arm == arm.name) & (rows.shortest == 0)]
 
 
 def _rates(study: Study, test: str) -> Table:
     rows = []
     for arm, label in LABELS.items():
-        runs = study.at_end(f"pilot-{test}-{arm.size}", arm.name)
-        for rate, values in runs.items():
-            rows.append([label, f"{rate:g}", str(len(values)), percent(float(np.mean(values)), math.nan)])
+        points = study.points
+        mine = points[(points.experiment == f"pilot-{test}-{arm.size}") & (points.arm == arm.name)]
+        last = mine.sort_values("step").groupby("run").last()
+        for rate, part in last.groupby("learning_rate"):
+            rows.append([label, f"{rate:g}", str(len(part)), f"{100 * part.accuracy.mean():.2f}"])
     note = "Mean accuracy after all rollouts over n seeds, which nothing else uses and which differ widely."
     return Table(f"{TESTS[test]}: learning rates tried", ("arm", "learning rate", "n", "accuracy %"), rows, note)

@@ -2,191 +2,139 @@
 
 from __future__ import annotations
 
-import math
-import re
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.formats import points
-from openrlhf_dbb.evaluation.statistics import ALPHA
 from openrlhf_dbb.figures import new_figure, style
-from study import analysis, fewer
-from study.analysis import BASELINE
-from study.data import ARMS, EXPERIMENTS, Study
+from study import analysis, claims, fewer
+from study.analysis import ALPHA, BASELINE, Paired
+from study.rows import ARMS, EXPERIMENTS, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STYLE: dict[str, dict[str, Any]] = {
-    "grpo": style("point"),
-    "grpo-wide": {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
-    "laplace": style("laplace"),
-    "dbb": style("dbb"),
-    "auto": style("auto"),
-    "dr_grpo": {"color": "#CC79A7", "marker": "s", "linestyle": (0, (4, 2))},
-    "dr_grpo-dbb": {"color": "#882255", "marker": "o", "linestyle": "-"},
-    "dapo": {"color": "#E69F00", "marker": "^", "linestyle": "-"},
-    "greso": {"color": "#56B4E9", "marker": "X", "linestyle": (0, (5, 1, 1, 1))},
-    "repo": {"color": "#8C6D1F", "marker": "*", "linestyle": (0, (3, 1))},
-}
-FEWER_STYLE: dict[fewer.Arm, dict[str, Any]] = dict(
-    zip(
-        fewer.LABELS,
-        [
-            style("point"),
-            {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
-            style("auto"),
-            {"color": "#56B4E9", "marker": "X", "linestyle": (0, (5, 1, 1, 1))},
-            {"color": "#0072B2", "marker": "o", "linestyle": "-"},
-            {"color": "#009E73", "marker": "v", "linestyle": "-"},
-            {"color": "#E69F00", "marker": "^", "linestyle": "-"},
-            {"color": "#882255", "marker": "s", "linestyle": "-"},
-            {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
-            {"color": "#0072B2", "marker": "o", "linestyle": "-"},
-        ],
-        strict=True,
-    )
+_MORE: tuple[dict[str, Any], ...] = (
+    {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
+    {"color": "#CC79A7", "marker": "s", "linestyle": (0, (4, 2))},
+    {"color": "#882255", "marker": "o", "linestyle": "-"},
+    {"color": "#E69F00", "marker": "^", "linestyle": "-"},
+    {"color": "#56B4E9", "marker": "X", "linestyle": (0, (5, 1, 1, 1))},
+    {"color": "#8C6D1F", "marker": "*", "linestyle": (0, (3, 1))},
+    {"color": "#009E73", "marker": "v", "linestyle": "-"},
 )
-_WIDTH = 8.0
-_TITLE_WIDTH = 60  # characters
+STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
+STYLE |= {"grpo": style("point"), "laplace": style("laplace"), "dbb": style("dbb"), "auto": style("auto")}
+FEWER_STYLE = dict(zip(fewer.LABELS, (style("point"), _MORE[0], style("auto"), *_MORE[1:], *_MORE[:1]), strict=False))
+SWEEPS = {"sweep-n8": "N = 8", "sweep-n2": "N = 2", "small-n2": "small model, N = 2"}
+"""Experiments with several discounts, and their titles."""
 
 
-def draw(study: Study, folder: Path) -> list[Path]:
-    """Write each figure that has data as PNG, and return the paths.
+def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
+    """Write each figure that has data, or those of these names, as PNG, and print the paths.
 
-    ``study_differences``: every arm's difference to GRPO. ``study_few``, ``study_chain``, ``study_control-few``: the
-    test of fewer rollouts.
+    ``study_differences`` shows every arm's difference to GRPO. ``study_few``, ``study_chain`` and
+    ``study_control-few`` show the test of fewer rollouts. ``paper_discounts`` shows accuracy and error over DBB's
+    discount.
 
     Raises:
-        UsageError: matplotlib or scipy is not installed.
+        UsageError: matplotlib is not installed.
     """
-    made: dict[str, Callable[[Study], Figure | None]] = {
-        "differences": _differences,
-        **{test: partial(_fewer, test=test) for test in fewer.TESTS},
+    makers: dict[str, Callable[[Study], Figure | None]] = {
+        "study_differences": _differences,
+        "paper_discounts": _discounts,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, make in made.items():
-        figure = make(study)
+    makers |= {f"study_{test}": partial(_fewer, test=test) for test in fewer.TESTS}
+    for name, make in makers.items():
+        figure = make(study) if not names or name in names else None
         if figure is not None:
-            paths.append(folder / f"study_{name}.png")
-            figure.savefig(paths[-1], dpi=150)
-    return paths
+            figure.savefig(folder / f"{name}.png", dpi=150)
+            print(folder / f"{name}.png")
 
 
 def _differences(study: Study) -> Figure | None:
-    experiments = _compared(study)
-    if not experiments:
+    tests = {name: analysis.against_baseline(study, name, study.arms(name)) for name in EXPERIMENTS}
+    tests = {name: of_arm for name, of_arm in tests.items() if any(test.n for test, _ in of_arm.values())}
+    if not tests:
         return None
-    arms = [arm for arm in ARMS if any(arm in study.arms(name) for name in experiments) and arm != BASELINE]
-    figure, panels = _grid(len(experiments), height=0.42 * len(arms) + 2.0, sharex=True)
-    for axes, experiment in zip(panels, experiments, strict=True):
-        tests = analysis.against_baseline(study, experiment, arms)
-        axes.axvline(0, color="black", linewidth=1)
-        for place, (arm, (test, corrected)) in enumerate(tests.items()):
-            if not test.n:
-                continue
-            color = STYLE[arm]["color"]
-            axes.plot([100 * test.low, 100 * test.high], [place, place], color=color)
-            filled = color if corrected < ALPHA else "white"
-            axes.plot(100 * test.mean, place, color=color, marker=STYLE[arm]["marker"], markerfacecolor=filled)
+    arms = [arm for arm in ARMS if any(arm in of_arm for of_arm in tests.values())]
+    size = {"width": 8.0, "height": 0.42 * len(arms) + 2.0}
+    figure, grid = new_figure(len(tests), 1, **size, sharex=True, sharey=True, squeeze=False)
+    for axes, (experiment, of_arm) in zip(grid[0], tests.items(), strict=True):
+        for arm, (test, corrected) in of_arm.items():
+            _draw_test(axes, arms.index(arm), test, corrected, STYLE[arm])
         axes.set_yticks(range(len(arms)), [ARMS[arm] for arm in arms])
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
-        title = EXPERIMENTS[experiment].replace(", ", ",\n")
-        axes.set_title(f"{title}\n{_seed_count([test.n for test, _ in tests.values() if test.n])}", fontsize="small")
-    figure.supxlabel(f"final Acc@8 vs. GRPO, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
-    changes = _changes(study, experiments, ("dbb",), named=False)
-    _title(figure, "DBB 0.5 - GRPO, in points", changes)
+        seeds = sorted({test.n for test, _ in of_arm.values() if test.n})
+        count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+        axes.set_title(f"{EXPERIMENTS[experiment].replace(', ', chr(10))}\n{count} seeds", fontsize="small")
+    figure.supxlabel(f"final Acc@8 minus GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
     return figure
 
 
 def _fewer(study: Study, test: str) -> Figure | None:
-    found = fewer.curves(study, test)
-    if fewer.TARGET not in found or len(found) == 1:
+    curves = fewer.all_curves(study, test)
+    if fewer.TARGET not in curves or len(curves) == 1:
         return None
-    figure, (left, right) = _grid(2, height=0.3 * len(found) + 3.4, sharey=False)
-    for arm, curves in found.items():
-        x_E = np.mean([rollouts_E for rollouts_E, _ in curves.values()], axis=0) / 1000
-        gain_R_E = 100 * np.array([accuracy_E - accuracy_E[0] for _, accuracy_E in curves.values()])
-        left.plot(x_E, gain_R_E.mean(axis=0), label=fewer.LABELS[arm], **FEWER_STYLE[arm])
+    figure, ((left, right),) = new_figure(2, 1, width=8.0, height=0.3 * len(curves) + 3.4, squeeze=False)
+    for arm, mine in curves.items():
+        x_E = np.mean([rollouts_E for rollouts_E, _ in mine.values()], axis=0) / 1000
+        gain_E = 100 * np.mean([accuracy_E - accuracy_E[0] for _, accuracy_E in mine.values()], axis=0)
+        left.plot(x_E, gain_E, label=fewer.LABELS[arm], **FEWER_STYLE[arm])
         if arm == fewer.TARGET:
-            left.axhline(gain_R_E.mean(axis=0)[-1], color="#7F7F7F", linewidth=1)
+            left.axhline(gain_E[-1], color="#7F7F7F", linewidth=1)
     left.set_xlabel("rollouts, thousands")
     left.set_ylabel("gain in accuracy, points")
-    right.axvline(0, color="black", linewidth=1)
-    tests = fewer.against_target(found, fewer.HALF)
-    for place, (arm, (test_at_half, corrected)) in enumerate(tests.items()):
-        look = FEWER_STYLE[arm] | {"linestyle": ""}
-        filled = look["color"] if corrected < ALPHA else "white"
-        right.plot([100 * test_at_half.low, 100 * test_at_half.high], [place, place], color=look["color"])
-        right.plot(100 * test_at_half.mean, place, **look, markerfacecolor=filled)
+    tests = fewer.against_target(curves, fewer.HALF)
+    for place, (arm, (half, corrected)) in enumerate(tests.items()):
+        _draw_test(right, place, half, corrected, FEWER_STYLE[arm])
     right.set_yticks([])
     right.set_ylim(len(tests) - 0.5, -0.5)
     right.set_title("After half of the rollouts")
-    right.set_xlabel("vs. GRPO, N = 8, points")
-    _title(figure, fewer.TESTS[test], _seed_count([len(curves) for curves in found.values()]))
-    _legend(figure, [left], columns=2)
+    right.set_xlabel("minus GRPO, N = 8, points")
+    figure.suptitle(f"{fewer.TESTS[test]}: {max(map(len, curves.values()))} seeds", fontsize="medium")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3)
     return figure
 
 
-def _grid(panels: int, *, height: float, rows: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of panels that share the y axis unless told otherwise.
-
-    Args:
-        height: of a row with its share of title and legend, in inches.
-    """
-    columns = math.ceil(panels / rows)
-    options = {"squeeze": False, "sharey": True} | subplots
-    figure, grid = new_figure(columns, rows, width=_WIDTH, height=height * rows, **options)
-    for spare in grid.flat[panels:]:
-        spare.set_visible(False)
-    return figure, list(grid.flat)[:panels]
+def _draw_test(axes: Axes, place: int, test: Paired, corrected: float, look: dict[str, Any]) -> None:
+    """Draw a difference with its interval on a line of its own, with a filled marker if it is significant."""
+    axes.axvline(0, color="black", linewidth=1)
+    axes.plot([100 * test.low, 100 * test.high], [place, place], color=look["color"])
+    inside = look["color"] if corrected < ALPHA else "white"
+    axes.plot(100 * test.mean, place, color=look["color"], marker=look["marker"], markerfacecolor=inside)
 
 
-def _title(figure: Figure, subject: str, found: str) -> None:
-    """The subject and the result as title; the subject alone if there is no result."""
-    text = re.sub(r"(?<=[N=%]) | (?=[=%(])", "\N{NO-BREAK SPACE}", f"{subject}: {found}" if found else subject)
-    figure.suptitle("\n".join(textwrap.wrap(text, _TITLE_WIDTH, break_on_hyphens=False)), fontsize="medium")
-
-
-def _legend(figure: Figure, panels: Sequence[Axes], columns: int = 3) -> None:
-    """One legend below all panels."""
-    found = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, handlelength=3)
-
-
-def _compared(study: Study) -> list[str]:
-    """Experiments in which at least one arm can be compared with GRPO."""
-    return [
-        name
-        for name in EXPERIMENTS
-        if any(analysis.compare(study, name, arm, BASELINE).n for arm in study.arms(name) if arm != BASELINE)
-    ]
-
-
-def _changes(study: Study, experiments: Sequence[str], arms: Sequence[str], *, named: bool = True) -> str:
-    """Differences to GRPO as text."""
-
-    def parts() -> Iterator[str]:
-        for experiment in experiments:
-            for arm in arms:
-                test = analysis.compare(study, experiment, arm, BASELINE)
-                if arm != BASELINE and test.n:
-                    where = f"{ARMS[arm]} " if named else ""
-                    place = f" ({EXPERIMENTS[experiment]})" if len(experiments) > 1 or not named else ""
-                    yield f"{where}{points(test.mean)}{place}"
-
-    return ", ".join(parts())
-
-
-def _seed_count(counts: Sequence[int]) -> str:
-    low, high = min(counts), max(counts)
-    seeds = str(high) if low == high else f"{low} to {high}"
-    return f"{seeds} seed{'' if high == 1 else 's'}"
+def _discounts(study: Study) -> Figure | None:
+    """Accuracy over GRPO's, and error over the point estimate's, by discount."""
+    arms = set(zip(study.runs.experiment, study.runs.arm, strict=True))
+    shown = [name for name in SWEEPS if (name, "dbb-0.25") in arms]
+    if not shown:
+        return None
+    figure, grid = new_figure(len(shown), 2, width=8.0, height=5.4, sharex=True, sharey="row", squeeze=False)
+    look = {"color": style("dbb")["color"], "marker": "o"}
+    for top, bottom, experiment in zip(*grid, shown, strict=True):
+        grpo = claims.outcome(study, experiment, BASELINE, "exact")
+        tests = {
+            discount: analysis.paired(claims.outcome(study, experiment, arm, "exact"), grpo)
+            for arm, discount in claims.DISCOUNT.items()
+        }
+        top.axhline(0, color="black", linewidth=0.8)
+        half = [test.high - test.mean for test in tests.values()]
+        top.errorbar(list(tests), [test.mean for test in tests.values()], yerr=half, capsize=3, **look)
+        top.set_title(f"{SWEEPS[experiment]}\nn = {max(test.n for test in tests.values())}")
+        runs = study.runs.run[(study.runs.experiment == experiment) & (study.runs.arm == BASELINE)]
+        rows = study.mse[study.mse.run.isin(runs) & (study.mse.estimator == "dbb")]
+        ratio = (rows.mse / rows.mse_point).groupby(rows.discount).agg(["min", "mean", "max"])
+        bottom.axhline(1, color="black", linewidth=0.8)
+        bottom.fill_between(ratio.index, ratio["min"], ratio["max"], color=look["color"], alpha=0.2)
+        bottom.plot(ratio.index, ratio["mean"], color=look["color"])
+        bottom.set_xlabel("discount")
+    grid[0][0].set_ylabel("points above GRPO")
+    grid[1][0].set_ylabel("MSE over point's")
+    return figure

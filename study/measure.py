@@ -16,15 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from study import files
+from study import rows as csv
 from study.collect import EXACT, read_lines
-from study.data import ControlRow, GradientRow, PointRow
 from study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from study.run import finished_runs, prepare_tasks, store_url, task_folder
 
 GRADIENTS, CONTROL, POINTS = "gradients.csv", "control.csv", "points.csv"
 KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
 """Columns that identify the rows of one measurement."""
+
+
+def _done(path: Path) -> set[tuple[Any, ...]]:
+    """Return the keys of the measurements that a file has."""
+    key = list(KEYS[path.name])
+    return set(csv.read(path, key)[key].itertuples(index=False, name=None))
 
 
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
@@ -37,8 +42,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     from study import exact, tasks
     from study.policy_gradient import one_thread
 
-    names = ("exact", "ends_at_once")
-    done, finished = read_lines(folder / EXACT, names), finished_runs(folder)
+    done, finished = set(read_lines(folder / EXACT).index), finished_runs(folder)
     exactly = [run for run in runs if not tasks.kind(run.start).mark]
     left = [run for run in exactly if run.name in finished and run.name not in done]
     keys = {(run.start, run.seed) for run in left}
@@ -47,9 +51,9 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
         with one_thread():
-            found = task.accuracy(policy), task.ends_at_once(policy)
+            line = {"run": run.name, "exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
         with (folder / EXACT).open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"run": run.name, **dict(zip(names, found, strict=True))}) + "\n")
+            lines.write(json.dumps(line) + "\n")
 
 
 def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
@@ -59,7 +63,7 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
     accuracy is exact, or sampled for the task with steps.
     """
     path, finished = folder / POINTS, finished_runs(folder)
-    done = {(row.run, row.step) for row in files.read(path, PointRow)}
+    done = _done(path)
     jobs: list[Job] = []
     for run in runs:
         if run.name not in finished:
@@ -76,12 +80,12 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
         if left:
             jobs.append((_points, (folder, run, float(record.config[LEARNING_RATE]), left), {}))
     for rows in _side_by_side(jobs, lanes, "accuracy on the way"):
-        files.append(path, rows)
+        csv.append(path, csv.COLUMNS["points"], rows)
 
 
 def _points(
     folder: Path, run: PlannedRun, rate: float, left: Sequence[tuple[int, float, Path | None]]
-) -> list[PointRow]:
+) -> list[tuple[Any, ...]]:
     """Rows of one run, from steps, rollouts and models (None: the one that it started from)."""
     from study import exact, tasks
     from study.policy_gradient import one_thread
@@ -89,7 +93,7 @@ def _points(
     task = exact.read(task_folder(folder, run.start, run.seed), tasks.kind(run.start))
     key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
     with one_thread():
-        return [PointRow(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
+        return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
@@ -129,7 +133,7 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
     path = folder / GRADIENTS
     finished = finished_runs(folder)
     frozen = [run for run in runs if run.experiment.startswith("frozen-") and run.name in finished]
-    done = {(row.seed, row.n) for row in files.read(path, GradientRow)}
+    done = _done(path)
     left = [run for run in frozen if (run.seed, run.n) not in done]
     jobs: list[Job] = [
         (
@@ -140,7 +144,7 @@ def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> N
         for run in left
     ]
     for rows in _side_by_side(jobs, lanes, "gradients"):
-        files.append(path, rows)
+        csv.append(path, csv.COLUMNS["gradients"], rows)
 
 
 def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:
@@ -152,7 +156,7 @@ def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds:
     from study import control
 
     path = folder / CONTROL
-    done = {(row.experiment, row.arm, row.seed, row.shortest) for row in files.read(path, ControlRow)}
+    done = _done(path)
     kinds: dict[tuple[str, str], PlannedRun] = {}
     for run in runs:
         for name, arm in control.ARMS.items():
@@ -171,8 +175,8 @@ def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds:
     ]
     for row, points in _side_by_side(jobs, lanes, "control"):
         if points:
-            files.append(folder / POINTS, points)
-        files.append(path, [row])
+            csv.append(folder / POINTS, csv.COLUMNS["points"], points)
+        csv.append(path, csv.COLUMNS["control"], [row])
 
 
 Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

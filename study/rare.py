@@ -34,7 +34,7 @@ import estimators
 from estimators import FORMS, Estimate
 from estimators.base import Floats
 from openrlhf_dbb import tiny
-from study import control, files
+from study import control, rows
 from study.control import NARROW, WIDE
 from study.exact import Task, read
 from study.policy_gradient import one_thread, sample
@@ -165,7 +165,7 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
     """Train what rare.csv does not have yet; one line each."""
     output.mkdir(parents=True, exist_ok=True)
     path = output / "rare.csv"
-    done = {(row.start, row.seed, row.arm, row.n) for row in files.read(path, RareRow)}
+    done = {(row.start, row.seed, row.arm, row.n) for row in rows.read(path, RareRow._fields).itertuples()}
     for seed in seeds:
         for start in starts:
             recipe = tiny.Recipe(train_prompts=512, heldout_prompts=512, ood_prompts=128, warmup_steps=start)
@@ -176,7 +176,7 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
                 if (start, seed, arm, n) not in done:
                     with one_thread():
                         row = train(task, start, arm, n, seed)
-                    files.append(path, [row])
+                    rows.append(path, RareRow._fields, [row])
                     print(f"start {start} seed {seed} N {n} {arm}: {row.before:.2%} -> {row.after:.2%}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Named ways in which success probabilities may change between visits, for simulation.
+"""Named ways in which success probabilities change between visits, for simulation.
 
 Axes: P prompts, T visits. A visit is one epoch.
 """
@@ -6,7 +6,6 @@ Axes: P prompts, T visits. A visit is one epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,42 +14,11 @@ from estimators.base import Floats
 _EDGE = 1e-6  # keeps logits finite
 
 
-@dataclass(frozen=True)
-class Regime:
-    """A named family of success-probability paths.
-
-    Attributes:
-        name: as on the command line.
-        description: one line.
-        paths: function (rng, prompts, visits) -> p_P_T, success probability of every prompt at every visit.
-    """
-
-    name: str
-    description: str
-    paths: Callable[[np.random.Generator, int, int], Floats]
+Paths = Callable[[np.random.Generator, int, int], Floats]
+"""Function (rng, prompts, visits) -> p_P_T, the success probability of every prompt at every visit."""
 
 
-REGIMES: dict[str, Regime] = {}
-
-
-def get(name: str) -> Regime:
-    """The regime called ``name``.
-
-    Raises:
-        ValueError: there is none; the message lists them.
-    """
-    if name not in REGIMES:
-        raise ValueError(f"unknown regime {name!r}; known: {', '.join(REGIMES)}")
-    return REGIMES[name]
-
-
-def _add(name: str, description: str, paths: Callable[[np.random.Generator, int, int], Floats]) -> None:
-    REGIMES[name] = Regime(name, description, paths)
-
-
-def _walk(
-    start: tuple[float, float], moves: Callable[[int], tuple[float, float]]
-) -> Callable[[np.random.Generator, int, int], Floats]:
+def _walk(start: tuple[float, float], moves: Callable[[int], tuple[float, float]]) -> Paths:
     """Starts ~ Beta(start); before visit t (from 1) every logit moves by Normal(mean, sd) = moves(t)."""
 
     def paths(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
@@ -70,7 +38,7 @@ def _one_after_another(moves: Sequence[tuple[float, float]]) -> Callable[[int], 
     return lambda visit: moves[min(visit, len(moves)) - 1]
 
 
-def _jumps(start: tuple[float, float], chance: float) -> Callable[[np.random.Generator, int, int], Floats]:
+def _jumps(start: tuple[float, float], chance: float) -> Paths:
     """Before each visit a prompt gets a new probability from Beta(start) with probability ``chance``."""
 
     def paths(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
@@ -91,8 +59,8 @@ def _grokking(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
 
 
 def _two_speeds(rng: np.random.Generator, prompts: int, visits: int) -> Floats:
-    slow = REGIMES["stationary-U"].paths(rng, prompts - prompts // 2, visits)
-    fast = REGIMES["very-fast"].paths(rng, prompts // 2, visits)
+    slow = REGIMES["stationary-U"](rng, prompts - prompts // 2, visits)
+    fast = REGIMES["very-fast"](rng, prompts // 2, visits)
     return np.concatenate([slow, fast])
 
 
@@ -111,35 +79,36 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
-# Ten that resemble training runs.
-_add("stationary-U", "nothing moves; U-shaped Beta(0.3, 0.3)", _walk((0.3, 0.3), _constant(0, 0)))
-_add("stationary-flat", "nothing moves; uniform", _walk((1, 1), _constant(0, 0)))
-_add("paper-walk", "Beta(0.3, 0.3), logits walk, sd 0.9", _walk((0.3, 0.3), _constant(0, 0.9)))
-_add("paper-drift", "Beta(0.25, 0.75), logits drift +0.6, sd 0.3", _walk((0.25, 0.75), _constant(0.6, 0.3)))
-_add("slow-drift", "Beta(1, 3), logits drift +0.3, sd 0.3", _walk((1, 3), _constant(0.3, 0.3)))
-_add("fast-drift", "Beta(1, 3), logits drift +1, sd 0.5", _walk((1, 3), _constant(1.0, 0.5)))
-_add("fast-walk", "Beta(0.5, 2), logits walk, sd 1.5", _walk((0.5, 2), _constant(0, 1.5)))
-_add(
-    "decelerating",
-    "Beta(0.5, 2), logits move by 2, 0.4, then 0.1 a visit: most is learnt in the first epoch",
-    _walk((0.5, 2), _one_after_another([(2.0, 0.5), (0.4, 0.1), (0.1, 0.1)])),
-)
-_add("jumps", "Beta(0.5, 0.5), one prompt in ten starts anew at each visit", _jumps((0.5, 0.5), 0.1))
-_add("very-fast", "Beta(0.5, 2), logits drift +1.5, sd 0.5", _walk((0.5, 2), _constant(1.5, 0.5)))
+REGIMES: dict[str, Paths] = {
+    # Ten that resemble training runs.
+    "stationary-U": _walk((0.3, 0.3), _constant(0, 0)),
+    "stationary-flat": _walk((1, 1), _constant(0, 0)),
+    "paper-walk": _walk((0.3, 0.3), _constant(0, 0.9)),
+    "paper-drift": _walk((0.25, 0.75), _constant(0.6, 0.3)),
+    "slow-drift": _walk((1, 3), _constant(0.3, 0.3)),
+    "fast-drift": _walk((1, 3), _constant(1.0, 0.5)),
+    "fast-walk": _walk((0.5, 2), _constant(0, 1.5)),
+    # Most is learnt in the first epoch.
+    "decelerating": _walk((0.5, 2), _one_after_another([(2.0, 0.5), (0.4, 0.1), (0.1, 0.1)])),
+    "jumps": _jumps((0.5, 0.5), 0.1),
+    "very-fast": _walk((0.5, 2), _constant(1.5, 0.5)),
+    # Seven that are hard for an estimator whose prior and discount are shared by all prompts.
+    "declining": _walk((0.75, 0.25), _constant(-0.8, 0.3)),
+    "grokking": _grokking,
+    "two-speeds": _two_speeds,
+    "late-change": _walk((0.3, 0.3), _one_after_another([(0, 0), (0, 0), (1.5, 0.3)])),
+    "oscillating": _oscillating,
+    "alike": _walk((20, 20), _constant(0, 0)),
+    "hard": _walk((0.1, 2), _constant(0.3, 0.3)),
+}
 
-# Seven meant to be hard for an estimator whose prior and discount are shared by all prompts.
-_add(
-    "declining",
-    "Beta(0.75, 0.25), logits drift -0.8, sd 0.3: the policy forgets",
-    _walk((0.75, 0.25), _constant(-0.8, 0.3)),
-)
-_add("grokking", "hard prompts, each solved suddenly at a random visit", _grokking)
-_add("two-speeds", "half of the prompts as stationary-U, half as very-fast", _two_speeds)
-_add(
-    "late-change",
-    "stationary-U up to the third visit, then logits drift +1.5 a visit",
-    _walk((0.3, 0.3), _one_after_another([(0, 0), (0, 0), (1.5, 0.3)])),
-)
-_add("oscillating", "logits swing by 2 from visit to visit: the past misleads", _oscillating)
-_add("alike", "Beta(20, 20), nothing moves: all prompts are about equally hard", _walk((20, 20), _constant(0, 0)))
-_add("hard", "Beta(0.1, 2), logits drift +0.3, sd 0.3: most groups are all wrong", _walk((0.1, 2), _constant(0.3, 0.3)))
+
+def get(name: str) -> Paths:
+    """Return the regime called ``name``.
+
+    Raises:
+        ValueError: there is none. The message lists them.
+    """
+    if name not in REGIMES:
+        raise ValueError(f"unknown regime {name!r}; known: {', '.join(REGIMES)}")
+    return REGIMES[name]

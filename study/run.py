@@ -1,7 +1,7 @@
 """Trains the runs of a protocol in lanes side by side; finished runs are not trained again.
 
-A lane is a process with a :class:`study.session.Session`. It gets one run at a time: a lane that fails
-loses one run, and is restarted for the next.
+A lane is a process with a :class:`study.session.Session`. It gets one run at a time: a lane that fails loses one run,
+and is restarted for the next.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import storage
 from openrlhf_dbb.errors import RunError, UsageError
@@ -28,99 +29,71 @@ from study.protocol import PlannedRun, Protocol
 
 ROOT = Path(__file__).parents[1]
 """The checkout: this package is not installed, and a lane runs in another folder."""
-
 STORE, TASKS = "study.db", "tasks"
+Waiting = SimpleQueue[tuple[PlannedRun, list[str]]]
 
 
 def store_url(folder: Path) -> str:
-    """The study's one store."""
+    """Return the URL of the study's one store."""
     return f"sqlite:///{folder.resolve() / STORE}"
 
 
 def finished_runs(folder: Path) -> dict[str, storage.RunRecord]:
-    """Finished runs in the study's store, by name."""
+    """Return the finished runs in the study's store, by name."""
     with storage.open_store(store_url(folder), create=False) as store:
         return {record.name: record for record in store.runs() if record.status == "finished"}
 
 
 def task_folder(folder: Path, start: str, seed: int) -> Path:
-    """The folder of the task of a start and a seed."""
+    """Return the folder of the task of a start and a seed."""
     return folder / TASKS / f"{start}-s{seed}"
 
 
 def quiet_imports() -> None:
-    """Say nothing, here and in lanes, when torch imports a package that OpenRLHF pins: users can change nothing."""
+    """Silence a warning of torch, here and in lanes, about a package that OpenRLHF pins."""
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
     os.environ["PYTHONWARNINGS"] = "ignore:The pynvml package is deprecated:FutureWarning"
 
 
 def default_lanes() -> int:
-    """One per core; one with CUDA, where a run may take every GPU."""
+    """Return one lane per core, or one with CUDA, where a run may take every GPU."""
     import torch
 
     return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
-def refuse_early(chosen: Sequence[PlannedRun], of: Protocol, folder: Path) -> None:
-    """Make all checks that a training makes before it starts, for the first run of each experiment.
-
-    Raises:
-        UsageError, storage.StoreError: what is missing, such as a model or a data set, and what to do.
-    """
-    from openrlhf_dbb.driver import arguments, preflight
-
-    def stop(_: object) -> None:
-        raise _AllChecked
-
-    for run in {run.experiment: run for run in reversed(chosen)}.values():
-        settings = arguments.parse(protocol.argv(run, of, store_url(folder), {}, resume=False))
-        with contextlib.suppress(_AllChecked):
-            preflight.prepare(settings, preflight.check(settings), before_the_run=stop)
-
-
-class _AllChecked(Exception):
-    """Nothing is wrong; the run is not to be made yet."""
-
-
 def train(
-    chosen: Sequence[PlannedRun],
-    of: Protocol,
-    folder: Path,
-    *,
-    lanes: int,
-    separate: bool = False,
-    until: float = math.inf,
+    chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int, until: float = math.inf
 ) -> dict[str, str]:
     """Train the runs that are not finished.
 
     Args:
-        folder: of the study; holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
+        folder: of the study. It holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
         lanes: runs trained side by side.
-        separate: restart Ray and the engines for every run.
         until: ``time.monotonic()`` after which no run is started.
 
     Returns:
-        What went wrong, by the names of the runs that failed.
+        An error by the name of each run that failed.
 
     Raises:
         storage.StoreError: the store cannot be used.
     """
+    from tqdm import tqdm
+
     folder.mkdir(parents=True, exist_ok=True)
     with storage.open_store(store_url(folder)) as store:
         status = {record.name: record.status for record in store.runs()}
     left = [run for run in chosen if status.get(run.name) != "finished"]
     print(f"{len(chosen)} runs, {len(chosen) - len(left)} of them finished", flush=True)
-    tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if of.task else {}
-    waiting: SimpleQueue[tuple[PlannedRun, list[str]]] = SimpleQueue()
+    tasks = prepare_tasks({(run.start, run.seed) for run in left}, folder, lanes) if plan.task else {}
+    waiting: Waiting = SimpleQueue()
     for run in left:
         task = tasks.get((run.start, run.seed), {})
-        waiting.put((run, protocol.argv(run, of, store_url(folder), task, resume=run.name in status)))
+        waiting.put((run, protocol.argv(run, plan, store_url(folder), task, resume=run.name in status)))
     failed: dict[str, str] = {}
-    with _Progress(len(left)) as progress:
+    with tqdm(total=len(left), unit="run", desc="training") as bar:
         threads = [
-            threading.Thread(
-                target=_lane, args=(number, waiting, folder, separate, until, failed, progress), daemon=True
-            )
+            threading.Thread(target=_lane, args=(number, waiting, folder, until, failed, bar), daemon=True)
             for number in range(min(lanes, len(left)))
         ]
         for thread in threads:
@@ -135,7 +108,7 @@ def train(
 def prepare_tasks(
     wanted: Collection[tuple[str, int]], folder: Path, lanes: int
 ) -> dict[tuple[str, int], dict[str, str]]:
-    """The flags that a task asks for, with its model and data, by start and seed; missing tasks are made."""
+    """Make the tasks that are missing, and return flags with model and data by start and seed."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -152,19 +125,11 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
     return tasks.kind(start).flags | {
         "actor.model_name_or_path": str(task.model.resolve()),
         "data.prompt_dataset": str(task.train.resolve()),
-        "eval.dataset": str(task.evaluation.resolve()),
+        "eval.dataset": str(task.heldout.resolve()),
     }
 
 
-def _lane(
-    number: int,
-    waiting: SimpleQueue[tuple[PlannedRun, list[str]]],
-    folder: Path,
-    separate: bool,
-    until: float,
-    failed: dict[str, str],
-    progress: _Progress,
-) -> None:
+def _lane(number: int, waiting: Waiting, folder: Path, until: float, failed: dict[str, str], bar: Any) -> None:
     """Give the waiting runs to a lane's process, one at a time, until none is left."""
     log = folder / f"lane-{number}.log"
     process: subprocess.Popen[str] | None = None
@@ -173,8 +138,7 @@ def _lane(
             run, argv = waiting.get_nowait()
         except Empty:
             break
-        if process is None:
-            process = _start_lane(folder, log)
+        process = process or _start_lane(folder, log)
         began = time.monotonic()
         error = _ask(process, argv)
         seconds = time.monotonic() - began
@@ -183,10 +147,10 @@ def _lane(
                 file.write(json.dumps({"run": run.name, "seconds": round(seconds, 1)}) + "\n")
         else:
             failed[run.name] = f"{error}; see {log}"
-        if error is not None or separate:
             _end_lane(process)
             process = None
-        progress.done(run.name, seconds, error)
+        bar.write(f"{run.name}: {error or f'{seconds:.0f} s'}")
+        bar.update()
     if process is not None:
         _end_lane(process)
 
@@ -205,7 +169,7 @@ def _start_lane(folder: Path, log: Path) -> subprocess.Popen[str]:
 
 
 def _ask(process: subprocess.Popen[str], argv: list[str]) -> str | None:
-    """Have a lane train a command line; what went wrong, in one line, or None."""
+    """Have a lane train a command line. Return the error in one line, or None."""
     assert process.stdin and process.stdout
     try:
         process.stdin.write(json.dumps(argv) + "\n")
@@ -230,7 +194,7 @@ def _end_lane(process: subprocess.Popen[str]) -> None:
 
 
 def lane() -> None:
-    """The process of a lane: reads command lines as JSON, trains each and answers in JSON, until its input ends.
+    """Run the process of a lane: read command lines as JSON, train each and answer in JSON, until the input ends.
 
     After an error that an actor may be left with, the next command line gets new actors.
     """
@@ -255,33 +219,3 @@ def lane() -> None:
             session.close()
         print(json.dumps({"error": error}), file=answers, flush=True)
     session.close()
-
-
-class _Progress:
-    """A bar on a terminal; one line per run where output goes to a file."""
-
-    def __init__(self, total: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=total, unit="run", desc="training", disable=None)
-        self._total, self._done, self._began = total, 0, time.monotonic()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def done(self, name: str, seconds: float, error: str | None) -> None:
-        with self._lock:
-            self._done += 1
-            left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
-            text = f"{name}: {error or f'{seconds:.0f} s'}"
-            if self._bar.disable:
-                print(f"[{self._done}/{self._total}] {text}, {left / 60:.0f} min left", flush=True)
-            else:
-                self._bar.update()
-                self._bar.set_postfix_str(text)
-                if error:
-                    self._bar.write(text)

@@ -1,6 +1,6 @@
-"""Simulated trainings, where the truth is known: every estimator and every discount on the same draws.
+"""Simulated trainings, where the truth is known: every estimator is measured on the same draws.
 
-Axes: P prompts, G rollouts per group, T visits (one visit of every prompt is an epoch); K seeds, E estimators, X
+Axes: P prompts, U policy updates, B prompts of an update, G rollouts per group, T passes; K seeds, E estimators, X
 discounts.
 """
 
@@ -8,77 +8,34 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betainc
+from scipy.stats import betabinom
 
 from estimators import RewardEstimator
-from estimators.base import Floats
+from estimators.base import Floats, counts
 from openrlhf_dbb.lab import specs
 from study import regimes
 
-
-@dataclass(frozen=True)
-class Draws:
-    """What happened in one simulated training.
-
-    Attributes:
-        p_P_T: success probabilities.
-        rewards_T_P_G: 0 or 1, sorted within a group: estimators ignore the order.
-        order_T_P: the order in which an epoch visits the prompts.
-    """
-
-    p_P_T: Floats
-    rewards_T_P_G: Floats
-    order_T_P: NDArray[np.int64]
-
-
-def draw(regime: str, rollouts: int, prompts: int, visits: int, seed: int) -> Draws:
-    """One training of a regime; probabilities and order do not depend on ``rollouts``.
-
-    Raises:
-        ValueError: there is no such regime.
-    """
-    paths = regimes.get(regime).paths
-    key = zlib.crc32(regime.encode())
-    rng = np.random.default_rng([seed, key])
-    p_P_T = paths(rng, prompts, visits)
-    order_T_P = np.stack([rng.permutation(prompts) for _ in range(visits)])
-    successes_P_T = np.random.default_rng([seed, key, rollouts]).binomial(rollouts, p_P_T)
-    rewards_T_P_G = (np.arange(rollouts) < successes_P_T.T[:, :, None]).astype(np.float64)
-    return Draws(p_P_T, rewards_T_P_G, order_T_P)
-
-
-def estimated_means(estimator: RewardEstimator, draws: Draws, batch: int) -> Floats:
-    """The means an estimator gives at each visit, (P, T), with ``batch`` prompts per policy step.
-
-    Estimators without run-wide state take a whole epoch per call; the result is identical.
-    """
-    visits, prompts, _ = draws.rewards_T_P_G.shape
-    estimator = specs.with_updates_per_epoch(estimator, -(-prompts // batch))
-    size = batch if estimator.shared_fields else prompts
-    state = estimator.initial_state(prompts)
-    mean_T_P = np.empty((visits, prompts))
-    for visit, rewards_P_G in enumerate(draws.rewards_T_P_G):
-        for start in range(0, prompts, size):
-            seen = draws.order_T_P[visit, start : start + size]
-            mean_T_P[visit, seen] = estimator.observe_at(state, seen, rewards_P_G[seen]).mean
-    return mean_T_P.T
-
-
-def mean_squared_error(estimator: RewardEstimator, draws: Draws, batch: int) -> float:
-    """Mean over prompts and visits of (mean - p)^2."""
-    return float(np.mean((estimated_means(estimator, draws, batch) - draws.p_P_T) ** 2))
+DRAWS = ("visits", "epoch", "uniform", "variance")
+"""How prompts come back. "visits" visits every prompt once a pass, and all probabilities change between two passes.
+With the others a prompt takes its next probability at a moment of its own within a pass, visited or not. "epoch"
+visits every prompt once a pass, "uniform" draws at random, "variance" draws in proportion to the true p (1 - p)."""
+FLOOR = 0.25
+"""Share of the chances of ``variance`` that is the same for all prompts."""
+_LEVEL = 0.8  # of the interval whose coverage is measured
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all simulated trainings have in common.
+    """The size of all simulated trainings.
 
     Attributes:
-        prompts, visits: every prompt is visited once in each of ``visits`` epochs.
-        batch: prompts in a policy step.
+        prompts, visits: P, and T passes.
+        batch: prompts in a policy update.
         seeds, seed: number of trainings, and the seed of the first.
     """
 
@@ -90,73 +47,166 @@ class Setting:
 
     @property
     def pass_updates(self) -> int:
-        """Policy updates in an epoch."""
+        """Policy updates in a pass."""
         return -(-self.prompts // self.batch)
-
-    def draws(self, regime: str, rollouts: int) -> list[Draws]:
-        """One training for each seed."""
-        seeds = range(self.seed, self.seed + self.seeds)
-        return [draw(regime, rollouts, self.prompts, self.visits, seed) for seed in seeds]
-
-    def measure(self, estimators: Iterable[RewardEstimator], draws: Sequence[Draws]) -> Floats:
-        """Mean squared errors, (E, K)."""
-        return np.array([[mean_squared_error(e, drawn, self.batch) for drawn in draws] for e in estimators])
-
-    def sweep(
-        self, estimator: RewardEstimator, discounts: Iterable[float], draws: Sequence[Draws]
-    ) -> tuple[Floats, Floats]:
-        """The values among ``discounts`` that the estimator allows, (X,), and its errors there, (X, K)."""
-        candidates = specs.swept(estimator, discounts)
-        return np.array(list(candidates)), self.measure(candidates.values(), draws)
 
 
 @dataclass(frozen=True)
-class Result:
-    """One regime with one group size.
+class Training:
+    """A simulated training.
 
     Attributes:
-        mse_E_K: mean squared errors of the estimators.
-        sweeps: for each curve over the discount (or smoothing) its values (X,) and errors (X, K).
-        point_K: errors of the group's own mean.
-        best_K: errors of ``dbb``, prior (1, 1), at the one discount that is best in hindsight over all seeds.
+        p_U_P: success probabilities at each update, and, except with "visits", after the last one.
+        seen_U: the prompts of each update, (B,) each.
+        rewards_U: their rewards, 0 or 1, sorted within a group, (B, G) each. Estimators ignore the order.
+        pass_updates: updates in a pass.
     """
 
-    regime: str
-    rollouts: int
-    mse_E_K: Floats
-    sweeps: dict[str, tuple[Floats, Floats]]
-    point_K: Floats
-    best_K: Floats
-
-    @property
-    def ratio_E_K(self) -> Floats:
-        """Errors in units of ``best_K``."""
-        return self.mse_E_K / self.best_K
+    p_U_P: Floats
+    seen_U: list[NDArray[np.int64]]
+    rewards_U: list[Floats]
+    pass_updates: int
 
 
-def simulate(
-    estimators: Sequence[RewardEstimator], discounts: Sequence[float], regime: str, rollouts: int, setting: Setting
-) -> Result:
-    """Simulate one regime with one group size.
-
-    Args:
-        estimators: E of them, as they are.
-        discounts: in (0, 1]: tried with every family of estimators that has a discount or smoothing.
-        regime: its name.
-        rollouts: N >= 1.
-        setting: size and seeds.
+def training(regime: str, drawn: str, rollouts: int, setting: Setting, seed: int) -> Training:
+    """Simulate one training. Probabilities do not depend on ``rollouts``, nor do the prompts of an update.
 
     Raises:
         ValueError: there is no such regime.
     """
-    draws = setting.draws(regime, rollouts)
-    sweeps = {name: setting.sweep(e, discounts, draws) for name, e in specs.families(estimators).items()}
-    _, dbb_X_K = sweeps["dbb"] if "dbb" in sweeps else setting.sweep(specs.parse("dbb"), discounts, draws)
-    return Result(
-        regime,
-        rollouts,
-        mse_E_K=setting.measure(estimators, draws),
-        sweeps=sweeps,
-        point_K=setting.measure([specs.parse("point")], draws)[0],
-        best_K=dbb_X_K[dbb_X_K.mean(axis=1).argmin()],
+    paths, key = regimes.get(regime), [seed, zlib.crc32(regime.encode())]
+    prompts, batch = setting.prompts, min(setting.batch, setting.prompts)
+    starts = range(batch, prompts, batch)
+    if drawn == "visits":
+        rng = np.random.default_rng(key)
+        p_P_T = paths(rng, prompts, setting.visits)
+        seen_U = [seen for _ in range(setting.visits) for seen in np.split(rng.permutation(prompts), starts)]
+        p_U_P = np.repeat(p_P_T.T, setting.pass_updates, axis=0)
+        successes_P_T = np.random.default_rng([*key, rollouts]).binomial(rollouts, p_P_T)
+        of_pass_U = np.arange(len(seen_U)) // setting.pass_updates
+        successes_U = [successes_P_T[seen, visit] for seen, visit in zip(seen_U, of_pass_U, strict=True)]
+    else:
+        rng = np.random.default_rng([*key, 1])
+        p_P_T = paths(rng, prompts, setting.visits + 1)
+        now_U = np.arange(setting.visits * setting.pass_updates + 1) / setting.pass_updates
+        passed_U_P = np.floor(now_U[:, None] + rng.random(prompts)).astype(np.int64)
+        p_U_P = p_P_T[np.arange(prompts), passed_U_P]
+        place = DRAWS.index(drawn) - 1
+        rng = np.random.default_rng([*key, 2, place])
+        if drawn == "epoch":
+            seen_U = [seen for _ in range(setting.visits) for seen in np.split(rng.permutation(prompts), starts)]
+        else:
+            chances = [_chances(p_P) if drawn == "variance" else None for p_P in p_U_P[:-1]]
+            seen_U = [rng.choice(prompts, batch, replace=False, p=chance_P) for chance_P in chances]
+        rng = np.random.default_rng([*key, 3, place, rollouts])
+        successes_U = [rng.binomial(rollouts, p_P[seen]) for p_P, seen in zip(p_U_P[:-1], seen_U, strict=True)]
+    rewards_U = [(np.arange(rollouts) < successes[:, None]).astype(np.float64) for successes in successes_U]
+    return Training(p_U_P, seen_U, rewards_U, setting.pass_updates)
+
+
+def _chances(p_P: Floats) -> Floats:
+    """Return each prompt's chance to be drawn first by ``variance``. The floor keeps the sum above 0."""
+    spread_P = p_P * (1 - p_P) + 1e-12
+    return np.asarray((1 - FLOOR) * spread_P / spread_P.sum() + FLOOR / len(p_P))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Errors of an estimator in one training. The last four are NaN without a predictive distribution.
+
+    Attributes:
+        visits: mean over visits of (mean - p)^2, of the estimates that groups are scored with.
+        forecasts: mean over the ends of passes and all prompts, visited or not, of (mean - p)^2, where the mean is
+            the predictive distribution's and p of the next update.
+        spread: E[p (1 - p)] under the predictive distribution over the true p (1 - p), both summed over all prompts
+            at the ends of passes. 1 is right.
+        coverage: share of the true p in the central 80 % of the predictive distribution, there. 0.8 is right.
+        log_score: mean log-probability of S before it was seen, nats per visit of a prompt seen before.
+    """
+
+    visits: float
+    forecasts: float
+    spread: float
+    coverage: float
+    log_score: float
+
+
+MEASURES = tuple(field.name for field in fields(Measured))
+
+
+def measure(estimator: RewardEstimator, run: Training) -> Measured:
+    """Feed a simulated training to an estimator, and measure its estimates and forecasts."""
+    prompts = run.p_U_P.shape[1]
+    estimator = specs.with_updates_per_epoch(estimator, run.pass_updates)
+    state, known = estimator.initial_state(prompts), np.zeros(prompts, dtype=bool)
+    squares: list[Floats] = []
+    scores: list[Floats] = []
+    ends: list[tuple[Floats, ...]] = []
+    for update, (seen, rewards_B_G) in enumerate(zip(run.seen_U, run.rewards_U, strict=True)):
+        again = known[seen]
+        expected = estimator.predictive(estimator.state_at(state, seen))
+        if expected is not None:
+            successes, rollouts = counts(rewards_B_G[again])
+            scores.append(betabinom.logpmf(successes, rollouts, *(values[again] for values in expected)))
+        mean = estimator.observe_at(state, seen, rewards_B_G).mean
+        squares.append((mean - run.p_U_P[update, seen]) ** 2)
+        known[seen] = True
+        passed = (update + 1) % run.pass_updates == 0 and update + 1 < len(run.p_U_P)
+        if expected is not None and passed:
+            ends.append((*(estimator.predictive(state) or ()), run.p_U_P[update + 1]))
+    visits = float(np.concatenate(squares).mean())
+    if not ends:
+        return Measured(visits, *[float("nan")] * 4)
+    alpha, beta, p = (np.concatenate(values) for values in zip(*ends, strict=True))
+    total, below = alpha + beta, betainc(alpha, beta, p)
+    return Measured(
+        visits,
+        float(np.mean((alpha / total - p) ** 2)),
+        float(np.sum(alpha / total * beta / (total + 1)) / np.sum(p * (1 - p))),
+        float(np.mean(np.abs(below - 0.5) <= _LEVEL / 2)),
+        float(np.concatenate(scores).mean()),
     )
+
+
+@dataclass(frozen=True)
+class Result:
+    """One regime with one way to draw and one group size.
+
+    Attributes:
+        values_M_E_K: by measure, in the order of ``MEASURES``, estimator and seed.
+        best_K: errors at the visits of ``dbb`` at the one discount that is best in hindsight over all seeds.
+        sweeps: errors at the visits for each curve over the discount (or smoothing): values (X,) and errors (X,), means
+            over seeds.
+    """
+
+    drawn: str
+    regime: str
+    rollouts: int
+    values_M_E_K: Floats
+    best_K: Floats
+    sweeps: dict[str, tuple[Floats, Floats]]
+
+
+def simulate(
+    estimators: Sequence[RewardEstimator],
+    discounts: Iterable[float],
+    regime: str,
+    drawn: str,
+    rollouts: int,
+    setting: Setting,
+) -> Result:
+    """Measure E estimators on the same trainings, one for each seed, and their families at all discounts."""
+    runs = [training(regime, drawn, rollouts, setting, setting.seed + later) for later in range(setting.seeds)]
+    measured = [[measure(estimator, run) for run in runs] for estimator in estimators]
+    values = [[[getattr(cell, name) for cell in row] for row in measured] for name in MEASURES]
+    families = {"dbb": specs.parse("dbb")} | specs.families(estimators)
+    errors = {}
+    for name, estimator in families.items():
+        swept = specs.swept(estimator, discounts)
+        errors[name] = (
+            np.array(list(swept)),
+            np.array([[measure(e, run).visits for run in runs] for e in swept.values()]),
+        )
+    dbb_X_K = errors["dbb"][1]
+    sweeps = {name: (x, mse_X_K.mean(axis=1)) for name, (x, mse_X_K) in errors.items()}
+    return Result(drawn, regime, rollouts, np.array(values), dbb_X_K[dbb_X_K.mean(axis=1).argmin()], sweeps)

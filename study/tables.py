@@ -1,33 +1,13 @@
-"""The study's tables by name."""
+"""The study's tables, by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
-import numpy as np
-
-from openrlhf_dbb.evaluation.formats import p_value
-from openrlhf_dbb.evaluation.statistics import ALPHA, POWER
-from study import analysis, explanations, fewer
-from study.analysis import BASELINE
-from study.cells import (
-    ARROW,
-    PLUS_MINUS,
-    Table,
-    count,
-    difference,
-    markdown,
-    number,
-    percent,
-    plain_difference,
-    rollouts_needed,
-    tested,
-    with_error,
-)
-from study.data import ARMS, EXPERIMENTS, Study, is_pilot
-from study.verdict import REPEATED, repeated_title, verdict
+from study import analysis, fewer
+from study.analysis import ALPHA, BASELINE, POWER
+from study.cells import PLUS_MINUS, Table, difference, interval, p_value, percent, tested, with_error
+from study.rows import ARMS, EXPERIMENTS, Study
 
 OUTCOMES = {
     "accuracy": "final accuracy",
@@ -36,35 +16,21 @@ OUTCOMES = {
     "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and their printed names."""
+REPEATED = {"long-n2": range(4, 9)}
+"""Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
 
-def build(study: Study) -> dict[str, str]:
-    """All tables that the study has data for, as Markdown by name; ``verdict`` is a bulleted list.
-
-    Raises:
-        UsageError: scipy is not installed.
-    """
-    found = {name: markdown(table) for name, table in sections(study).items()}
-    lines = verdict(study)
-    return ({"verdict": "\n".join(f"- {line}" for line in lines)} if lines else {}) | found
-
-
-def sections(study: Study) -> dict[str, Table]:
-    """All tables that the study has data for, by name, in order."""
-    return {name: table for name, make in _makers().items() if (table := make(study)).rows}
-
-
-def _makers() -> dict[str, Callable[[Study], Table]]:
-    made: dict[str, Callable[[Study], Table]] = {
-        f"arms-{name}": partial(_arms, experiment=name) for name in EXPERIMENTS
-    }
-    made |= {f"contrasts-{name}": partial(_contrasts, experiment=name) for name in EXPERIMENTS}
-    made |= {f"repeated-{name}": partial(_contrasts, experiment=name, seeds=seeds) for name, seeds in REPEATED.items()}
-    made["efficiency"] = _efficiency
-    made |= {f"mechanism-{name}": partial(_mechanism, experiment=name) for name in ("n2", "n8")}
-    made |= fewer.makers()
-    made |= {"control": explanations.control, "masked": explanations.masked}
-    return made | {"gradients": _gradients, "mse": _errors, "pilot": _pilot, "cost": _cost}
+def tables(study: Study) -> dict[str, Table]:
+    """Return all tables that the study has data for, by name, in order."""
+    made = {f"arms-{name}": _arms(study, name) for name in EXPERIMENTS}
+    made |= {f"contrasts-{name}": _contrasts(study, name, EXPERIMENTS[name]) for name in EXPERIMENTS}
+    for name, seeds in REPEATED.items():
+        title = f"{EXPERIMENTS[name]}, seeds {seeds[0]} to {seeds[-1]} alone"
+        made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
+    made |= fewer.tables(study)
+    made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
+    made |= {"pilot": _pilot(study), "cost": cost(study)}
+    return {name: table for name, table in made.items() if table.rows}
 
 
 def _arms(study: Study, experiment: str) -> Table:
@@ -73,18 +39,18 @@ def _arms(study: Study, experiment: str) -> Table:
     tests = analysis.against_baseline(study, experiment, arms)
     rows = []
     for arm in arms:
-        values = list(study.outcome(experiment, arm, "accuracy").values())
-        mean, pairs, against = percent(*analysis.mean_and_error(values)), len(values), ["-"] * 9
+        values = study.outcome(experiment, arm, "accuracy")
+        count, cells = str(len(values)), ["-"] * 9
         if arm in tests:
             test, corrected = tests[arm]
-            pairs = test.n
-            against = tested(test, p_value(corrected)) + _secondary(study, experiment, arm, BASELINE)
-        rows.append([ARMS[arm], count(len(values), pairs), mean, *against])
+            count = count if test.n == len(values) else f"{count} ({test.n})"
+            cells = tested(test, p_value(corrected)) + _secondary(study, experiment, arm, BASELINE)
+        rows.append([ARMS[arm], count, percent(*analysis.mean_and_error(values)), *cells])
     first, second = "dr_grpo-dbb", "dr_grpo"
     if {first, second} <= set(arms):
         test = analysis.compare(study, experiment, first, second)
-        against = tested(test, "-") + _secondary(study, experiment, first, second)
-        rows.append([f"{ARMS[first]} - {ARMS[second]}", str(test.n), "", *against])
+        cells = tested(test, "-") + _secondary(study, experiment, first, second)
+        rows.append([f"{ARMS[first]} - {ARMS[second]}", str(test.n), "", *cells])
     header = (
         "arm", "n", "Acc@8 %", "vs. GRPO", "95 % interval", "p", "p (Holm)", "detectable",
         "Best@8", "OOD", "reward", "mean over evaluations",
@@ -104,10 +70,7 @@ def _secondary(study: Study, experiment: str, arm: str, baseline: str) -> list[s
     return [difference(analysis.compare(study, experiment, arm, baseline, name)) for name in outcomes]
 
 
-def _contrasts(study: Study, experiment: str, seeds: range | None = None) -> Table:
-    title = f"{EXPERIMENTS[experiment]}: the contrasts of the protocol"
-    if seeds is not None:
-        study, title = study.of_seeds(seeds), repeated_title(experiment)
+def _contrasts(study: Study, experiment: str, title: str) -> Table:
     rows = []
     primary, secondary = ("primary", "secondary") if experiment == "n2" else ("first two", "others")
     for name, label in OUTCOMES.items():
@@ -120,73 +83,41 @@ def _contrasts(study: Study, experiment: str, seeds: range | None = None) -> Tab
         f"Percentage points, mean {PLUS_MINUS} standard error over n paired seeds; two-sided paired t-tests, Holm "
         "within each family and outcome."
     )
-    return Table(title, header, rows, note)
+    return Table(f"{title}: the contrasts of the protocol", header, rows, note)
 
 
-def _efficiency(study: Study) -> Table:
+def _control(study: Study) -> Table:
     rows = []
-    targets = {name: study.outcome(analysis.TARGET, BASELINE, name) for name in ("accuracy", "exact")}
-    for experiment in ("n2", "long-n2", "n4", "n8"):
-        for arm in study.arms(experiment):
-            found = analysis.efficiency(study, experiment, arm)
-            if found is None:
-                continue
-            row = [EXPERIMENTS[experiment], ARMS[arm], str(found.n), *rollouts_needed(found)]
-            final = [
-                difference(analysis.paired(study.outcome(experiment, arm, name), target))
-                for name, target in targets.items()
-            ]
-            rows.append([*row, *final])
+    for experiment, title in EXPERIMENTS.items():
+        for shortest in (0, 1):
+            mine = study.control[(study.control.experiment == experiment) & (study.control.shortest == shortest)]
+            accuracy = {arm: mine[mine.arm == arm].set_index("seed").accuracy for arm in ARMS}
+            for arm, values in accuracy.items():
+                if values.empty:
+                    continue
+                ends = mine.ends_at_once[mine.arm == arm].max()
+                test = analysis.paired(values, accuracy[BASELINE])
+                cells = ["-"] * 3 if arm == BASELINE else [difference(test), interval(test), p_value(test.p)]
+                mean = percent(*analysis.mean_and_error(values))
+                rows.append([title, str(shortest), ARMS[arm], str(len(values)), mean, *cells, f"{100 * ends:.2g}"])
     header = (
-        "experiment", "arm", "n", "share of rollouts", "95 % interval", "final vs. target", "exact vs. target",
+        "experiment", "shortest", "arm", "n", "exact %", "vs. GRPO", "95 % interval", "p", "ends at once, most %",
     )  # fmt: skip
     note = (
-        "Share of rollouts: where the arm's mean curve (linear between evaluations) first reaches GRPO's mean final "
-        "accuracy at N = 8, over where GRPO's own mean curve does; paired seeds, bootstrap over them. Final vs. "
-        f"target: accuracy in percentage points, mean {PLUS_MINUS} standard error; exact: of the saved policies."
+        "Plain PyTorch in float32, exact held-out accuracy; differences in percentage points, paired by seed; p "
+        "uncorrected. Shortest: tokens before a response may end. Ends at once: probability that the trained policy's "
+        "first token is the end token, on the seed where it is largest."
     )
-    return Table("Rollouts needed for the final accuracy of GRPO at N = 8", header, rows, note)
-
-
-def _mechanism(study: Study, experiment: str) -> Table:
-    columns = (
-        ("zero_variance", 100, 1), ("rescued", 100, 1), ("clip_fraction", 100, 2), ("grad_norm", 1, 3),
-        ("entropy", 1, 3), ("length", 1, 2),
-    )  # fmt: skip
-    rows = []
-    study = analysis.compared(study, experiment)
-    epochs = [row for row in study.epochs if row.experiment == experiment and row.epoch > 0]
-    last = max((row.epoch for row in epochs), default=0)
-    for arm in ARMS:
-        mine = [row for row in epochs if row.arm == arm]
-        if mine:
-            cells = []
-            for name, factor, digits in columns:
-                means = (
-                    analysis.mean_and_error(
-                        [value for row in mine if row.epoch == epoch and not math.isnan(value := getattr(row, name))]
-                    )[0]
-                    for epoch in (1, last)
-                )
-                cells.append(f" {ARROW} ".join(number(factor * mean, digits) for mean in means))
-            rows.append([ARMS[arm], str(len({row.seed for row in mine})), *cells])
-    heads = ("zero variance %", "rescued %", "clipped %", "gradient norm", "entropy", "length")
-    header = ("arm", "n", *(f"{head}, epoch 1 {ARROW} {last}" for head in heads))
-    note = (
-        "Means over the steps of an epoch and over n seeds. Zero variance: rollouts in groups whose rewards are all "
-        "equal; rescued: those of them that still got an advantage; both as shares of all rollouts. Length in tokens."
-    )
-    return Table(f"{EXPERIMENTS[experiment]}: what the arms do in training", header, rows, note)
+    return Table("The control: the same training without the pipeline", header, rows, note)
 
 
 def _gradients(study: Study) -> Table:
     rows = []
-    for n in study.rollouts_of_gradients():
-        for name, found in analysis.alignments(study, n).items():
-            against = "-" if name == "point" else plain_difference(found.minus_point)
-            cosine = with_error(f"{found.cosine:.3f}", found.error, 3)
-            more = f"{found.cosine_normalised:.3f}", number(found.mse, 4)
-            rows.append([str(n), name, str(found.n), cosine, against, *more])
+    for row in analysis.alignments(study).itertuples():
+        cosine = with_error(f"{row.cosine:.3f}", row.error, 3)
+        against = "-" if row.estimator == "point" else with_error(f"{row.test.mean:+.3f}", row.test.error, 3)
+        mse = "-" if math.isnan(row.mse) else f"{row.mse:.4f}"
+        rows.append([str(row.n), row.estimator, str(row.test.n), cosine, against, f"{row.normalised:.3f}", mse])
     header = ("N", "estimator", "n", "cosine", "vs. point", "cosine (normalised)", "MSE")
     note = (
         f"n: batches of all seeds, draws averaged first; mean {PLUS_MINUS} standard error over batches, differences "
@@ -198,16 +129,14 @@ def _gradients(study: Study) -> Table:
 
 def _errors(study: Study) -> Table:
     rows = []
-    for n in study.rollouts_of_errors():
-        for name, curve in analysis.errors(study, n).items():
-            chosen = [analysis.best(curve)]
-            if name == "dbb" and 0.5 in curve and chosen[0].discount != 0.5:
-                chosen.append(curve[0.5])
-            for entry in chosen:
-                where = "-" if math.isnan(entry.discount) else f"{entry.discount:g}"
-                fixed = " (fixed)" if entry is not chosen[0] else ""
-                relative = "-" if name == "point" else f"{100 * (entry.ratio - 1):+.1f} %"
-                rows.append([str(n), name + fixed, str(entry.n), where, f"{entry.mse:.5f}", relative])
+    for (n, estimator), part in analysis.errors(study).groupby(["n", "estimator"], sort=False):
+        best = part.mse.idxmin()
+        shown = part.loc[[best, *part.index[(part.discount == 0.5) & (part.index != best) & (estimator == "dbb")]]]
+        for row in shown.itertuples():
+            fixed = "" if row.Index == best else " (fixed)"
+            where = "-" if math.isnan(row.discount) else f"{row.discount:g}"
+            relative = "-" if estimator == "point" else f"{100 * (row.ratio - 1):+.1f} %"
+            rows.append([str(n), estimator + fixed, str(row.runs), where, f"{row.mse:.5f}", relative])
     header = ("N", "estimator", "n", "discount", "MSE", "relative to point")
     note = (
         "n: runs with probes, means over them. The discount is each family's best in hindsight; for dbb the fixed 0.5 "
@@ -217,30 +146,24 @@ def _errors(study: Study) -> Table:
 
 
 def _pilot(study: Study) -> Table:
+    """Learning rates that GRPO alone chose, by experiment."""
     rows = []
-    pilots = [run for run in study.runs if is_pilot(run) and not math.isnan(run.accuracy)]
-    for experiment in sorted({run.experiment for run in pilots}):
-        runs = [run for run in pilots if run.experiment == experiment]
-        found = {
-            rate: [run.accuracy for run in runs if run.learning_rate == rate]
-            for rate in sorted({run.learning_rate for run in runs})
-        }
-        chosen = max(found, key=lambda rate: float(np.mean(found[rate])))
-        for rate, values in found.items():
-            mark = "chosen" if rate == chosen else ""
+    pilots = study.runs[study.runs.experiment.str.startswith("pilot")].dropna(subset=["accuracy"])
+    for _, runs in pilots.groupby("experiment"):
+        rates = runs.groupby("learning_rate").accuracy
+        chosen = rates.mean().idxmax()
+        for rate, values in rates:
             mean = percent(*analysis.mean_and_error(values))
-            rows.append([str(runs[0].n), f"{rate:g}", str(len(values)), mean, mark])
+            rows.append([str(runs.n.iloc[0]), f"{rate:g}", str(len(values)), mean, "chosen" if rate == chosen else ""])
     header = ("N", "learning rate", "n", "Acc@8 %", "")
     return Table("Learning rates, GRPO alone", header, rows, "n: seeds; chosen: the best mean.")
 
 
-def _cost(study: Study) -> Table:
+def cost(study: Study) -> Table:
+    """Return runs, seconds and rollouts of each experiment."""
     rows = []
-    for experiment in dict.fromkeys(run.experiment for run in study.runs):
-        runs = [run for run in study.runs if run.experiment == experiment]
-        seconds = [run.seconds for run in runs if not math.isnan(run.seconds)]
-        median = f"{np.median(seconds):.0f}" if seconds else "-"
-        totals = [f"{np.nansum([getattr(run, name) for run in runs]):,.0f}" for name in ("rollouts", "trained")]
-        rows.append([experiment, str(len(runs)), median, *totals])
-    header = ("experiment", "runs", "seconds per run (median)", "rollouts", "trained on")
-    return Table("Cost", header, rows)
+    for experiment, runs in study.runs.groupby("experiment", sort=False):
+        seconds = runs.seconds.median()
+        totals = [f"{runs[name].sum():,.0f}" for name in ("rollouts", "trained")]
+        rows.append([experiment, str(len(runs)), "-" if math.isnan(seconds) else f"{seconds:.0f}", *totals])
+    return Table("Cost", ("experiment", "runs", "seconds per run (median)", "rollouts", "trained on"), rows)

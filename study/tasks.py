@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.tiny import Recipe
 
 PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
 STARTS: dict[str, dict[str, Any]] = {
@@ -51,38 +49,10 @@ def kind(start: str) -> Kind:
     return next(each for each in TASKS.values() if start in each.starts)
 
 
-@dataclass(frozen=True)
-class StudyTask:
-    """Where a run's files are.
+def prepare(folder: Path, seed: int, start: str) -> tiny.TinyAssets:
+    """Make a task's model and data unless they exist, in 15 to 90 s. They are the same for a seed and a start.
 
-    Attributes:
-        model: folder of the warm-started model with its tokenizer.
-        train: JSONL of 2048 training prompts, ``{"input", "label"}``.
-        evaluation: JSONL of 512 held-out prompts and then 128 out-of-distribution ones, with a column "datasource",
-            "heldout" or "ood", by which OpenRLHF groups its evaluation.
+    The evaluation data has 512 held-out prompts and then 128 out-of-distribution ones, with a column "datasource",
+    "heldout" or "ood". No prompt is in two of the data sets, whatever their seeds.
     """
-
-    model: Path
-    train: Path
-    evaluation: Path
-
-
-def prepare(folder: Path, seed: int, start: str) -> StudyTask:
-    """Make a task's files unless they exist. Deterministic for a seed, a start and a torch version; 15 to 90 s.
-
-    No prompt is in two of the training, held-out, out-of-distribution and warm-up data, whatever their seeds. The
-    folder appears complete or not at all; of two simultaneous callers, one makes it and the other waits.
-
-    Args:
-        folder: for this seed and start only; other files of :func:`openrlhf_dbb.tiny.model.prepare` are replaced.
-        seed: of the prompts, the warm-up data, the initial weights and the order of the warm start.
-        start: one of STARTS. All of one task have the same prompts.
-
-    Raises:
-        UsageError: unknown start.
-        FileExistsError: the folder holds something else.
-    """
-    if start not in STARTS:
-        raise UsageError(f"unknown start {start!r}; available: {', '.join(STARTS)}")
-    files = tiny.prepare(folder, seed, Recipe(**(PROMPTS | STARTS[start])))
-    return StudyTask(files.model, files.train, files.heldout)
+    return tiny.prepare(folder, seed, tiny.Recipe(**(PROMPTS | STARTS[start])))

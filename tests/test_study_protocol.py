@@ -1,18 +1,17 @@
-"""Protocols of the study: their runs and the arguments of these."""
+"""Protocols of the study: their runs, the arguments of these, and what is trained and measured of them."""
 
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-import openrlhf_dbb
+import storage
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
-from study import protocol, tasks
-from study import run as study_run
+from study import exact, measure, protocol, rows, run
 from study.collect import NAMES, Name
-from study.data import EVERY_ARM
+from study.protocol import PlannedRun
+from study.rows import EVERY_ARM
 
-PACKAGE = Path(openrlhf_dbb.__file__).parent
 SMALL = """
 description = "two arms"
 preset = "tiny"
@@ -36,121 +35,119 @@ n = 2
 arms = ["grpo"]
 seeds = [7]
 learning_rates = [1e-4, 2e-4]
+[experiments.n4]
+like = "n2"
+n = 4
+seeds = [5]
+[experiments.n4.flags]
+"train.num_episodes" = 9
 """
 
 
 @pytest.fixture
 def small(tmp_path):
-    path = tmp_path / "small.toml"
-
     def write(text=SMALL):
-        path.write_text(text)
-        return str(path)
+        (tmp_path / "small.toml").write_text(text)
+        return str(tmp_path / "small.toml")
 
     return write
 
 
-def test_runs_come_seed_by_seed_and_seeds_of_one_arm_come_last(small):
-    assert [run.name for run in protocol.load(small()).runs] == [
-        "n2-grpo-s1", "n2-dbb-s1", "n2-grpo-s2", "n2-dbb-s2", "n2-grpo-s3",
-        "pilot-n2-grpo-lr0.0001-s7", "pilot-n2-grpo-lr0.0002-s7",
-    ]  # fmt: skip
-
-
-def test_arguments_come_from_the_protocol_the_arm_the_experiment_and_the_sizes(small):
+def test_runs_come_seed_by_seed_and_an_experiment_can_be_like_another(small):
     plan = protocol.load(small())
-    run = next(run for run in plan.runs if run.name == "n2-dbb-s2")
-    assert protocol.argv(run, plan, "sqlite:///a.db", {"eval.dataset": "e.jsonl"}, resume=False) == [
+    assert [each.name for each in plan.runs] == [
+        "n2-grpo-s1", "n2-dbb-s1", "n2-grpo-s2", "n2-dbb-s2", "n2-grpo-s3",
+        "pilot-n2-grpo-lr0.0001-s7", "pilot-n2-grpo-lr0.0002-s7", "n4-grpo-s5", "n4-dbb-s5", "n4-grpo-s3",
+    ]  # fmt: skip
+    assert [each.name for each in plan.choose(["n2"], seeds=1)] == ["n2-grpo-s1", "n2-dbb-s1"]
+    flags = plan.runs[-2].flags
+    assert (flags["rollout.n_samples_per_prompt"], flags["train.num_episodes"]) == (4, 9)
+    assert flags["data.drop_duplicates"] is True
+
+
+def test_arguments_come_from_the_sizes_the_protocol_the_arm_and_the_experiment(small):
+    plan = protocol.load(small())
+    dbb = next(each for each in plan.runs if each.name == "n2-dbb-s2")
+    argv = [
         "--preset", "tiny", "--store.url", "sqlite:///a.db", "--train.seed", "2", "--eval.dataset", "e.jsonl",
         "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128", "--train.micro_batch_size", "128",
         "--rollout.micro_batch_size", "128", "--train.num_episodes", "4", "--estimator", "dbb",
-        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates", "--run_name", "n2-dbb-s2",
+        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates",
     ]  # fmt: skip
-
-
-def test_the_task_with_steps_brings_its_start_its_verifier_and_its_length(small, tmp_path, monkeypatch):
-    plan = protocol.load(small(SMALL.replace('task = "tiny"', 'task = "steps"')))
-    assert {run.start for run in plan.runs} == {"steps"}
-    monkeypatch.setattr(
-        tasks, "prepare", lambda folder, seed, start: tasks.StudyTask(folder, folder / "t", folder / "e")
-    )
-    given = study_run._prepare((tmp_path, "steps", 1))
-    assert given["reward.remote_url"] == "last_result" and given["rollout.max_new_tokens"] == "16"
-    settings = arguments.parse(protocol.argv(plan.runs[0], plan, f"sqlite:///{tmp_path}/a.db", given, resume=False))
-    assert settings.args.reward.remote_url == [str(PACKAGE / "rewards" / "last_result.py")]
-    assert settings.args.rollout.max_new_tokens == 16
-    assert settings.args.actor.model_name_or_path == str(tmp_path / "tasks" / "steps-s1")
-    mixed = protocol.load(small(SMALL.replace("n = 2\n", 'n = 2\nstart = "steps"\n', 1)))
-    assert {run.experiment: run.start for run in mixed.runs} == {"n2": "steps", "pilot-n2": "medium"}
-
-
-def test_policies_for_the_gradients_are_refused_for_the_task_with_steps(small):
-    text = SMALL.replace('task = "tiny"', 'task = "steps"').replace("[experiments.pilot-n2]", "[experiments.frozen-n2]")
-    with pytest.raises(UsageError, match=r"frozen-n2 is for measuring gradients, .* 'steps' are not; leave it out"):
-        protocol.load(small(text))
-
-
-def test_an_experiment_takes_what_it_does_not_say_from_the_one_it_is_like(small):
-    more = '[experiments.n4]\nlike = "n2"\nn = 4\nseeds = [5]\n[experiments.n4.flags]\n"train.num_episodes" = 9\n'
-    runs = {run.name: run for run in protocol.load(small(SMALL + more)).runs if run.experiment == "n4"}
-    assert list(runs) == ["n4-grpo-s5", "n4-dbb-s5", "n4-grpo-s3"]
-    flags = runs["n4-dbb-s5"].flags
-    assert (flags["rollout.n_samples_per_prompt"], flags["train.num_episodes"]) == (4, 9)
-    assert flags["data.drop_duplicates"] is True
-    with pytest.raises(UsageError, match="n4 is like 'n9', which is none of its experiments: n2, pilot-n2, n4"):
-        protocol.load(small(SMALL + more.replace('"n2"', '"n9"')))
-
-
-def test_a_started_run_is_resumed(small):
-    plan = protocol.load(small())
-    argv = protocol.argv(plan.runs[0], plan, "sqlite:///a.db", {}, resume=True)
-    assert argv[-2:] == ["--resume", "n2-grpo-s1"]
-
-
-def test_choosing_takes_whole_seeds(small):
-    plan = protocol.load(small())
-    assert [run.name for run in plan.choose(["n2"], seeds=1)] == ["n2-grpo-s1", "n2-dbb-s1"]
-    assert plan.choose([]) == plan.runs
+    given = ("sqlite:///a.db", {"eval.dataset": "e.jsonl"})
+    assert protocol.argv(dbb, plan, *given, resume=False) == [*argv, "--run_name", "n2-dbb-s2"]
+    assert protocol.argv(dbb, plan, *given, resume=True) == [*argv, "--resume", "n2-dbb-s2"]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "n2 has the unknown arm 'ppo'; available: grpo, dbb"),
-        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "n2 has start = 'easy'; allowed: medium, hard, small, steps$"),
-        (('task = "tiny"', 'task = "big"'), "has task = 'big'; allowed: tiny, steps, or none"),
-        (("n = 2\n", "n = 2\nrate = 1\n"), "n2 sets rate; allowed: "),
+        (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "'ppo'; allowed: grpo, dbb"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "'easy'; allowed: medium, hard, small, steps"),
+        (("n = 2\n", "n = 2\nrate = 1\n"), "'rate'"),
     ],
 )
-def test_an_invalid_protocol_is_refused_with_the_cause(small, change, message):
-    with pytest.raises(UsageError, match=message):
+def test_an_invalid_protocol_is_refused_with_the_cause(small, change, named):
+    with pytest.raises(UsageError, match=named):
         protocol.load(small(SMALL.replace(*change, 1)))
 
 
-def test_unknown_protocols_and_experiments_are_refused_with_those_available(small):
-    with pytest.raises(UsageError, match="--protocol big: no such protocol; available: cpu, fewer, gpu, paper, smoke"):
+def test_unknown_protocols_and_experiments_are_refused(small):
+    with pytest.raises(UsageError, match="--protocol big"):
         protocol.load("big")
-    with pytest.raises(UsageError, match="has no experiment 'n3'; available: n2, pilot-n2"):
+    with pytest.raises(UsageError, match="'n3'; available: n2, pilot-n2, n4"):
         protocol.load(small()).choose(["n3"])
 
 
-@pytest.mark.parametrize("name", protocol.names())
+@pytest.mark.parametrize("name", sorted(path.stem for path in protocol.FOLDER.glob("*.toml")))
 def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(name, tmp_path):
     plan = protocol.load(name)
-    for run in plan.runs:
-        found = Name.parse(run.name)
-        assert (found.experiment, found.arm, found.seed) == (run.experiment, run.arm, run.seed)
-        assert run.experiment in NAMES and run.arm in EVERY_ARM
-    for arm in {run.arm: run for run in plan.runs}.values():
+    for each in plan.runs:
+        parts = Name.parse(each.name)
+        assert (parts.experiment, parts.arm, parts.seed) == (each.experiment, each.arm, each.seed)
+        assert each.experiment in NAMES and each.arm in EVERY_ARM
+    for arm in {each.arm: each for each in plan.runs}.values():
         settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
         if plan.task:  # the presets of others need what a machine without CUDA does not have
             checks.check(settings)
         assert settings.args.rollout.n_samples_per_prompt == arm.n
 
 
-def test_the_primary_experiment_is_the_one_in_the_document():
-    runs = [run for run in protocol.load("cpu").runs if run.experiment == "n2"]
-    assert len(runs) == 7 * 8
-    assert {run.seed for run in runs} == set(range(1, 9))
-    assert {run.flags["train.num_episodes"] for run in runs} == {4}
-    assert {run.flags["rollout.batch_size"] for run in runs} == {128}
+def test_no_run_is_started_after_the_time(tmp_path, capsys):
+    gpu = protocol.load("gpu")
+    assert run.train(gpu.runs[:3], gpu, tmp_path, lanes=2, until=0.0) == {}
+    assert "out of time: 3 runs are left" in capsys.readouterr().out
+
+
+def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, capfd):
+    gpu = protocol.load("gpu")
+    first, second = gpu.runs[:2]
+    with storage.open_store(run.store_url(tmp_path)) as store:
+        config = {"ckpt.output_dir": f"runs/{first.name}/model", "rollout.max_new_tokens": 4096}
+        made = fill.run(store, first.name, config=config)
+        fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
+        made.finish(0, 0)
+    failed = measure.evaluate([first, second], gpu, tmp_path, until=float("inf"))
+    assert list(failed) == [first.name]  # there is no model; the second is not finished
+    assert f"runs/{first.name}" in capfd.readouterr().err
+
+
+def test_each_policy_that_a_run_saved_is_measured_once(tmp_path, fill, monkeypatch):
+    name, checkpoints, seen = "few-n1-single-s21", "runs/few-n1-single-s21/checkpoints", []
+    with storage.open_store(run.store_url(tmp_path)) as store:
+        made = fill.run(store, name, config={"ckpt.path": checkpoints, "actor.adam.lr": 2e-4})
+        ids = fill.prompts(store, 2)
+        for step in range(1, 5):
+            fill.step(made, step, ids, [1, 2], usage=fill.usage(ids, [4, 4]))
+        made.finish()
+    for step in (2, 4):
+        (tmp_path / checkpoints / f"global_step{step}_hf").mkdir(parents=True)
+    task = SimpleNamespace(mark=None, policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
+    monkeypatch.setattr(exact, "read", lambda folder, kind: task)
+    monkeypatch.setattr(measure, "_side_by_side", lambda jobs, *_: (each(*given) for each, given, _ in jobs))
+    planned = [PlannedRun(f"few-n1-single-s{seed}", "few-n1", "single", 1, seed, "medium", {}) for seed in (21, 22)]
+    for _ in range(2):
+        measure.measure_points(planned, tmp_path, 1)  # the second run is not finished
+    assert [model and model.name for model in seen] == [None, "global_step2_hf", "global_step4_hf"]
+    measured = rows.read(tmp_path / "points.csv", rows.COLUMNS["points"])
+    assert measured[["step", "rollouts", "accuracy"]].to_numpy().tolist() == [[0, 0, 0.1], [2, 16, 0.2], [4, 32, 0.3]]

@@ -1,178 +1,170 @@
-"""lab simulate: the simulation itself, its table, and the command."""
+"""Simulated trainings: the draws, the measures by hand, the tables and the command."""
 
-import csv
-import json
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import estimators
 from estimators.closed_form import moments
 from openrlhf_dbb.lab import specs
+from study import simulation
 from study.__main__ import main
-from study.simulate import ratios
-from study.simulation import Result, Setting, draw, estimated_means, simulate
+from study.simulate import forecasts, ratios
+from study.simulation import MEASURES, Result, Setting, Training, measure, simulate, training
 
-_FIGURES = ("discounts_N4", "rollouts")
+SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 
-# A package of someone else's: dbb, but with run-wide state, so that it is fed batch by batch.
-THIRD_PARTY = """
-from dataclasses import dataclass
-import numpy as np
-from estimators.dbb import DiscountedBetaBernoulli
+
+@pytest.mark.parametrize("drawn", ["visits", "epoch"])
+def test_every_prompt_comes_once_a_pass(drawn):
+    run = training("jumps", drawn, 4, SETTING, seed=0)
+    assert [len(seen) for seen in run.seen_U] == [20, 20, 10] * 3
+    for first in (0, 3, 6):
+        assert sorted(np.concatenate(run.seen_U[first : first + 3])) == list(range(50))
+    assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
+
+
+@pytest.mark.parametrize("drawn", ["uniform", "variance"])
+def test_otherwise_prompts_come_at_irregular_times_but_not_twice_in_an_update(drawn):
+    run = training("jumps", drawn, 4, SETTING, seed=0)
+    assert [len(set(seen)) for seen in run.seen_U] == [20] * 9
+    visits = np.bincount(np.concatenate(run.seen_U), minlength=50)
+    assert visits.min() < 3 < visits.max()
+
+
+@pytest.mark.parametrize("drawn", simulation.DRAWS)
+def test_draws_depend_on_the_seed_and_probabilities_do_not_depend_on_n(drawn):
+    first, again, wider, other = (
+        training("jumps", drawn, n, SETTING, seed) for n, seed in ((8, 5), (8, 5), (16, 5), (8, 6))
+    )
+    np.testing.assert_array_equal(first.p_U_P, wider.p_U_P)
+    for one, two in zip(first.rewards_U + first.seen_U, again.rewards_U + again.seen_U, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.p_U_P, other.p_U_P)
+
+
+def test_probabilities_change_between_passes_or_each_at_its_own_time():
+    changed_U_P = np.diff(training("paper-walk", "visits", 4, SETTING, seed=0).p_U_P, axis=0) != 0
+    assert changed_U_P.any(axis=1).tolist() == [False, False, True] * 2 + [False, False]
+    changed_U_P = np.diff(training("paper-walk", "epoch", 4, SETTING, seed=0).p_U_P, axis=0) != 0
+    for first in (0, 3, 6):  # each prompt once a pass, and not all in the same update
+        assert (changed_U_P[first : first + 3].sum(axis=0) == 1).all()
+        assert changed_U_P[first : first + 3].any(axis=1).all()
+
+
+def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
+    # p (1 - p) = 0, 0, 1/4, 1/4: chances 1/4 / 4, and 3/4 / 2 more for the last two
+    assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
+
+
+@pytest.mark.parametrize("spec", ["point", "dbb:discount=0.4", "dbb:discount=1.0,prior_alpha=4", "ema", "gaussian"])
+def test_simulation_agrees_with_closed_form(spec):
+    estimator, setting = specs.parse(spec), Setting(prompts=10_000, batch=10_000)
+    runs = [training("paper-walk", "visits", 8, setting, seed) for seed in range(4)]
+    p_P_T = [run.p_U_P.T for run in runs]
+    expected = [moments(estimator, p, 8).mse.mean() for p in p_P_T]
+    differences = [measure(estimator, run).visits - value for run, value in zip(runs, expected, strict=True)]
+    assert abs(np.mean(differences)) < 0.02 * np.mean(expected)
+
 
 @dataclass(frozen=True)
-class Counting(DiscountedBetaBernoulli):
-    name = "counting"
-    shared_fields = ("steps",)
+class Half(estimators.RewardEstimator):
+    """Always Beta(1, 1)."""
+
+    name = "half"
 
     def initial_state(self, num_prompts):
-        return super().initial_state(num_prompts) | {"steps": np.zeros(1)}
+        return {}
 
     def update(self, state, rewards_P_G):
-        assert len(rewards_P_G) in (20, 10)
-        return super().update(state, rewards_P_G) | {"steps": state["steps"] + 1}
-"""
+        return state
+
+    def estimate(self, state, rewards_P_G):
+        return estimators.Estimate(np.full(len(rewards_P_G), 0.5), np.full(len(rewards_P_G), 0.25))
+
+    def predictive(self, state):
+        return np.ones(2), np.ones(2)
 
 
-@pytest.fixture
-def third_party(tmp_path, monkeypatch):
-    (tmp_path / "counting_estimator.py").write_text(THIRD_PARTY)
-    monkeypatch.syspath_prepend(tmp_path)
-    return "counting_estimator:Counting:discount=0.3"
+def hand_made():
+    """Two prompts, two updates of both; a pass is one update."""
+    p_U_P = np.array([[0.5, 0.1], [0.7, 0.3], [0.95, 0.2]])
+    rewards = np.array([[1.0, 1.0], [0.0, 1.0]])
+    return Training(p_U_P, [np.array([0, 1])] * 2, [rewards, rewards], pass_updates=1)
 
 
-def test_draws_depend_on_seed_and_regime_alone():
-    first, again = draw("jumps", 8, 50, 3, seed=5), draw("jumps", 8, 50, 3, seed=5)
-    for name in ("p_P_T", "rewards_T_P_G", "order_T_P"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(again, name))
-    assert first.p_P_T.shape == (50, 3) and first.rewards_T_P_G.shape == (3, 50, 8)
-    assert set(np.unique(first.rewards_T_P_G)) == {0, 1}
-    np.testing.assert_array_equal(np.sort(first.order_T_P), np.tile(np.arange(50), (3, 1)))
-    # Another N: the same probabilities and order, other rollouts. Another seed: all is another.
-    wider, other = draw("jumps", 16, 50, 3, seed=5), draw("jumps", 8, 50, 3, seed=6)
-    np.testing.assert_array_equal(first.p_P_T, wider.p_P_T)
-    np.testing.assert_array_equal(first.order_T_P, wider.order_T_P)
-    assert not np.array_equal(first.p_P_T, other.p_P_T)
+def test_measures_by_hand():
+    measured = measure(Half(), hand_made())
+    assert measured.visits == pytest.approx((0 + 0.16 + 0.04 + 0.04) / 4)
+    # at the ends of the passes, of the update that follows: 0.7, 0.3, then 0.95, 0.2
+    assert measured.forecasts == pytest.approx((0.04 + 0.04 + 0.2025 + 0.09) / 4)
+    assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))  # E[p (1 - p)] of Beta(1, 1): 1/6
+    assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
+    assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
 
 
-@pytest.mark.parametrize(
-    "spec", ["point", "dbb:discount=0.4", "dbb:discount=1.0,prior_alpha=4", "ema", "laplace:smoothing=0.3", "gaussian"]
-)
-def test_simulation_agrees_with_closed_form(spec):
-    estimator, draws = specs.parse(spec), draw("paper-walk", 8, 20_000, 4, seed=1)
-    squared_P_T = (estimated_means(estimator, draws, batch=128) - draws.p_P_T) ** 2
-    difference_P = (squared_P_T - moments(estimator, draws.p_P_T, 8).mse).mean(axis=1)
-    assert abs(difference_P.mean()) < 4 * difference_P.std() / np.sqrt(len(difference_P))
+def test_an_estimator_without_forecasts_has_no_measures_of_them():
+    measured = measure(specs.parse("point"), hand_made())
+    assert measured.visits == pytest.approx((0.25 + 0.16 + 0.09 + 0.04) / 4)
+    assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
 
 
-def test_run_wide_state_goes_from_batch_to_batch(third_party):
-    # Batches of 20, 20 and 10 prompts; the class asserts that it sees no others.
-    draws = draw("paper-walk", 4, 50, 3, seed=0)
-    by_batch = estimated_means(specs.parse(third_party), draws, batch=20)
-    np.testing.assert_array_equal(by_batch, estimated_means(specs.parse("dbb:discount=0.3"), draws, batch=20))
+def test_forgetting_by_updates_is_told_the_updates_of_a_pass():
+    run = training("paper-walk", "epoch", 4, Setting(prompts=50, visits=3, batch=50), seed=0)
+    by_visits, by_updates = (measure(specs.parse(f"dbb:forgetting={name}"), run) for name in ("visits", "updates"))
+    assert by_updates.visits == pytest.approx(by_visits.visits, rel=1e-12)
 
 
-def test_forgetting_by_updates_is_told_the_updates_of_an_epoch():
-    # One batch is the whole epoch: one update apart, as by visits.
-    draws = draw("paper-walk", 4, 50, 3, seed=0)
-    by_updates = estimated_means(specs.parse("dbb:discount=0.3,forgetting=updates"), draws, batch=50)
-    np.testing.assert_allclose(
-        by_updates, estimated_means(specs.parse("dbb:discount=0.3"), draws, batch=50), rtol=1e-12
-    )
-
-
-def test_reference_is_the_best_fixed_discount_over_all_seeds():
+def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
     setting = Setting(prompts=200, seeds=2)
-    result = simulate([specs.parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", 8, setting)
-    x, mse_X_K = result.sweeps["dbb"]
-    assert list(x) == [0.2, 0.4, 1.0]
-    assert mse_X_K.mean(axis=1).argmin() == 1
-    np.testing.assert_array_equal(result.best_K, mse_X_K[1])
-    np.testing.assert_array_equal(result.ratio_E_K, [[1.0, 1.0]])
+    result = simulate([specs.parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting)
+    x, mse_X = result.sweeps["dbb"]
+    assert list(x) == [0.2, 0.4, 1.0] and mse_X.argmin() == 1
+    np.testing.assert_array_equal(result.best_K, result.values_M_E_K[0, 0])
 
 
-def test_table():
-    nothing = {"sweeps": {}, "point_K": np.ones(2)}
+def test_the_tables_by_hand():
+    def result(regime, n, visits_E, best, later_E):
+        values_M_E = np.array([visits_E, *later_E])
+        return Result("visits", regime, n, values_M_E[:, :, None], np.array([best]), {})
+
     results = [
-        Result("a", 4, mse_E_K=np.array([[2.0, 6.0], [1.0, 1.0]]), best_K=np.array([1.0, 2.0]), **nothing),
-        Result("b", 8, mse_E_K=np.array([[1.6, 1.6], [4.0, 4.0]]), best_K=np.array([1.0, 1.0]), **nothing),
+        result("a", 4, [2.5, 0.75], 1.0, [[1.0, 2.0], [2.0, 0.5], [0.5, 0.7], [-1.0, -1.5]]),
+        result("b", 4, [1.6, 4.0], 1.0, [[1.0, 4.5], [2.0, 0.25], [0.7, 0.9], [-2.0, -2.5]]),
     ]
-    assert ratios(["first", "second"], results) == (
-        ["regime", "N", "first", "second"],
-        [
-            ["a", 4, "2.500", "0.750"],  # (2 / 1 + 6 / 2) / 2, (1 / 1 + 1 / 2) / 2
-            ["b", 8, "1.600", "4.000"],
-            ["maximum", None, "2.500", "4.000"],
-            ["geometric mean", None, "2.000", "1.732"],
-        ],
-    )
+    table = ratios(["first", "second"], results)
+    assert table.loc["maximum"].to_numpy().tolist() == [[2.5, 4.0]]
+    assert table.loc["geometric mean"].to_numpy()[0] == pytest.approx([2.0, 3**0.5])
+    second = forecasts(["first", "second"], results).loc[4, "second"]
+    assert second.to_list() == pytest.approx([3.0, 0.125**0.5, 0.8, -2.0])  # sqrt(2 * 4.5), sqrt(0.5 * 0.25), means
 
 
-def _rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_command(tmp_path, capsys, third_party):
-    argv = ["simulate", "--regimes", "paper-walk", "jumps", "--rollouts", "4", "--prompts", "50"]
-    argv += ["--batch", "20", "--seeds", "2", "--discounts", "0.2", "0.5"]
-    argv += ["--estimators", "point", "dbb:discount=0.2", third_party]
-    once, again = tmp_path / "once", tmp_path / "again"
-    printed = []
-    for folder in (once, again):
-        assert main([*argv, "-o", str(folder)]) == 0
-        printed.append(capsys.readouterr().out.replace(str(folder), ""))
-    assert printed[0] == printed[1]
-    names = sorted(path.name for path in once.iterdir())
-    figures = [f"{name}.{kind}" for name in _FIGURES for kind in ("png", "svg")]
-    assert names == sorted([*figures, "discounts.csv", "rollouts.csv", "table.csv"])
-    for name in names:
-        assert (once / name).read_bytes() == (again / name).read_bytes()
-
-    lines = [line.split() for line in printed[0].splitlines()]
-    for regime in ("paper-walk", "jumps"):
-        rows = [row for row in _rows(once / "table.csv") if row["regime"] == regime]
-        assert [row["estimator"] for row in rows] == ["point", "dbb 0.2", "counting 0.3"]
-        assert [regime, "4", *(f"{float(row['ratio']):.3f}" for row in rows)] in lines
-
-
-def test_errors_of_the_tables(tmp_path, capsys):
-    argv = ["simulate", "--regimes", "jumps", "--rollouts", "4", "--prompts", "50", "--seeds", "2"]
-    argv += ["--discounts", "0.2", "--estimators", "dbb:discount=0.2"]
-    assert main([*argv, "-o", str(tmp_path)]) == 0
-    draws = [draw("jumps", 4, 50, 4, seed) for seed in (0, 1)]
-    first, second = (np.mean((estimated_means(specs.parse("dbb:discount=0.2"), d, 50) - d.p_P_T) ** 2) for d in draws)
-    (row,) = _rows(tmp_path / "table.csv")
-    (curve,) = _rows(tmp_path / "discounts.csv")
-    for written in (row, curve):
-        assert float(written["mse"]) == pytest.approx((first + second) / 2)
-        assert float(written["mse_error"]) == pytest.approx(abs(first - second) / 2)  # sd / sqrt(2) of two
-    assert (float(row["ratio"]), float(row["ratio_error"])) == (1, 0)
-    capsys.readouterr()
-    assert main([*argv, "-o", str(tmp_path), "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert (result["regime"], result["rollouts"], result["mse"]) == ("jumps", 4, float(row["mse"]))
+@pytest.mark.parametrize("drawn", ["visits", "uniform"])
+def test_the_command(tmp_path, capsys, drawn):
+    argv = ["simulate", "--draw", drawn, "--regimes", "jumps", "--rollouts", "2", "--prompts", "50", "--batch", "20"]
+    argv += ["--seeds", "2", "--seed", "7", "--estimators", "dbb", "point", "--discounts", "0.2", "0.5"]
+    assert main([*argv, "--output", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"simulated.csv", "simulated_N2.png"}
+    rows = pd.read_csv(tmp_path / "simulated.csv")
+    runs = [training("jumps", drawn, 2, Setting(prompts=50, batch=20), seed) for seed in (7, 8)]
+    measured = [measure(specs.parse("dbb"), run) for run in runs]
+    for name in MEASURES:
+        expected = np.mean([getattr(one, name) for one in measured])
+        assert rows[name][0] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "named"),
     [
-        (["--regimes", "calm"], "study: --regimes: unknown regime 'calm'; known: stationary-U, "),
-        (["--estimators", "magic"], "study: estimator 'magic': unknown estimator 'magic'; known: auto, "),
-        (
-            ["--estimators", "predicted_prior:discount=0.5"],
-            "study: --estimators predicted_prior 0.5: it reads text features, and simulated prompts have none; give "
-            "predicted_prior:features=none, or use lab replay",
-        ),
-        (["--discounts", "0"], "study: --discounts 0 is not in (0, 1]"),
-        (["--rollouts", "8", "0"], "study: --rollouts must be at least 1, got 0"),
-        (["--batch", "0"], "study: --batch must be at least 1, got 0"),
-        (["--seed", "-1"], "study: --seed must be at least 0, got -1"),
+        (["--regimes", "calm"], "--regimes calm"),
+        (["--estimators", "magic"], "estimator 'magic'"),
+        (["--estimators", "predicted_prior:discount=0.5"], "predicted_prior:features=none"),
     ],
 )
-def test_refused(flags, message, tmp_path, capsys):
-    assert main(["simulate", *flags, "-o", str(tmp_path / "out")]) == 2
+def test_bad_input_is_refused_in_one_line(flags, named, tmp_path, capsys):
+    assert main(["simulate", *flags, "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
+    assert named in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()

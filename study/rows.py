@@ -1,0 +1,177 @@
+"""The rows of a study: read from its CSV files, written whole, added to.
+
+Floats are written with 6 significant digits. NaN is an empty field.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from openrlhf_dbb.errors import UsageError
+
+ARMS = {
+    "grpo": "GRPO",
+    "grpo-wide": "GRPO, wide clip",
+    "laplace": "Laplace",
+    "dbb": "DBB 0.5",
+    "auto": "auto",
+    "dr_grpo": "Dr.GRPO",
+    "dr_grpo-dbb": "Dr.GRPO-DBB 0.5",
+    "dapo": "DAPO",
+    "greso": "GRESO",
+    "repo": "RePO",
+}
+"""Printed names of the arms that the study compares, in the order of its tables and figures."""
+PAPER_ARMS = {
+    "dbb-0.25": "DBB 0.25",
+    "dbb-0.75": "DBB 0.75",
+    "dbb-1": "DBB 1.0",
+    "dbb-standard": "DBB 0.5, standard clip",
+}
+"""Printed names of further arms, for the paper's claims."""
+FEWER_ARMS = {
+    "single": "N = 1",
+    "single-hidden": "N = 1, predicted",
+    "drawn": "N = 1, predicted, drawn",
+    "drawn-weighted": "N = 1, predicted, drawn, weights",
+}
+"""Printed names of arms with one rollout a prompt."""
+EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
+EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes"}
+"""Experiments that compare arms. The first one is the primary experiment."""
+CONTROL_OF = "control-"
+"""Stands before an experiment's name in points.csv where the control repeats the experiment."""
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "runs": (
+        "run", "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "accuracy", "best", "start_ood",
+        "ood", "reward_last", "exact", "ends_at_once", "rollouts", "trained", "steps", "seconds",
+    ),
+    # Epoch 0 is before training.
+    "epochs": (
+        "run", "experiment", "arm", "n", "seed", "epoch", "steps", "rollouts", "accuracy", "ood", "reward",
+        "zero_variance", "rescued", "abs_advantage", "clip_fraction", "grad_norm", "entropy", "length", "best", "loss",
+    ),
+    # An estimator replayed on a run with probes. The discount is empty if the estimator has none.
+    "mse": ("run", "n", "seed", "estimator", "discount", "mse", "mse_point"),
+    # DBB with a prior, replayed at the discount with the smallest error.
+    "priors": ("run", "n", "seed", "prior_alpha", "prior_beta", "discount", "mse"),
+    # A policy saved during training; step 0 is before training.
+    "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
+    # One update direction from one draw of rollouts, see study.gradients.
+    "gradients": ("seed", "n", "estimator", "batch", "draw", "cosine", "cosine_normalised", "mse"),
+    # A training in plain PyTorch, see study.control.
+    "control": (
+        "experiment", "arm", "n", "seed", "learning_rate", "shortest", "start_accuracy", "half_accuracy", "accuracy",
+        "ends_at_once",
+    ),
+}  # fmt: skip
+"""Columns by file, without the ending .csv. Accuracies are in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The rows of every file as pandas frames."""
+
+    runs: Any
+    epochs: Any
+    mse: Any
+    priors: Any
+    points: Any
+    gradients: Any
+    control: Any
+
+    @classmethod
+    def of(cls, **frames: Any) -> Study:
+        """Return a study of these frames. The other ones have no rows."""
+        return cls(**{name: frames.get(name, pd.DataFrame(columns=list(COLUMNS[name]))) for name in COLUMNS})
+
+    def arms(self, experiment: str) -> list[str]:
+        """Return the arms of ``ARMS`` that have runs in the experiment, in table order."""
+        present = set(self.runs.arm[self.runs.experiment == experiment])
+        return [arm for arm in ARMS if arm in present]
+
+    def of_seeds(self, seeds: Iterable[int]) -> Study:
+        """Return the study with only the runs and epochs of these seeds."""
+        wanted = list(seeds)
+        runs, epochs = (rows[rows.seed.isin(wanted)] for rows in (self.runs, self.epochs))
+        return replace(self, runs=runs, epochs=epochs)
+
+    def outcome(self, experiment: str, arm: str, name: str) -> Any:
+        """Return one outcome of an arm's runs as a Series over seeds, without the runs that lack it.
+
+        Args:
+            experiment, arm: of the runs.
+            name: a column of runs.csv, or ``mean_`` and a column of epochs.csv for its mean over the evaluated epochs
+                after training. A run that misses one of these epochs has no value.
+        """
+        if not name.startswith("mean_"):
+            mine = self.runs[(self.runs.experiment == experiment) & (self.runs.arm == arm)]
+            return mine.set_index("seed")[name].dropna().sort_index()
+        column = name.removeprefix("mean_")
+        rows = self.epochs[(self.epochs.experiment == experiment) & (self.epochs.epoch > 0)].dropna(subset=[column])
+        table = rows.pivot_table(index=["arm", "seed"], columns="epoch", values=column)
+        means = table.mean(axis=1, skipna=False).dropna()
+        return means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
+
+
+def load(*folders: Path) -> Study:
+    """Read the CSV files of these folders, those that exist.
+
+    Raises:
+        UsageError: a folder holds none, or a column is missing.
+    """
+    for folder in folders:
+        if not any((folder / f"{name}.csv").exists() for name in COLUMNS):
+            raise UsageError(f"{folder} holds none of {', '.join(COLUMNS)} as .csv; collect the study first")
+    frames = {}
+    for name, columns in COLUMNS.items():
+        parts = [part for folder in folders if len(part := read(folder / f"{name}.csv", columns))]
+        if parts:
+            frames[name] = pd.concat(parts, ignore_index=True)
+    return Study.of(**frames)
+
+
+def read(path: Path, columns: Sequence[str]) -> Any:
+    """Read a CSV file as a pandas frame, without rows if the file does not exist.
+
+    Raises:
+        UsageError: the file lacks one of ``columns``.
+    """
+    if not path.exists():
+        return pd.DataFrame(columns=list(columns))
+    rows = pd.read_csv(path)
+    missing = [name for name in columns if name not in rows]
+    if missing:
+        raise UsageError(f"{path}: no column {', '.join(missing)}; collect the study again")
+    return rows
+
+
+def write(path: Path, rows: Any) -> None:
+    """Write a pandas frame. The file appears complete or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    rows.to_csv(part, index=False, float_format="%.6g", lineterminator="\n")
+    os.replace(part, path)
+
+
+def append(path: Path, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Add rows to a CSV file, which is created if it does not exist."""
+    new = pd.DataFrame(rows, columns=list(columns))
+    write(path, pd.concat([pd.read_csv(path), new], ignore_index=True) if path.exists() else new)
+
+
+def merge(source: Path, into: Path, key: Sequence[str]) -> None:
+    """Add the rows of one CSV file to another. A new row replaces those with the same values in ``key``."""
+    if not source.exists():
+        return
+    rows = pd.read_csv(source)
+    if into.exists():
+        rows = pd.concat([pd.read_csv(into), rows], ignore_index=True).drop_duplicates(list(key), keep="last")
+    write(into, rows)
+    print(f"{into}: {len(rows)} rows")

@@ -1,0 +1,316 @@
+"""Policies without the pipeline: accuracy, sampling and gradients in closed form, and the control's training."""
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from openrlhf_dbb.platform import cpu
+
+cpu.prepare_driver()
+
+from estimators import Estimate, build, centered  # noqa: E402
+from openrlhf_dbb.errors import UsageError  # noqa: E402
+from openrlhf_dbb.lab.recorded import visits  # noqa: E402
+from study import control, exact, measure, protocol, rare, rows, tasks  # noqa: E402
+from study import gradients as frozen  # noqa: E402
+from study.policy_gradient import cosine, gradients, log_probabilities, sample, weights  # noqa: E402
+from study.tokens import NOTHING, Tokens  # noqa: E402
+
+END, MARK = 3, 2  # of the tokens 0 to 3
+
+
+class Bigram(torch.nn.Module):
+    """A policy whose next token depends only on the last one: row a of the table holds the logits after token a."""
+
+    def __init__(self, seed=None):
+        super().__init__()
+        table = np.zeros((4, 4)) if seed is None else np.random.default_rng(seed).normal(size=(4, 4))
+        self.logits = torch.nn.Parameter(torch.tensor(table, dtype=torch.float32))
+
+    def forward(self, input_ids, use_cache=False):
+        return SimpleNamespace(logits=self.logits[input_ids])
+
+
+@dataclass(frozen=True)
+class Copying(exact.Task):
+    """Prompts 0 and 1; the answer to a prompt is the prompt and the end token. The policy is a table."""
+
+    def policy(self, model=None):
+        return Bigram()
+
+
+def tokens(prompts, longest=3):
+    answers = [[prompt, END] + [NOTHING] * (longest - 2) for prompt in prompts]
+    return Tokens([[prompt] for prompt in prompts], torch.tensor(answers), END)
+
+
+@pytest.fixture
+def task():
+    return Copying(Path(), tokens([0, 1] * 64), tokens([0, 1]))
+
+
+def test_accuracy_is_the_probability_of_the_answer(task):
+    # A quarter for the digit, a quarter for the end after it.
+    assert task.accuracy(Bigram()) == pytest.approx(1 / 16)
+    policy = Bigram()
+    with torch.no_grad():
+        policy.logits[0, 0] = torch.tensor(3.0).log()  # after 0: 0 with 3/6, the end with 1/6
+    assert task.accuracy(policy) == pytest.approx((3 / 6 * 1 / 6 + 1 / 16) / 2)
+    assert task.ends_at_once(policy) == pytest.approx((1 / 6 + 1 / 4) / 2)
+
+
+RESPONSES = {
+    (1, END): True,
+    (0, MARK, 1, END): True,  # after a step
+    (MARK, MARK, 1, END): True,
+    (0, 1, END): False,
+    (1, MARK, 0, END): False,
+    (MARK, 1, 1, END): False,
+    (0, MARK, MARK, 1): False,  # does not end
+    (END,): False,
+}
+
+
+def test_a_response_is_right_by_what_follows_its_last_mark():
+    padded = torch.tensor([[*response, *[NOTHING] * (4 - len(response))] for response in RESPONSES])
+    marked = exact.Task(Path(), tokens([1], 4), tokens([1], 4), MARK)
+    assert marked.right(padded[None], marked.heldout)[0].tolist() == list(RESPONSES.values())
+    whole = dataclasses.replace(marked, mark=None)
+    assert whole.right(padded[None], whole.heldout)[0].tolist() == [True] + [False] * (len(RESPONSES) - 1)
+    # All tokens at 1/4: "1 END", "MARK 1 END", and "x MARK 1 END", where x is any of the three tokens but END.
+    share, sampled = 4**-2 + 4**-3 + 3 * 4**-4, dataclasses.replace(marked, heldout=tokens([1] * 40, 4))
+    error = math.sqrt(share * (1 - share) / (40 * 400))
+    assert sampled.sampled(Bigram(), prompts=40, group=400) == pytest.approx(share, abs=4 * error)
+    with pytest.raises(UsageError, match="only where the whole response is the answer"):
+        marked.probabilities(Bigram())
+
+
+def test_a_folder_without_task_or_model_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no task of the study"):
+        exact.read(tmp_path)
+    with pytest.raises(UsageError, match="holds no model"):
+        exact.Task(tmp_path, tokens([0]), tokens([0])).policy()
+
+
+# The answer is token 1, then the end, within two tokens.
+ONE_PROMPT = Tokens([[0]], torch.tensor([[1, END]]), END)
+ALL_RESPONSES = [(END, NOTHING), *itertools.product((0, 1, 2), range(4))]
+
+
+def probability_of(policy, response, last=0):
+    """By hand: the product of the table entries along the response, starting at the prompt's ``last`` token."""
+    table = policy.logits.detach().double().softmax(-1).numpy()
+    first = table[last, response[0]]
+    return first if response[1] == NOTHING else first * table[response[0], response[1]]
+
+
+def true_gradient(policy):
+    """Gradient of p = pi(1 | 0) pi(end | 1): p times d log p, which is (one-hot - pi) in the two rows used."""
+    table = policy.logits.detach().double().softmax(-1)
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    expected[0] = torch.eye(4)[1] - table[0]
+    expected[1] = torch.eye(4)[END] - table[1]
+    return (table[0, 1] * table[1, END] * expected).flatten()
+
+
+def test_samples_follow_the_policy_except_that_they_may_not_end_yet():
+    policy, draws = Bigram(0), 20_000
+    two = Tokens([[0], [1, 1, 2]], torch.tensor([[1, END], [1, END]]), END)  # of different lengths
+    responses = sample(policy, two, draws, torch.Generator().manual_seed(1))
+    for last, drawn in ((0, responses[0]), (2, responses[1])):
+        for response in ALL_RESPONSES:
+            expected = probability_of(policy, response, last)
+            share = float((drawn == torch.tensor(response)).all(-1).double().mean())
+            assert abs(share - expected) < 5 * math.sqrt(expected * (1 - expected) / draws)
+    first = sample(Bigram(), tokens([0]), 4000, torch.Generator().manual_seed(0), shortest=1)[0, :, 0]
+    assert not (first == END).any()
+    assert (first == 0).double().mean().item() == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_the_score_function_gives_the_gradient_of_the_expected_reward_with_any_baseline():
+    policy = Bigram(0)
+    logs = log_probabilities(policy, ONE_PROMPT, np.zeros(13, dtype=np.int64), torch.tensor(ALL_RESPONSES))
+    probability = np.array([probability_of(policy, response) for response in ALL_RESPONSES])
+    np.testing.assert_allclose(logs.detach().exp(), probability, rtol=1e-5)
+    reward = np.array([1.0 * (response == (1, END)) for response in ALL_RESPONSES])
+    both = np.stack([probability * reward, probability * (reward - 0.3)])[:, None]
+    with_and_without = gradients(policy, ONE_PROMPT, torch.tensor(ALL_RESPONSES)[None], both)
+    for gradient in with_and_without:
+        np.testing.assert_allclose(gradient, true_gradient(policy), atol=1e-6)
+
+
+def test_weights_and_cosine_by_hand():
+    responses = torch.tensor([[[1, END, NOTHING, NOTHING], [0, 1, 2, END]]])  # 2 and 4 tokens
+    advantages = np.array([[1.0, -2.0]])
+    np.testing.assert_allclose(weights(advantages, responses, "group_norm"), [[1 / 2 / 2, -2 / 4 / 2]])
+    np.testing.assert_allclose(weights(advantages, responses, "dr_grpo"), [[1 / 2, -2 / 2]])
+    assert cosine(torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])) == pytest.approx(24 / 25)
+    assert math.isnan(cosine(torch.tensor([3.0, 4.0]), torch.zeros(2)))
+
+
+def test_the_update_with_the_exact_probability_approaches_the_true_gradient_with_more_rollouts():
+    policy = Bigram(0)
+    p = probability_of(policy, (1, END))
+    known, cosines = Estimate(np.array([p]), np.array([p * (1 - p)])), []
+    for group in (100, 10_000, 100_000):
+        responses = sample(policy, ONE_PROMPT, group, torch.Generator().manual_seed(0))
+        rewards = (responses == ONE_PROMPT.answers_P_L[:, None]).all(-1).double().numpy()
+        weighted = weights(centered(rewards, known), responses, "dr_grpo")[None]
+        cosines.append(cosine(gradients(policy, ONE_PROMPT, responses, weighted)[0], true_gradient(policy)))
+    assert cosines[0] < cosines[1] < cosines[2] and cosines[2] > 0.999
+
+
+def test_the_replayed_history_gives_the_posterior_by_hand():
+    # Prompts 7, 8, 9 with N = 4: S = 4, 1 of 7 and 9 in step 1, 2 of 8 in step 2, 3, 0 of 7 and 9 in step 3.
+    step, prompt = np.array([1, 1, 2, 3, 3]), np.array([7, 9, 8, 7, 9])
+    seen = visits(step, prompt, np.array([4.0, 1.0, 2.0, 3.0, 0.0]), np.full(5, 4))
+    state = frozen.replay(build("dbb", discount=0.5), seen)
+    # 7: Beta(4.5, 0.5), then (2.25 + 3, 0.25 + 1). 8: (0.5 + 2, 0.5 + 2). 9: (1.5, 3.5), then (0.75, 1.75 + 4).
+    np.testing.assert_allclose(state["alpha"], [5.25, 2.5, 0.75])
+    np.testing.assert_allclose(state["beta"], [1.25, 2.5, 5.75])
+
+
+def test_gradients_of_a_recorded_run_are_measured_in_rows(tmp_path, fill):
+    import storage
+    from openrlhf_dbb.tiny.model import build_model, build_tokenizer
+    from openrlhf_dbb.tiny.task import generate
+
+    for made in (build_model(0), build_tokenizer()):
+        made.save_pretrained(tmp_path / "model")
+    url, prompts = f"sqlite:///{tmp_path}/store.db", [row["input"] for row in generate("train", 12, 0)]
+    with storage.open_store(url) as store:
+        ids = store.register_prompts(prompts, ["7"] * len(prompts))
+        run = fill.run(store, "frozen", config={"rollout.n_samples_per_prompt": 2, "rollout.max_new_tokens": 5})
+        for step in (1, 2):
+            fill.step(run, step, ids, (np.arange(len(ids)) + step) % 3, 2)
+        run.finish()
+    sizes = {"batches": 2, "draws": 2, "reference": 4, "batch_size": 6}
+    made, again = (frozen.measure(url, "frozen", tmp_path / "model", seed=1, **sizes) for _ in range(2))
+    assert [row[:5] for row in made] == [
+        (1, 2, name, batch, draw) for batch in (0, 1) for draw in (0, 1) for name in (*frozen.RULES, *frozen.ORACLES)
+    ]
+    np.testing.assert_array_equal([row[5:] for row in made], [row[5:] for row in again])
+
+
+def test_the_loss_of_an_arm_by_hand():
+    there = torch.tensor([[True, True], [True, False]])
+    log_ratio = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    advantages = torch.tensor([[2.0], [-1.0]])
+    # Ratios 1 and e, the latter clipped to 1.28; then e^-1, clipped to 0.8, where the advantage is negative.
+    gains = [2 * 1 + 2 * 1.28, -0.8]
+    grpo = control.Arm("point", control.NARROW)
+    assert control._loss(log_ratio, advantages, there, grpo).item() == pytest.approx(-(gains[0] / 2 + gains[1] / 1) / 2)
+    dr_grpo = control.Arm("point", control.NARROW, form="dr_grpo")
+    assert control._loss(log_ratio, advantages, there, dr_grpo).item() == pytest.approx(-(sum(gains) / 2) / 2)
+
+
+@pytest.mark.parametrize("arm", sorted(control.ARMS))
+def test_every_arm_learns_an_easy_task(task, arm):
+    rollouts = 1 if "single" in (arm, control.ARMS[arm].like) else 4
+    accuracy, _ = control.train(task, control.ARMS[arm], rollouts=rollouts, seed=1, rate=0.1, epochs=20)
+    assert accuracy[0] == pytest.approx(1 / 16) and len(accuracy) == 1 + control.POINTS
+    assert 0.15 < accuracy[-1] <= 0.25  # one token decides both whether to go on and whether to end
+
+
+def test_a_seed_repeats_a_training_and_a_rate_of_0_changes_nothing(task):
+    one, other = (control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.1, epochs=4) for _ in range(2))
+    assert one == other
+    accuracy, at_once = control.train(task, control.ARMS["dbb"], rollouts=2, seed=5, rate=0.0, epochs=4)
+    assert accuracy == pytest.approx([1 / 16] * 5) and at_once == pytest.approx(1 / 4)
+
+
+def test_the_arms_of_the_control_are_those_of_the_protocol():
+    flags = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
+    flags["single"] = next(run.flags for run in protocol.load("fewer").runs if run.arm == "single")
+    assert sorted(flags) == sorted(name for name, arm in control.ARMS.items() if not arm.like)
+    for name, of_arm in flags.items():
+        arm = control.ARMS[name]
+        assert of_arm["estimator"] == arm.estimator
+        assert of_arm["method"] == {"dr_grpo": "dr_grpo", "rloo": "single"}.get(arm.form, "grpo")
+
+
+def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
+    """128 prompts in two halves, batches of 32; probabilities of a batch by hand."""
+    halves = Copying(Path(), tokens([0] * 64 + [1] * 64), tokens([0, 1]))
+    policy = Bigram()
+    drawn = control._drawn(halves, policy, 32, np.random.default_rng(0))
+    assert np.mean(np.concatenate([next(drawn) for _ in range(200)]) < 64) == pytest.approx(1 / 2, abs=0.01)
+    with torch.no_grad():
+        policy.logits[0] = torch.tensor([0.0, -30.0, -30.0, 0.0])  # after 0: 0 or the end, p = 1/4; after 1: 1/16
+    # p (1 - p) = 48/256 and 15/256: of the nine tenths that follow it, 48/63 are of the first half; half of the others.
+    share = 0.9 * 48 / 63 + 0.1 / 2
+    assert np.mean(np.concatenate([next(drawn) for _ in range(200)]) < 64) == pytest.approx(share, abs=0.01)
+
+
+def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatch, tmp_path):
+    given = {}
+    prompts = SimpleNamespace(train=SimpleNamespace(prompts=[None] * 2048))
+    monkeypatch.setattr(control, "read", lambda folder, kind: prompts)
+    accuracies = [0.1, 0.2, 0.3, 0.4, 0.5]
+    monkeypatch.setattr(control, "train", lambda task, arm, **more: given.update(more) or (accuracies, 0.0))
+    run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
+    row, points = control.measure(tmp_path, run, "dbb", 5, 0)
+    sizes = {"epochs": 16, "prompts": 128, "mini_batch": 64}
+    assert given == {"rollouts": 2, "rate": 2e-4, "seed": 5, "shortest": 0, **sizes}
+    assert row[-4:] == (0.1, 0.3, 0.5, 0.0)
+    # 2,048 prompts, 16 passes in batches of 128: 256 steps of 256 rollouts.
+    assert [point[-3:] for point in points] == [
+        (0, 0, 0.1), (64, 16384, 0.2), (128, 32768, 0.3), (192, 49152, 0.4), (256, 65536, 0.5)
+    ]  # fmt: skip
+
+
+def test_no_control_is_trained_twice(monkeypatch, tmp_path):
+    asked = []
+
+    def side_by_side(jobs, lanes, title):
+        for _, (_, run, name, seed, shortest), _ in jobs:
+            asked.append((name, seed))
+            key = (f"control-{run.experiment}-{name}-s{seed}", f"control-{run.experiment}", name, run.n, seed, 0.1)
+            row = (run.experiment, name, run.n, seed, 0.1, shortest, 0.1, 0.2, 0.3, 0.0)
+            yield row, [(*key, 4, 4.0, 0.3)]
+
+    monkeypatch.setattr(measure, "prepare_tasks", lambda *_: None)
+    monkeypatch.setattr(measure, "_side_by_side", side_by_side)
+    chosen = protocol.load("fewer").choose(["few-n8", "few-n1"])
+    for seeds in (1, 2):
+        measure.measure_control(chosen, tmp_path, 1, seeds, 0)
+    arms = ("grpo", "single", "drawn-exact", "no-history", "group-norm")
+    assert asked == [(arm, seed) for seed in (21, 22) for arm in arms]
+    for name in ("control", "points"):
+        assert len(rows.read(tmp_path / f"{name}.csv", rows.COLUMNS[name])) == 10
+
+
+@pytest.mark.parametrize("arm", sorted(rare.ARMS))
+def test_the_arms_of_rare_starts(task, arm, monkeypatch):
+    """The sum over all-wrong groups is what the arm's change says it is, for groups without any success."""
+    rewards = np.zeros((2, 4))
+    rewards[1, 0] = 1
+    advantages = rare.Learner(rare.ARMS[arm], task, Bigram()).advantages(np.array([0, 1]), rewards)
+    wrong = advantages[0]
+    assert np.ptp(wrong) == pytest.approx(0)
+    if (rare.ARMS[arm].estimator == "point" and not rare.ARMS[arm].change) or arm == "dbb-hopeful":
+        assert wrong == pytest.approx(np.zeros(4))
+    elif "centred" in arm:
+        assert advantages.sum() == pytest.approx(0)
+    else:
+        assert (wrong < 0).all()
+
+
+def test_starts_of_a_seed_share_prompts_and_differ_in_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
+    monkeypatch.setattr(tasks, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4, "ood_prompts": 2})
+    short = {start: tasks.STARTS[start] | {"warmup_steps": steps} for start, steps in (("medium", 2), ("hard", 1))}
+    monkeypatch.setattr(tasks, "STARTS", short)
+    medium, hard = (tasks.prepare(tmp_path / start, 1, start) for start in short)
+    assert medium.train.read_text() == hard.train.read_text()
+    assert (medium.model / "model.safetensors").read_bytes() != (hard.model / "model.safetensors").read_bytes()
+    read = exact.read(tmp_path / "medium")
+    assert len(read.train.prompts) == 8 and len(read.heldout.prompts) == 4
+    assert 0 <= read.accuracy(read.policy()) <= 1
