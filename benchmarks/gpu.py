@@ -45,9 +45,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from event_files import Scalars, read_scalars
 from random_model import SHAPES, write_prompts
-
-from openrlhf_dbb.evaluation.event_files import Scalars, read_scalars
 
 TREE = Path(__file__).resolve().parents[1]
 POLL_S = 0.5

@@ -38,9 +38,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from event_files import read_scalars
 from tqdm import tqdm
 
-from openrlhf_dbb.evaluation.event_files import read_scalars
 from openrlhf_dbb.tiny import default_folder, prepare
 
 TREE = Path(__file__).resolve().parents[1]

@@ -39,13 +39,12 @@ def test_the_tiny_presets_held_out_set_is_used_verbatim(tmp_path):
     assert loaded.prompts == [row["input"] for row in rows]
     assert loaded.labels == [row["label"] for row in rows]
     assert loaded.ids == [str(place) for place in range(12)]
-    verdicts = verifiers.verify_all(benchmark.verifier, [row["label"] for row in rows], loaded.labels)
-    assert {verdict.score for verdict in verdicts} == {1.0}
+    assert {verifiers.verify(benchmark.verifier, label, label).score for label in loaded.labels} == {1.0}
 
 
-def test_a_parquet_file_with_columns_of_other_names(tmp_path):
-    datasets.Dataset.from_list([{"q": "1+1=", "a": 2}]).to_parquet(tmp_path / "mine.parquet")
-    loaded = loading.load(benchmarks.find(f"mine={tmp_path}/mine.parquet", question="q", answer="a"))
+def test_a_parquet_file(tmp_path):
+    datasets.Dataset.from_list([{"input": "1+1=", "label": 2}]).to_parquet(tmp_path / "mine.parquet")
+    loaded = loading.load(benchmarks.find(f"mine={tmp_path}/mine.parquet"))
     assert (loaded.prompts, loaded.labels) == (["1+1="], ["2"])
 
 
@@ -60,7 +59,6 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     loaded = loading.load(benchmark)
     # what a question holds is never filled in
     assert (loaded.ids, loaded.prompts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
-    assert loading.load(benchmark, template="{question}\nAnswer:").prompts == ["Is 7 prime? {options}\nAnswer:"]
 
 
 def test_digest_depends_on_prompts_labels_and_order(tmp_path):
@@ -74,9 +72,8 @@ def test_digest_depends_on_prompts_labels_and_order(tmp_path):
         digest(("a", "1"), ("b", "3")),
         digest(("ab", "1"), ("b", "2")),
         digest(("a", "1"), ("b", "2"), limit=1),
-        digest(("a", "1"), ("b", "2"), template="{question} "),
     }
-    assert len(digests) == 6
+    assert len(digests) == 5
     assert digest(("a", "1"), ("b", "2")) in digests
 
 
@@ -98,16 +95,12 @@ def test_what_is_no_benchmark_is_refused(text, message):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("hub = 'a/b'\nanwser = 'x'", "unknown key 'anwser'; available: answer, "),
+        ("hub = 'a/b'\nanwser = 'x'", ".*unexpected keyword argument 'anwser'"),
         ("title = 'x'", "give either hub = .* or file ="),
-        ("hub = 'a/b'\ngroup = 'id'", "group must be 'ID', 'OOD' or '', got 'id'"),
         ("hub = 'a/b'\nverifier = 'maths'", "unknown verifier 'maths'; available: math, math_or_text, choice, exact"),
         ("hub = 'a/b'\ntemplate = 'Answer this.'", "the template has no {question}"),
-        ("hub = 'a/b'\noptions = 'options'", "the template has no {options}"),
+        ("hub = 'a/b'\noptions = 'options'", "{options} in the template and options or choices need each other"),
         ("hub = 'a/b'\ntemplate = '{question} {form}'", r"{form} in the template needs a table \[configs\]"),
-        ("hub = 'a/b'\nmax_tokens = 0", "max_tokens must be at least 1, got 0"),
-        ("hub = 'a/b'\nmax_tokens = '64'", "max_tokens must be of type int, got '64'"),
-        ("hub = 'a/b'\nconfigs = 'x'", "configs must be of type list or dict, got 'x'"),
         ("hub = ", "Invalid value"),
     ],
 )
@@ -123,7 +116,7 @@ def test_mistakes_in_an_entry_are_named(tmp_path, lines, message):
         ('{"input": "1+1=", "gold": "2"}\n', "'label' is not a column of .*; it has input, gold"),
         ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
         ('{"input": " ", "label": "2"}\n', "row '0' has no text in column 'input': ' '"),
-        ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): Math-Verify cannot"),
+        ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
         ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
         ("", "is empty"),
         ('{"input": \n', "cannot be read: JSON parse error"),

@@ -3,7 +3,6 @@
 import json
 import re
 import sqlite3
-from argparse import Namespace
 from collections import Counter
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrlhf_dbb.evaluation import evaluated_model, pipeline
+from openrlhf_dbb.evaluation import model
 
 pytestmark = pytest.mark.e2e
 
@@ -142,11 +141,7 @@ def check_best(folder, step, value, output):
 def check_defaults(folder, capsys):
     """Where a run is named, evaluate takes its best model and says so; the last one can be named."""
     best, last = (folder / "runs/run" / name for name in ("best", "model"))
-    assert evaluated_model.choose(str(folder / "runs/run")) == str(best)
-    assert "run: its best model, by eval_sums_mean@4 " in capsys.readouterr().out
-    assert evaluated_model.choose(str(last)) == str(last)
-    assert capsys.readouterr().out == ""
-    assert evaluated_model.find(str(best)).context == evaluated_model.find(str(last)).context
-    named = Namespace(model=None, run="run", name=None, store_url=f"sqlite:///{folder}/openrlhf_dbb.db")
-    pipeline.choose_model(named)
-    assert (named.model, named.name) == (str(best), "run")
+    assert model.choose(str(folder / "runs/run")) == str(best)
+    assert f"run: evaluating its best model, {best}" in capsys.readouterr().out
+    assert model.choose(str(last)) == str(last)
+    assert model.find(str(best)).context == model.find(str(last)).context

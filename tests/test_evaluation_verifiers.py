@@ -6,15 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import (
-    KINDS,
-    Verdict,
-    check_labels,
-    mathematics,
-    normal_label,
-    verify,
-    verify_all,
-)
+from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, check_labels, mathematics, normal_label, verify
 from openrlhf_dbb.rewards.latex import normal, number
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
@@ -179,7 +171,7 @@ def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
     pool = VerifierPool(size=2, time_limit_s=2.0)
     monkeypatch.setattr(mathematics, "_pool", pool)
     responses = [NEVER_FINISHES, r"\boxed{5.0}", NEVER_FINISHES, r"\boxed{6}"]
-    assert verify_all("math", responses, [r"\sqrt{25}"] * 4) == [
+    assert [verify("math", response, r"\sqrt{25}") for response in responses] == [
         Verdict(None, "9^{9^{9^{9}}}"),
         Verdict(1.0, "5"),
         Verdict(None, "9^{9^{9^{9}}}"),
@@ -223,7 +215,6 @@ def test_different_answers_vote_apart():
         "(1,2)",
         "[1,2]",
         "f(x)=12",
-        "12%",
     ]
     assert len({normal(text) for text in different}) == len(different)
 
@@ -257,15 +248,11 @@ def test_numbers_are_written_in_one_way(text, value):
     assert number(text) == value
 
 
-def test_labels_are_checked_by_kind():
+def test_labels_that_cannot_be_used_are_told():
     assert check_labels("math", ["5", r"\frac{1}{2}", r"\text{east}", "$(0,1]$"]) == [None] * 4
     broken, empty = check_labels("math_or_text", [r"\frac{1", " "])
-    assert "Math-Verify cannot read the label" in broken
+    assert broken is not None
     assert empty == "the label is empty"
-    assert check_labels("choice", ["A", "J", "K", "AB"]) == [
-        None, None,
-        "the label must be a letter from A to J, got 'K'", "the label must be a letter from A to J, got 'AB'",
-    ]  # fmt: skip
     assert check_labels("exact", ["(A)", "] )", ""]) == [None, None, "the label is empty"]
 
 
@@ -288,21 +275,10 @@ def test_labels_in_python_become_latex_for_mathematics_only():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_keeps_its_order_and_every_response_needs_its_label(kind):
-    label = {"choice": "B", "exact": "(B)"}.get(kind, "B")
-    responses = [r"\boxed{B}", r"\boxed{C}", "", r"\boxed{B}"]
-    verdicts = verify_all(kind, responses, [label] * 4)
-    assert verdicts == [Verdict(1.0, "B"), Verdict(0.0, "C"), Verdict(0.0, None), Verdict(1.0, "B")]
-    assert verify_all(kind, [], []) == []
-    with pytest.raises(ValueError, match="shorter"):
-        verify_all(kind, responses, [label])
-
-
-def test_unknown_verifiers_and_labels_are_named():
-    with pytest.raises(ValueError, match="unknown verifier 'maths'; available: math, math_or_text, choice, exact"):
-        verify("maths", "1", "1")
-    with pytest.raises(ValueError, match="the label must be a letter from A to J, got 'K'"):
-        verify("choice", "K", "K")
+def test_every_verifier_reads_boxes(kind):
+    label = {"exact": "(B)"}.get(kind, "B")
+    verdicts = [verify(kind, response, label) for response in (r"\boxed{B}", r"\boxed{C}", "")]
+    assert verdicts == [Verdict(1.0, "B"), Verdict(0.0, "C"), Verdict(0.0, None)]
 
 
 FRAGMENTS = [

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.evaluation.event_files import Scalars
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,6 +22,7 @@ def load(name):
 
 
 random_model = load("random_model")
+event_files = load("event_files")
 gpu = load("gpu")
 
 
@@ -65,7 +64,7 @@ VALUES = {
 
 def test_figures_are_medians_over_the_steps_after_the_first():
     step, ends = np.arange(1.0, 5), np.array([1100.0, 1108, 1116, 1128])
-    scalars = {tag: Scalars(step, np.array(values, dtype=float), ends) for tag, values in VALUES.items()}
+    scalars = {tag: event_files.Scalars(step, np.array(values, dtype=float), ends) for tag, values in VALUES.items()}
     assert gpu.figures(scalars, prompt_tokens=20, began=1000.0) == {
         "first_step_s": 100,
         "step_s": 8,  # of 8, 8, 12

@@ -21,8 +21,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
+from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.evaluation.record import rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.evaluation.verifiers import mathematics
 from storage.evaluations import TRAINING
@@ -101,7 +101,8 @@ class Evaluated:
             storage.StoreError: the store cannot be written, or the run is no longer this owner's.
         """
         results = [
-            rows(of, store.register_prompts(self.prompts[source], of.labels)) for source, of in self.results.items()
+            stored_rows(of, store.register_prompts(self.prompts[source], of.labels))
+            for source, of in self.results.items()
         ]
         run.record_evaluation(step, TRAINING, results, model=model, config=config, generated_total=generated_total)
 

@@ -16,26 +16,13 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, compare, results
 
 
-class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """Commands that take none of the flags of the parser they belong to."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
-    ) -> None:
-        for action in parser._actions:
-            if action.option_strings and getattr(namespace, action.dest, action.default) != action.default:
-                parser.error(f"{action.option_strings[-1]} is no flag of {values[0]}, or comes after it")
-        super().__call__(parser, namespace, values, option_string)
-
-
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("evaluate", evaluate, opens_store=False)
-    parser.usage = "%(prog)s {--model MODEL,--run RUN} --benchmarks NAME,... [flags]\n       %(prog)s compare ..."
+    parser.usage = "%(prog)s --model MODEL --benchmarks NAME,... [flags]\n       %(prog)s compare ..."
     parser.epilog = "Repeat a stopped evaluation to continue it."
     add_arguments(parser)
-    title = "commands, instead of flags"
-    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title=title, action=_Commands)
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title="commands, instead of flags")
     compare.add_command(commands)
 
 
@@ -46,8 +33,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         UsageError, storage.StoreError: the request cannot be carried out.
         ray.exceptions.RayError: an engine failed.
     """
-    if (arguments.model is None and arguments.run is None) or arguments.benchmarks is None:
-        raise UsageError("evaluate needs --model (or --run) and --benchmarks, or the command compare")
+    if arguments.model is None or arguments.benchmarks is None:
+        raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
     stack.require("openrlhf-dbb evaluate --model")
     # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
@@ -73,59 +60,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help=f"any of {', '.join(benchmarks.names())}; NAME=FILE for a data file (prompts verbatim); or a .toml file",
     )
-    asked = parser.add_argument_group("what is sampled")
-    asked.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")
-    asked.add_argument("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
-    asked.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default: %(default)s)")
-    asked.add_argument(
+    sampled = parser.add_argument_group("what is sampled")
+    sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")
+    sampled.add_argument("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
+    sampled.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default: 0.6)")
+    sampled.add_argument(
         "--top_p",
         type=float,
         default=0.95,
         metavar="P",
         help="share of the probability that is sampled from (default: %(default)s)",
     )
-    asked.add_argument(
+    sampled.add_argument(
         "--max_new_tokens", type=int, metavar="N", help="limit on response length (default: the benchmark's: 4096)"
     )
-    asked.add_argument("--seed", type=int, default=0, help="seed of the first engine (default: %(default)s)")
-    asked.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each benchmark")
-    asked.add_argument(
-        "--template", metavar="FILE", help="prompt template with {question}, instead of the benchmarks' own"
-    )
-    asked.add_argument(
+    sampled.add_argument("--seed", type=int, default=0, help="seed of the engines (default: %(default)s)")
+    sampled.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each benchmark")
+    sampled.add_argument(
         "--chat_template",
         action=argparse.BooleanOptionalAction,
         help="apply the model's chat template to prompts (default: as the benchmark says)",
     )
-    asked.add_argument(
-        "--input_key", default="input", metavar="NAME", help="prompt column in NAME=FILE (default: %(default)s)"
-    )
-    asked.add_argument(
-        "--label_key", default="label", metavar="NAME", help="answer column in NAME=FILE (default: %(default)s)"
-    )
     engines = parser.add_argument_group("engines")
+    engines.add_argument("--engines", type=int, metavar="E", help="vLLM engines (default: all GPUs; one without CUDA)")
     engines.add_argument(
-        "--engines", type=int, metavar="E", help="number of vLLM engines (default: all GPUs; one without CUDA)"
+        "--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs per engine (default: 1)"
     )
     engines.add_argument(
-        "--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs per engine (default: %(default)s)"
+        "--gpu_memory_utilization", type=float, default=0.9, metavar="F", help="share of a GPU's memory (default: 0.9)"
     )
-    engines.add_argument(
-        "--gpu_memory_utilization",
-        type=float,
-        default=0.9,
-        metavar="F",
-        help="share of a GPU's memory (default: %(default)s)",
-    )
-    engines.add_argument(
-        "--max_model_len", type=int, metavar="N", help="longest prompt + response (default: as long as needed)"
-    )
+    engines.add_argument("--verbose", action="store_true", help="show the output of the engines")
     places = parser.add_argument_group("output")
     options.add_folder(places, "folder for evaluations", default=results.FOLDER)
     places.add_argument("--name", help="name of this evaluation (default: the model's)")
-    places.add_argument(
-        "--run",
-        help="training run that made this model; the results are stored with it (without --model: its best model)",
-    )
+    places.add_argument("--run", help="training run that made this model; the results are stored with it")
     options.add_store(places)
-    places.add_argument("--verbose", action="store_true", help="show the output of the engines")

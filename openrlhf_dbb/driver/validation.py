@@ -10,7 +10,7 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, prompting
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 
 FLAG = "--eval.benchmarks"

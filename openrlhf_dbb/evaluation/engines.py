@@ -1,7 +1,4 @@
-"""vLLM engines in Ray actors that never run out of prompts, from the first benchmark to the last run.
-
-Every engine holds more sequences than it can run at a time. While it works, its next call is already queued with
-requests that replace what it finished before, so it waits neither for the driver nor between benchmarks.
+"""vLLM engines in Ray actors, which answer the requests of all benchmarks and runs one after another.
 
 Axes: N samples of a prompt.
 """
@@ -14,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
@@ -23,18 +20,11 @@ from openrlhf_dbb.platform import cpu, cuda, machine
 CALL_S = 1.0  # an engine reports at least this often
 LEAST_CALL_S = 0.02  # and at most this often while it has work
 POLL_S = 0.2
-CALLS = 2  # one running, one queued
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How responses are sampled.
-
-    Attributes:
-        n: samples of each prompt.
-        temperature: 0 is greedy.
-        top_p: in (0, 1].
-    """
+    """How responses are sampled: n of each prompt; temperature 0 is greedy; top_p is in (0, 1]."""
 
     n: int
     temperature: float
@@ -47,7 +37,7 @@ class Request:
 
     Attributes:
         number: identifies the answer.
-        prompt: its token ids.
+        prompt: token ids.
         max_tokens: limit on the response length.
     """
 
@@ -63,7 +53,7 @@ class Finished:
     Attributes:
         responses: N texts without special tokens.
         tokens: N lengths, end of sequence included.
-        truncated: N times whether it was cut at ``max_tokens``.
+        truncated: N times whether the response was cut at ``max_tokens``.
     """
 
     number: int
@@ -72,50 +62,8 @@ class Finished:
     truncated: list[bool]
 
 
-class EngineActor:
-    """One vLLM engine, which makes steps only during calls of :meth:`work`."""
-
-    def __init__(self, arguments: dict[str, Any], sampling: SamplingSettings) -> None:
-        import vllm
-
-        self._sampling = sampling
-        self._llm = vllm.LLM(**arguments)
-        self._engine = self._llm.llm_engine
-        self._capacity = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
-
-    def capacity(self) -> int:
-        """Sequences that it can run at a time."""
-        return self._capacity
-
-    def work(self, requests: Sequence[Request], more: bool) -> tuple[list[Finished], int]:
-        """Add requests, then make steps and report what has finished.
-
-        Args:
-            more: whether the driver has more requests; the call then returns before the engine runs out of work.
-
-        Returns:
-            Finished requests, and the number of unfinished sequences.
-        """
-        for request in requests:
-            self._add(request)
-        began, finished = time.monotonic(), []
-        while self._engine.has_unfinished_requests():
-            finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
-            spent = time.monotonic() - began
-            if spent > CALL_S or (more and spent > LEAST_CALL_S and self._unfinished() <= self._capacity):
-                break
-        return finished, self._unfinished()
-
-    def _unfinished(self) -> int:
-        return int(self._engine.get_num_unfinished_requests())
-
-    def _add(self, request: Request) -> None:
-        parameters = sampling_params(self._sampling, request)
-        self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
-
-
 def sampling_params(sampling: SamplingSettings, request: Request) -> Any:
-    """``vllm.SamplingParams`` of a request."""
+    """Return the ``vllm.SamplingParams`` of a request."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -129,7 +77,7 @@ def sampling_params(sampling: SamplingSettings, request: Request) -> Any:
 
 
 def answers(number: int, output: Any) -> Finished:
-    """What vLLM answered to the request of this number."""
+    """Return vLLM's answer to the request of this number."""
     samples = output.outputs
     return Finished(
         number=number,
@@ -139,23 +87,39 @@ def answers(number: int, output: Any) -> Finished:
     )
 
 
-@dataclass
-class _Lane:
-    """What the driver knows about one engine: unfinished sequences, and those in calls it has not answered yet."""
+class EngineActor:
+    """One vLLM engine, which generates during calls of :meth:`work`."""
 
-    actor: Any
-    capacity: int
-    unfinished: int = 0
-    sent: deque[int] = field(default_factory=deque)
+    def __init__(self, arguments: dict[str, Any], sampling: SamplingSettings) -> None:
+        import vllm
 
-    @property
-    def room(self) -> int:
-        """How many sequences it should be given now."""
-        return 4 * self.capacity - self.unfinished - sum(self.sent)
+        self._sampling = sampling
+        self._engine = vllm.LLM(**arguments).llm_engine
+        self._capacity = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
-    @property
-    def busy(self) -> bool:
-        return self.unfinished > 0 or any(self.sent)
+    def capacity(self) -> int:
+        """Return how many sequences the engine can generate at the same time."""
+        return self._capacity
+
+    def work(self, requests: Sequence[Request], more: bool) -> tuple[list[Finished], int]:
+        """Add requests and generate for about a second; return what is finished, and how many sequences are not.
+
+        Args:
+            more: whether the driver has more requests; the call then ends before the engine has too few sequences.
+        """
+        for request in requests:
+            parameters = sampling_params(self._sampling, request)
+            self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
+        began, finished = time.monotonic(), []
+        while self._engine.has_unfinished_requests():
+            finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
+            spent = time.monotonic() - began
+            if spent > CALL_S or (more and spent > LEAST_CALL_S and self._unfinished() <= self._capacity):
+                break
+        return finished, self._unfinished()
+
+    def _unfinished(self) -> int:
+        return int(self._engine.get_num_unfinished_requests())
 
 
 class Engines:
@@ -167,7 +131,7 @@ class Engines:
         sampling: of all requests.
 
     Raises:
-        ray.exceptions.RayError: an engine could not start; the text says why.
+        ray.exceptions.RayError: an engine could not start.
     """
 
     def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: SamplingSettings) -> None:
@@ -176,12 +140,12 @@ class Engines:
         self._n = sampling.n
         gpus = 0 if cpu.active() else arguments["tensor_parallel_size"]
         actor = ray.remote(num_cpus=1, num_gpus=gpus)(EngineActor)
-        actors = [actor.remote(engine_arguments(arguments) | {"seed": seed}, sampling) for seed in seeds]
-        capacities = ray.get([each.capacity.remote() for each in actors])
-        self._lanes = [_Lane(each, capacity) for each, capacity in zip(actors, capacities, strict=True)]
+        arguments = engine_arguments(arguments)
+        self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
+        self._capacities = ray.get([engine.capacity.remote() for engine in self._actors])
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
-        """Yield answers as they finish, in any order; now and then an empty list while there are none.
+        """Yield answers as they finish, in any order; yield an empty list while no request is finished.
 
         Raises:
             ray.exceptions.RayError: an engine failed or died.
@@ -189,51 +153,30 @@ class Engines:
         import ray
 
         waiting = deque(requests)
-        calls: dict[Any, _Lane] = {}
-        rooms = [math.ceil(lane.room / self._n) for lane in self._lanes]
-        for lane, share in zip(self._lanes, deal(waiting, rooms), strict=True):
-            for part in (share, []) if share else ():
-                calls[self._call(lane, part, bool(waiting))] = lane
+        calls = {self._call(place, 0, waiting): place for place in range(len(self._actors))}
         while calls:
             ready, _ = ray.wait(list(calls), timeout=POLL_S)
-            finished = []
+            finished: list[Finished] = []
             for call in ready:
-                lane = calls.pop(call)
-                done, lane.unfinished = ray.get(call)
-                lane.sent.popleft()
+                place = calls.pop(call)
+                done, unfinished = ray.get(call)
                 finished += done
-                while len(lane.sent) < CALLS and (lane.busy or waiting):
-                    calls[self._call(lane, self._share(lane, waiting), bool(waiting))] = lane
+                if waiting or unfinished:
+                    calls[self._call(place, unfinished, waiting)] = place
             yield finished
 
-    def _share(self, lane: _Lane, waiting: deque[Request]) -> list[Request]:
-        """Requests for the room of an engine, at most its share of what is left, so that all engines end together."""
-        count = min(math.ceil(lane.room / self._n), math.ceil(len(waiting) / len(self._lanes)))
-        return [waiting.popleft() for _ in range(max(0, count))]
-
-    def _call(self, lane: _Lane, requests: list[Request], more: bool) -> Any:
-        lane.sent.append(len(requests) * self._n)
-        return lane.actor.work.remote(requests, more)
-
-
-def deal(waiting: deque[Request], rooms: Sequence[int]) -> list[list[Request]]:
-    """Deal out the first requests one by one in turn, so that even a few requests keep all engines busy.
-
-    Example:
-        >>> requests = [Request(number, [1], max_tokens=1) for number in range(5)]
-        >>> [[request.number for request in share] for share in deal(deque(requests), rooms=[4, 1, 4])]
-        [[0, 3], [1], [2, 4]]
-    """
-    shares: list[list[Request]] = [[] for _ in rooms]
-    for place in range(max(rooms)):
-        for share, room in zip(shares, rooms, strict=True):
-            if waiting and place < room:
-                share.append(waiting.popleft())
-    return shares
+    def _call(self, place: int, unfinished: int, waiting: deque[Request]) -> Any:
+        """Have an engine work on its unfinished sequences and on a share of the waiting requests."""
+        # Twice its capacity, so that the engine is full until the next call.
+        room = math.ceil((2 * self._capacities[place] - unfinished) / self._n)
+        # At most an equal share of the waiting requests, so that all engines end together.
+        count = max(0, min(room, math.ceil(len(waiting) / len(self._actors))))
+        requests = [waiting.popleft() for _ in range(count)]
+        return self._actors[place].work.remote(requests, bool(waiting))
 
 
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM`` with those that this machine needs."""
+    """Return arguments of ``vllm.LLM`` with those that this machine needs."""
     if not cpu.active():
         # Inside an actor, vLLM might otherwise start its ranks as further actors.
         return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
@@ -245,10 +188,10 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
-    """Ray for the duration of the block; yields the number of engines it has room for.
+    """Run Ray for the duration of the block; yield the number of engines.
 
     Args:
-        engines: how many are wanted; None for as many as the GPUs allow, or one without CUDA.
+        engines: None for as many as the GPUs allow, or one without CUDA.
         tensor_parallel_size: GPUs per engine.
         verbose: show the actors' output.
 
@@ -258,25 +201,22 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     import ray
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
-    options: dict[str, Any] = {} if machine.ray_cluster() else {"include_dashboard": False}
     environment |= (cpu if cpu.active() else cuda).worker_environment()
-    if cpu.active():
-        options |= {"num_cpus": engines or 1, "num_gpus": 0} if options else {}
+    options: dict[str, Any] = {}
+    if not machine.ray_cluster():
+        options = {"include_dashboard": False} | ({"num_cpus": engines or 1, "num_gpus": 0} if cpu.active() else {})
     ray.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
     try:
-        yield (engines or 1) if cpu.active() else _fitting(engines, tensor_parallel_size)
+        if cpu.active():
+            yield engines or 1
+        else:
+            gpus = int(ray.cluster_resources().get("GPU", 0))
+            engines = engines or max(1, gpus // tensor_parallel_size)
+            if gpus < engines * tensor_parallel_size:  # Ray would wait forever
+                raise UsageError(
+                    f"{engines} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
+                    "GPUs that Ray has; lower --engines or --tensor_parallel_size"
+                )
+            yield engines
     finally:
         ray.shutdown()
-
-
-def _fitting(engines: int | None, tensor_parallel_size: int) -> int:
-    import ray
-
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    needed = (engines or 1) * tensor_parallel_size
-    if gpus < needed:
-        raise UsageError(
-            f"{engines or 1} engines with --tensor_parallel_size {tensor_parallel_size} need {needed} GPUs, "
-            f"Ray has {gpus}; lower --engines or --tensor_parallel_size"
-        )
-    return engines or gpus // tensor_parallel_size

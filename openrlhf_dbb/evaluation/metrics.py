@@ -1,27 +1,30 @@
 """Measures of sampled answers: Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing.
 
-Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt. Functions of samples reduce the last
-axis and keep the others.
+Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt. Functions of samples reduce the last axis.
 
-A missing sample (score NaN: could not be verified) is never counted as 0. It is left out of its group (the samples of a
-prompt in a run), whose number of verified samples n is then below N. A group without verified samples is NaN, and is
-left out of means over prompts.
+A group is the N samples of a prompt in a run. A missing sample (score NaN: not verified) is left out of its group and
+never counted as 0. A group without verified samples is NaN and is left out of means over prompts.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
+import storage
 from openrlhf_dbb.evaluation.results import Results
 
 Floats = NDArray[np.float64]
+PLUS_MINUS = "\u00b1"
 
 
 def accuracy(scores: Floats) -> Floats:
-    """Acc@N, the mean of the known values along the last axis; NaN where there are none.
+    """Acc@N, the mean of the known values along the last axis; NaN where none is known.
 
     Example:
         >>> accuracy(np.array([[1.0, 0.0, np.nan], [np.nan, np.nan, np.nan]]))
@@ -34,9 +37,9 @@ def accuracy(scores: Floats) -> Floats:
 
 
 def best(scores: Floats) -> Floats:
-    """Best@N, the highest score: for scores 0 and 1, whether any sample is correct; NaN where none is verified.
+    """Best@N, the highest score; NaN where no sample is verified.
 
-    With missing samples it is the best of fewer samples, and so too low; :func:`pass_at_k` does not have this bias.
+    With missing samples it is the best of fewer samples and so too low; :func:`pass_at_k` does not have this bias.
 
     Example:
         >>> best(np.array([[1.0, 0.0, np.nan], [0.0, 0.25, 0.0]]))
@@ -46,10 +49,9 @@ def best(scores: Floats) -> Floats:
 
 
 def pass_at_k(scores: Floats, k: int) -> Floats:
-    """The probability that any of k samples is correct, unbiased: 1 - C(n - c, k) / C(n, k), c of n verified correct.
+    """Estimate without bias the probability that one of k samples is correct; NaN where fewer than k are verified.
 
-    Drawing k of n with replacement instead would be biased low. Computed as 1 - prod_(j < k) (n - c - j) / (n - j), to
-    avoid overflow.
+    With c of n verified samples correct, pass@k = 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
 
@@ -57,37 +59,20 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
         scores: (..., N), each 0, 1 or NaN.
         k: 1 to N.
 
-    Returns:
-        (...), NaN where n < k.
-
-    Raises:
-        ValueError: k is out of range, or a score is neither 0 nor 1.
-
     Example:
         >>> pass_at_k(np.array([[1.0, 0.0, 0.0, 0.0]]), 2)
         array([0.5])
     """
-    samples = scores.shape[-1]
-    if not 1 <= k <= samples:
-        raise ValueError(f"pass@k: k must be between 1 and {samples}, the samples of a prompt, got {k}")
-    if not is_binary(scores):
-        other = scores[~np.isnan(scores) & (scores != 0) & (scores != 1)][0]
-        raise ValueError(f"pass@k needs scores of 0 or 1, got {other:g}; use Best@N")
     verified = (~np.isnan(scores)).sum(axis=-1)
     wrong = verified - np.nansum(scores, axis=-1)
     all_wrong = np.ones(verified.shape)
-    for drawn in range(k):
+    for drawn in range(k):  # a product of ratios: the binomial coefficients of many samples overflow
         all_wrong *= np.maximum(wrong - drawn, 0) / np.maximum(verified - drawn, 1)
-    return np.where(verified >= k, 1 - all_wrong, np.nan)
-
-
-def is_binary(scores: Floats) -> bool:
-    """Whether every verified score is 0 or 1."""
-    return bool(np.all(np.isnan(scores) | (scores == 0) | (scores == 1)))
+    return np.where(verified < k, np.nan, 1.0 - all_wrong)
 
 
 def pass_ks(samples: int) -> list[int]:
-    """The values of k that are shown: powers of two below N, and N.
+    """Return the values of k that are shown: powers of two below N, and N.
 
     Example:
         >>> pass_ks(8), pass_ks(6)
@@ -97,49 +82,43 @@ def pass_ks(samples: int) -> list[int]:
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
-    """majority@N: the score of the most frequent answer among a group's verified samples.
+    """majority@N, the score of the most frequent answer of a group; the mean score if answers tie.
 
-    Answers are the same if their texts are. The score of an answer is the mean over the samples that give it (a
-    verifier reads whole responses and may judge them differently). If answers tie, the measure is the mean of their
-    scores, the expectation of a random choice among them; taking the first one would make it depend on the order of the
-    samples, which is arbitrary. Samples without an answer do not vote; if nobody in a group votes, its mean score is
-    taken.
+    Samples without an answer and missing samples do not vote. If no sample of a group votes, its mean score counts.
 
     Args:
         scores: (..., N), NaN for missing.
         answers: (..., N), str or None.
 
     Returns:
-        (...), NaN where no sample is verified, and everywhere if there is no answer at all: the verifier gives none.
+        (...), NaN where no sample is verified, and everywhere if there is no answer at all.
 
     Example:
         >>> majority(np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([["3", "4", "3", None]], dtype=object))
         array([1.])
     """
-    groups = scores.shape[:-1]
-    numbers: dict[str, int] = {}
-    flat = [-1 if answer is None else numbers.setdefault(answer, len(numbers)) for answer in answers.ravel()]
-    if not numbers:
-        return np.full(groups, np.nan)
-    answer_G_N = np.array(flat).reshape(-1, scores.shape[-1])
-    scores_G_N = scores.reshape(answer_G_N.shape)
-    votes = (answer_G_N >= 0) & ~np.isnan(scores_G_N)
-    ballot = np.nonzero(votes)[0] * len(numbers) + answer_G_N[votes]
-    choices, choice, count = np.unique(ballot, return_inverse=True, return_counts=True)
-    score = np.bincount(choice, scores_G_N[votes], len(choices)) / count
-    group = choices // len(numbers)
-    most = np.zeros(len(answer_G_N), dtype=count.dtype)
-    np.maximum.at(most, group, count)
-    wins = count == most[group]
-    winners = np.bincount(group[wins], minlength=len(answer_G_N))
-    total = np.bincount(group[wins], score[wins], len(answer_G_N))
-    without_votes = accuracy(scores_G_N)
-    return np.asarray(np.divide(total, winners, out=without_votes, where=winners > 0).reshape(groups))
+    if all(answer is None for answer in answers.flat):
+        return np.full(scores.shape[:-1], np.nan)
+    samples = scores.shape[-1]
+    groups = zip(scores.reshape(-1, samples), answers.reshape(-1, samples), strict=True)
+    return np.array([_group_majority(*group) for group in groups]).reshape(scores.shape[:-1])
+
+
+def _group_majority(scores_N: Floats, answers_N: NDArray[np.object_]) -> float:
+    votes: dict[str, list[float]] = {}
+    for score, answer in zip(scores_N.tolist(), answers_N, strict=True):
+        if answer is not None and not math.isnan(score):
+            votes.setdefault(answer, []).append(score)
+    if not votes:
+        return float(accuracy(scores_N))
+    most = max(map(len, votes.values()))
+    # A verifier reads whole responses, so it may judge the same answer differently.
+    return fmean(fmean(voted) for voted in votes.values() if len(voted) == most)
 
 
 @dataclass(frozen=True)
 class OverRuns:
-    """A measure in each of R evaluation runs, (R,), and over them; the paper's cells are mean ± std."""
+    """A measure in each of R evaluation runs; the paper's cells are mean ± std."""
 
     by_run: tuple[float, ...]
 
@@ -152,31 +131,34 @@ class OverRuns:
         """Sample standard deviation (R - 1) over runs; NaN for a single run."""
         return float(np.std(self.by_run, ddof=1)) if len(self.by_run) > 1 else float("nan")
 
+    @property
+    def percent(self) -> str:
+        """Mean and standard deviation in percent; the mean alone for a single run, "-" if it is not known."""
+        if math.isnan(self.mean):
+            return "-"
+        spread = "" if math.isnan(self.std) else f" {PLUS_MINUS} {100 * self.std:.2f}"
+        return f"{100 * self.mean:5.2f}{spread}"
+
 
 def over_runs(values_R_P: Floats) -> OverRuns:
-    """Mean over prompts in each run; NaN, a missing group, is left out."""
+    """Return the mean over prompts in each run."""
     return OverRuns(tuple(accuracy(values_R_P).tolist()))
 
 
-def macro_average(measures: list[OverRuns]) -> OverRuns:
-    """Mean over benchmarks in each run, with equal weights: the paper's Avg."""
+def macro_average(measures: Sequence[OverRuns]) -> OverRuns:
+    """Return the mean over benchmarks in each run, with equal weights: the paper's Avg."""
     return OverRuns(tuple(np.mean([measure.by_run for measure in measures], axis=0).tolist()))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The measures of one model on one benchmark.
+    """The measures of one model on one benchmark, P prompts with N samples.
 
     Attributes:
-        prompts, samples: P and N.
-        accuracy: Acc@N, in [0, 1] like the scores.
-        best: Best@N.
-        majority: majority@N; NaN if the verifier gives no answers.
-        pass_at: pass@k by k, for k of :func:`pass_ks`; empty if any score is neither 0 nor 1.
+        majority: NaN if the verifier gives no answers.
+        pass_at: pass@k by k; empty if a score is neither 0 nor 1.
         length: mean length of a response, in tokens.
-        truncated: share of responses cut at the limit.
-        missing: share of samples that could not be verified.
-        missing_groups: groups (a prompt in a run) without a verified sample, over all runs.
+        truncated, missing: shares of the samples.
     """
 
     benchmark: str
@@ -189,15 +171,14 @@ class Summary:
     length: OverRuns
     truncated: OverRuns
     missing: OverRuns
-    missing_groups: int
 
 
 def summarize(results: Results) -> Summary:
-    """All measures of one model on one benchmark."""
+    """Compute all measures of one model on one benchmark."""
     scores = results.scores_R_P_N
-    _, prompts, samples = results.shape
-    ks = pass_ks(samples) if is_binary(scores) else []
+    _, prompts, samples = scores.shape
     missing = np.isnan(scores)
+    binary = bool(np.all(missing | (scores == 0) | (scores == 1)))
     return Summary(
         benchmark=results.benchmark,
         prompts=prompts,
@@ -205,9 +186,29 @@ def summarize(results: Results) -> Summary:
         accuracy=over_runs(accuracy(scores)),
         best=over_runs(best(scores)),
         majority=over_runs(majority(scores, results.answers_R_P_N)),
-        pass_at={k: over_runs(pass_at_k(scores, k)) for k in ks},
+        pass_at={k: over_runs(pass_at_k(scores, k)) for k in pass_ks(samples)} if binary else {},
         length=over_runs(results.tokens_R_P_N.mean(axis=-1)),
         truncated=over_runs(results.truncated_R_P_N.mean(axis=-1)),
         missing=over_runs(missing.mean(axis=-1)),
-        missing_groups=int(missing.all(axis=-1).sum()),
+    )
+
+
+def stored_rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:
+    """Return results as the posterior store keeps them, summed over the samples of each prompt.
+
+    Args:
+        prompt_ids: (P,) of the prompts in the store.
+    """
+    scores = results.scores_R_P_N
+    verified = ~np.isnan(scores)
+    return storage.EvaluationRows(
+        benchmark=results.benchmark,
+        prompt_ids=prompt_ids,
+        samples=np.full(scores.shape[:2], scores.shape[2]),
+        verified=verified.sum(axis=-1),
+        successes=np.where(verified, scores, 0.0).sum(axis=-1),
+        best=best(scores),
+        majority=majority(scores, results.answers_R_P_N),
+        tokens=results.tokens_R_P_N.sum(axis=-1),
+        truncated=results.truncated_R_P_N.sum(axis=-1),
     )

@@ -1,76 +1,92 @@
-"""An evaluation, from the command line to files on disk; wherever it is stopped, the same command continues it."""
+"""The command evaluate, from its arguments to files on disk; repeated after a kill, it continues the evaluation."""
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import storage
-from openrlhf_dbb.core import best_model
-from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, writing
-from openrlhf_dbb.evaluation.answering import answer
-from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
-from openrlhf_dbb.evaluation.journal import Journal, Key
-from openrlhf_dbb.evaluation.plan import Manifest, Plan, default_name
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.evaluation.record import record
-from openrlhf_dbb.evaluation.summary import ProgressBar, summary
-from openrlhf_dbb.platform import cpu
+import numpy as np
 
-JOURNAL = "journal.jsonl"
-_LOCK = ".lock"
+import storage
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation import benchmarks, loading, model, prompting, results
+from openrlhf_dbb.evaluation.answering import answer
+from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
+from openrlhf_dbb.evaluation.metrics import Summary, macro_average, stored_rows, summarize
+from openrlhf_dbb.evaluation.model import Model
+from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
+from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.terminal import table
+
+_PACKAGES = ("openrlhf_dbb", "vllm", "torch", "transformers", "math-verify")
+_LOG_S = 15.0  # seconds between lines of the progress bar in a log file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A requested evaluation: ``runs`` times, the prompts of each benchmark."""
+
+    name: str
+    model: Model
+    sampling: SamplingSettings
+    runs: int
+    seed: int
+    prompts: dict[str, BenchmarkPrompts]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the content of ``evaluation.json``."""
+        return {
+            "model": self.model.name,
+            "revision": self.model.revision,
+            "fingerprint": self.model.fingerprint,
+            **vars(self.sampling),
+            "runs": self.runs,
+            "seed": self.seed,
+            "benchmarks": {name: prompts.about() for name, prompts in self.prompts.items()},
+            "versions": {package: _version(package) for package in _PACKAGES},
+        }
+
+    def keys(self, runs: int) -> list[Key]:
+        """Return the keys of all rows, benchmark by benchmark, run by run."""
+        return [
+            Key(benchmark, run, place)
+            for benchmark, prompts in self.prompts.items()
+            for run in range(runs)
+            for place in range(len(prompts.texts))
+        ]
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Generate, verify and write what is missing, then print the summary.
+    """Generate, verify and write the missing rows, then print the summary.
 
     Raises:
         UsageError: the request cannot be carried out; no engine was started.
-        ray.exceptions.RayError: an engine failed; finished rows are in the journal.
+        ray.exceptions.RayError: an engine failed; finished rows are kept.
     """
     check(arguments)
-    choose_model(arguments)
     plan = prepare(arguments)
     folder = Path(arguments.output) / plan.name
-    with evaluation_folder(folder):
-        journal = Journal(folder / JOURNAL)
-        manifest = manifest_of(folder, journal)
-        manifest.agree(plan)
-        done = journal.keys.union(*(writing.written(folder, name) for name in plan.prompts))
-        every = plan.keys(manifest.runs)
-        left = [key for key in every if key not in done]
-        _announce(folder, plan, manifest, len(every), len(left))
+    with results.open_responses(folder) as responses:
+        settings = plan.settings()
+        if responses.keys:
+            settings = continued(plan.name, results.read_settings(folder), settings)
+        results.write_settings(folder, settings)
+        keys = plan.keys(settings["runs"])
+        left = [key for key in keys if key not in responses.keys]
+        _announce(folder, plan, settings["runs"], len(keys), len(left))
         if left:
-            try:
-                _generate_all(arguments, plan, manifest, left, len(every), journal)
-            except UsageError:
-                raise
-            except BaseException:
-                print(f"{folder}: finished responses are kept; repeat the command to continue", file=sys.stderr)
-                raise
-        if not manifest.finished:
-            for name, prompts in plan.prompts.items():
-                writing.write(folder, name, prompts, manifest.runs, journal)
-            manifest.finish()
-        journal.remove()
-    print(summary(folder))
+            _generate(arguments, plan, left, responses)
+    evaluation = results.read_evaluation(folder)
+    print(summary(evaluation))
+    print(f"  files        {folder}\n  compare      openrlhf-dbb evaluate compare {folder} OTHER")
     if arguments.run is not None:
-        record(arguments.store_url, arguments.run, folder)
-
-
-def manifest_of(folder: Path, journal: Journal) -> Manifest:
-    """What is recorded of an evaluation; empty if it ended before its first row: any settings are still allowed."""
-    manifest = Manifest(folder)
-    if not journal.keys and not any(folder.glob("*.parquet")):
-        manifest.values.clear()
-    return manifest
+        record(arguments.store_url, arguments.run, evaluation)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -80,18 +96,15 @@ def check(arguments: argparse.Namespace) -> None:
         UsageError: a value is out of range.
         storage.StoreError: there is no such run, or no such store.
     """
-    for flag in ("n", "runs", "engines", "tensor_parallel_size", "max_new_tokens", "max_model_len", "limit"):
+    for flag in ("n", "runs", "engines", "max_new_tokens", "limit"):
         value = getattr(arguments, flag)
         if value is not None and value < 1:
             raise UsageError(f"--{flag} must be at least 1, got {value}")
-    for flag, allowed, fits in (
-        ("temperature", "at least 0", arguments.temperature >= 0),
-        ("top_p", "above 0 and at most 1", 0 < arguments.top_p <= 1),
-        ("gpu_memory_utilization", "above 0 and at most 1", 0 < arguments.gpu_memory_utilization <= 1),
-        ("seed", "at least 0", arguments.seed >= 0),
-    ):
-        if not fits:
-            raise UsageError(f"--{flag} must be {allowed}, got {getattr(arguments, flag)}")
+    if arguments.temperature < 0 or not 0 < arguments.top_p <= 1:
+        raise UsageError(
+            f"--temperature {arguments.temperature} --top_p {arguments.top_p}: give a temperature of at least 0, "
+            "and top_p above 0 and at most 1"
+        )
     if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
         raise UsageError(
             "--temperature 0 gives the same response every time; use --n 1 --runs 1 or a temperature above 0"
@@ -103,100 +116,54 @@ def check(arguments: argparse.Namespace) -> None:
             store.find_run(arguments.run)
 
 
-def choose_model(arguments: argparse.Namespace) -> None:
-    """Fill in ``--model`` and ``--name`` where a run is named."""
-    if arguments.model is not None:
-        arguments.name = arguments.name or default_name(arguments.model)
-        arguments.model = evaluated_model.choose(arguments.model)
-        return
-    with storage.open_store(arguments.store_url, create=False) as store:
-        run = store.find_run(arguments.run)
-    checkpoint_folder, last = (run.config.get(flag) for flag in ("ckpt.path", "ckpt.output_dir"))
-    if checkpoint_folder is None or last is None:
-        raise UsageError(f"--run {run.name} does not say where its models are; give --model too")
-    best = best_model.place(Path(checkpoint_folder))
-    arguments.model = evaluated_model.best_or_last(run.name, best, Path(last))
-    arguments.name = arguments.name or run.name
-
-
 def prepare(arguments: argparse.Namespace) -> Plan:
-    """Load the tokenizer and the data, cheapest first.
+    """Load the tokenizer and the data.
 
     Raises:
         UsageError: a benchmark or model is unknown, data cannot be loaded, or a prompt does not fit.
     """
-    entries, template = _entries(arguments), _template(arguments.template)
-    found = evaluated_model.find(arguments.model)
-    prompts = {}
-    for entry in entries:
-        loaded = loading.load(entry, limit=arguments.limit, template=template)
-        prompts[entry.name] = prompting.prepare(
-            loaded, found, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
-        )
-    prompting.sequence_length(prompts.values(), found, arguments.max_model_len)
-    return Plan(
-        name=arguments.name or default_name(arguments.model),
-        model=found,
-        sampling=SamplingSettings(arguments.n, arguments.temperature, arguments.top_p),
-        runs=arguments.runs,
-        seed=arguments.seed,
-        prompts=prompts,
-    )
-
-
-def _entries(arguments: argparse.Namespace) -> list[Benchmark]:
     try:
-        return benchmarks.find_all(arguments.benchmarks, question=arguments.input_key, answer=arguments.label_key)
+        entries = benchmarks.find_all(arguments.benchmarks)
     except UsageError as error:
         raise UsageError(f"--benchmarks: {error}") from error
+    evaluated = model.find(model.choose(arguments.model))
+    prompts = {}
+    for entry in entries:
+        loaded = loading.load(entry, limit=arguments.limit)
+        prompts[entry.name] = prompting.prepare(
+            loaded, evaluated, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
+        )
+    prompting.sequence_length(prompts.values(), evaluated)
+    sampling = SamplingSettings(arguments.n, arguments.temperature, arguments.top_p)
+    name = arguments.name or model.default_name(arguments.model)
+    return Plan(name, evaluated, sampling, arguments.runs, arguments.seed, prompts)
 
 
-def _template(name: str | None) -> str | None:
-    if name is None:
-        return None
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an evaluation that goes on: more runs or benchmarks may be asked for.
+
+    Raises:
+        UsageError: other settings differ, so that two evaluations would be mixed.
+    """
+    differing = [
+        f"{key} {recorded[key]}, not {asked[key]}"
+        for key in ("model", "fingerprint", "n", "temperature", "top_p", "seed")
+        if recorded[key] != asked[key]
+    ]
+    for benchmark, before in recorded["benchmarks"].items():
+        now = asked["benchmarks"].get(benchmark)
+        if now is None:
+            raise UsageError(f"evaluation {name} also has {benchmark}; add it to --benchmarks, or give another --name")
+        differing += [f"{key} of {benchmark} {before[key]}, not {now[key]}" for key in now if before[key] != now[key]]
+    if differing:
         raise UsageError(
-            f"--template {name} cannot be read ({error}); give a text file that contains {{question}}"
-        ) from error
+            f"evaluation {name} was made with {'; '.join(differing)}; give another --name, or the same settings"
+        )
+    return asked | {"runs": max(asked["runs"], recorded["runs"])}
 
 
-def _generate_all(
-    arguments: argparse.Namespace,
-    plan: Plan,
-    manifest: Manifest,
-    keys: Sequence[Key],
-    rows: int,
-    journal: Journal,
-) -> None:
-    """Start the engines, and have them answer ``keys``, the remaining ones of all ``rows``."""
+def _announce(folder: Path, plan: Plan, runs: int, rows: int, left: int) -> None:
     n = plan.sampling.n
-    with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
-        seeds = manifest.new_seeds(min(count, len(keys)))
-        manifest.write()
-        with ProgressBar(total=rows * n, done=(rows - len(keys)) * n) as progress:
-            engines = Engines(vllm_arguments(arguments, plan), seeds, plan.sampling)
-            progress.begin()
-            generate(plan.prompts, keys, engines, journal, progress)
-
-
-def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """Arguments of ``vllm.LLM``, except the seed."""
-    return {
-        "model": plan.model.name,
-        "revision": plan.model.revision,
-        "tokenizer_revision": plan.model.revision,
-        "dtype": "bfloat16",  # as in training with CUDA
-        "tensor_parallel_size": arguments.tensor_parallel_size,
-        "gpu_memory_utilization": arguments.gpu_memory_utilization,
-        "max_model_len": prompting.sequence_length(plan.prompts.values(), plan.model, arguments.max_model_len),
-    }
-
-
-def _announce(folder: Path, plan: Plan, manifest: Manifest, rows: int, left: int) -> None:
-    """Print what is going to be done."""
-    n, runs = plan.sampling.n, manifest.runs
     for name, prompts in plan.prompts.items():
         form = "chat template" if prompts.chat_template else "no chat template"
         print(
@@ -205,37 +172,94 @@ def _announce(folder: Path, plan: Plan, manifest: Manifest, rows: int, left: int
         )
         for note in prompts.notes:
             print(f"  note: {note}")
-    if runs > plan.runs:
-        print(f"evaluation {plan.name} already has {runs} runs, not {plan.runs}; it keeps them")
-    if 0 < left < rows:
-        print(f"{folder}: continuing; {(rows - left) * n} of {rows * n} responses are done")
-    elif not left:
-        print(f"{folder}: all {rows * n} responses are done")
+    if left < rows:
+        print(f"{folder}: {(rows - left) * n} of {rows * n} responses are done")
 
 
-def generate(
-    prompts: dict[str, BenchmarkPrompts], keys: Sequence[Key], engines: Engines, journal: Journal, progress: ProgressBar
-) -> None:
-    """Answer and verify the prompts of ``keys``; each row is written to the journal at once."""
-    for row in answer(prompts, keys, engines.generate):
-        journal.append(row)
-        progress.add(row)
+def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], responses: Responses) -> None:
+    """Start the engines, have them answer the prompts of ``keys``, and write each row when it is verified."""
+    from tqdm import tqdm
+
+    done, n = len(responses.keys), plan.sampling.n
+    with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
+        # An engine with a used seed would draw the same responses again.
+        seeds = [engine_seed(plan.seed, done, engine) for engine in range(min(count, len(keys)))]
+        engines = Engines(vllm_arguments(arguments, plan), seeds, plan.sampling)
+        interval = 0.1 if sys.stderr.isatty() else _LOG_S
+        with tqdm(initial=done * n, total=(done + len(keys)) * n, unit="response", mininterval=interval) as bar:
+            for row in answer(plan.prompts, keys, engines.generate):
+                responses.append(row)
+                bar.update(n)
 
 
-@contextmanager
-def evaluation_folder(folder: Path) -> Iterator[None]:
-    """Create the folder if it does not exist, and keep other processes from evaluating into it.
+def engine_seed(seed: int, done: int, engine: int) -> int:
+    """Return the seed of an engine that is started when ``done`` rows are finished."""
+    return int(np.random.SeedSequence([seed, done, engine]).generate_state(1)[0])
+
+
+def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    """Return the arguments of ``vllm.LLM``, except the seed."""
+    return {
+        "model": plan.model.name,
+        "revision": plan.model.revision,
+        "tokenizer_revision": plan.model.revision,
+        "dtype": "bfloat16",  # as in training with CUDA
+        "tensor_parallel_size": arguments.tensor_parallel_size,
+        "gpu_memory_utilization": arguments.gpu_memory_utilization,
+        "max_model_len": prompting.sequence_length(plan.prompts.values(), plan.model),
+    }
+
+
+def summary(evaluation: Evaluation) -> str:
+    """Return the table of a finished evaluation: its benchmarks, and an average for each group of benchmarks."""
+    about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
+    groups: dict[str, list[Summary]] = {}
+    rows = []
+    for name, measured in evaluation.results.items():
+        benchmark = summarize(measured)
+        groups.setdefault(about[name]["group"], []).append(benchmark)
+        tokens, shares = benchmark.length.mean, (benchmark.truncated.mean, benchmark.missing.mean)
+        rows.append(
+            (*_cells(about[name]["title"], [benchmark]), f"{tokens:.0f}", *(f"{share:.1%}" for share in shares))
+        )
+    for group, members in groups.items():
+        if len(members) > 1:
+            rows.append((*_cells(f"average {group}".strip(), members), "", "", ""))
+    header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "tokens", "truncated", "missing")
+    over = "one run" if runs == 1 else f"mean and standard deviation over {runs} runs"
+    title = f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}"
+    return f"{title}\n{table(header, rows)}"
+
+
+def _cells(title: str, members: Sequence[Summary]) -> tuple[str, int, str, str, str]:
+    measures = (
+        macro_average([getattr(member, name) for member in members]) for name in ("accuracy", "best", "majority")
+    )
+    accuracy, best, majority = (measure.percent for measure in measures)
+    return title, sum(member.prompts for member in members), accuracy, best, majority
+
+
+def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
+    """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced.
 
     Raises:
-        UsageError: another process does, or the folder cannot be created.
+        storage.StoreError: there is no such store, or no such run in it.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
-    with (folder / _LOCK).open("w") as file:
+    with storage.open_store(store_url, create=False) as store:
+        trained = store.find_run(run)
+        rows = [
+            stored_rows(measured, store.register_prompts(measured.prompts, measured.labels))
+            for measured in evaluation.results.values()
+        ]
+        config = {name: value for name, value in evaluation.settings.items() if name != "model"}
+        store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
+        print(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)")
+
+
+def _version(package: str) -> str | None:
+    for name in (package, f"{package}-cpu"):
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released with the file, even if the process is killed
-        except BlockingIOError:
-            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
-        yield
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

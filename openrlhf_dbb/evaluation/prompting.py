@@ -13,8 +13,8 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
+from openrlhf_dbb.evaluation.model import Model
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class BenchmarkPrompts:
     """The prompts of a benchmark for one model.
 
     Attributes:
-        benchmark: the entry.
         ids: P, the benchmark's own.
         texts: P, as the model sees them.
         tokens: P lists of token ids.
@@ -30,7 +29,7 @@ class BenchmarkPrompts:
         data_digest: of the loaded data.
         max_new_tokens: limit on the response length.
         chat_template: whether the model's chat template was applied.
-        notes: what readers of the results should know, one line each.
+        notes: lines that a reader of the results should know.
     """
 
     benchmark: Benchmark
@@ -49,7 +48,7 @@ class BenchmarkPrompts:
         return max(map(len, self.tokens)) + self.max_new_tokens
 
     def about(self) -> dict[str, Any]:
-        """What is recorded; equal if and only if the same prompts are answered and verified in the same way."""
+        """Return the settings that are recorded; they are equal if the same prompts are answered and verified alike."""
         entry = self.benchmark
         texts = hashlib.blake2b(json.dumps(self.texts).encode(), digest_size=16).hexdigest()
         return {
@@ -73,11 +72,11 @@ def prepare(
     """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
 
     Args:
-        chat_template: None for the entry's choice, which is ignored if the tokenizer has no chat template.
-        max_new_tokens: None for the entry's.
+        chat_template: None for the benchmark's choice, which is ignored if the tokenizer has no chat template.
+        max_new_tokens: None for the benchmark's.
 
     Raises:
-        UsageError: a prompt is empty, or a chat template was asked for and the tokenizer has none.
+        UsageError: a prompt is empty or cannot be encoded, or the tokenizer has no chat template.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template
@@ -85,12 +84,18 @@ def prepare(
         raise UsageError(f"--chat_template: the tokenizer of {model.name} has none; leave the flag out")
     applied = wanted and bool(tokenizer.chat_template)
     texts = [_chat(tokenizer, prompt) for prompt in loaded.prompts] if applied else list(loaded.prompts)
-    tokens = _tokens(texts, loaded, model)
-    empty = [loaded.ids[i] for i, ids in enumerate(tokens) if not ids]
-    if empty:
+    try:
+        tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # tokenizers raises nothing more specific
         raise UsageError(
-            f"benchmark {benchmark.name}: the prompt of {empty[0]!r} is empty; fix the data or the template"
-        )
+            f"benchmark {benchmark.name}: the tokenizer of {model.name} cannot encode its prompts ({error}); "
+            "evaluate a model whose vocabulary covers them"
+        ) from error
+    for prompt_id, ids in zip(loaded.ids, tokens, strict=True):
+        if not ids:
+            raise UsageError(
+                f"benchmark {benchmark.name}: the prompt of {prompt_id!r} is empty; fix the data or the template"
+            )
     return BenchmarkPrompts(
         benchmark=benchmark,
         ids=loaded.ids,
@@ -104,38 +109,22 @@ def prepare(
     )
 
 
-def _tokens(texts: list[str], loaded: Loaded, model: Model) -> list[list[int]]:
-    try:
-        found: list[list[int]] = model.tokenizer(texts, add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise UsageError(
-            f"benchmark {loaded.benchmark.name}: the tokenizer of {model.name} cannot encode its prompts ({error}); "
-            "evaluate a model whose vocabulary covers them"
-        ) from error
-    return found
-
-
 def _chat(tokenizer: Any, prompt: str) -> str:
     messages = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-def sequence_length(prompts: Iterable[BenchmarkPrompts], model: Model, limit: int | None) -> int:
-    """Longest sequence that the engines must support, in tokens.
-
-    Args:
-        limit: ``--max_model_len``; None for as long as needed.
+def sequence_length(prompts: Iterable[BenchmarkPrompts], model: Model) -> int:
+    """Return the longest sequence that the engines must support, in tokens.
 
     Raises:
-        UsageError: a prompt with its longest possible response exceeds the limit or the model's context.
+        UsageError: a prompt with its longest possible response exceeds the model's context.
     """
-    longest = max(prompts, key=lambda each: each.longest)
-    needed = longest.longest
-    for what, tokens in (("--max_model_len", limit), (f"the context of {model.name}", model.context)):
-        if tokens is not None and needed > tokens:
-            raise UsageError(
-                f"benchmark {longest.benchmark.name}: its longest prompt ({needed - longest.max_new_tokens} tokens) "
-                f"and --max_new_tokens {longest.max_new_tokens} do not fit into {what} ({tokens} tokens); "
-                "lower --max_new_tokens"
-            )
-    return limit or needed
+    longest = max(prompts, key=lambda asked: asked.longest)
+    if model.context is not None and longest.longest > model.context:
+        raise UsageError(
+            f"benchmark {longest.benchmark.name}: its longest prompt "
+            f"({longest.longest - longest.max_new_tokens} tokens) and --max_new_tokens {longest.max_new_tokens} "
+            f"do not fit into the context of {model.name} ({model.context} tokens); lower --max_new_tokens"
+        )
+    return longest.longest

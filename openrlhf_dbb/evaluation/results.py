@@ -1,15 +1,18 @@
-"""Evaluations on disk: ``evaluation.json`` and a Parquet file per benchmark, read without the responses.
+"""Evaluations on disk: ``evaluation.json`` has the settings, ``responses.jsonl`` one line for each (run, prompt).
 
-Axes: R evaluation runs (seeds), P prompts of a benchmark, N samples of a prompt.
+Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +20,63 @@ from numpy.typing import NDArray
 from openrlhf_dbb.errors import UsageError
 
 FOLDER = Path("evaluations")
-"""Where evaluations are looked for by name."""
+"""Folder in which ``compare`` looks for evaluations by name."""
 
-MANIFEST = "evaluation.json"
-FINISHED = "finished"
-"""The manifest's status once all files are written."""
+SETTINGS = "evaluation.json"
+RESPONSES = "responses.jsonl"
 
-_NEEDED = ("model", "n", "runs", "benchmarks", "status")
-_ONE_PER_PROMPT = ("id", "prompt", "label")
-_LISTS = ("scores", "answers", "tokens", "truncated")
+
+class Key(NamedTuple):
+    """What a row is about: run is 0 to R - 1, place (of the prompt in the benchmark) 0 to P - 1."""
+
+    benchmark: str
+    run: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """The N responses to a prompt in one run.
+
+    Attributes:
+        id: of the prompt, as the benchmark calls it.
+        prompt: the text that the model saw.
+        scores: N scores in [0, 1]; None is missing: the response could not be verified.
+        answers: N extracted answers; None where a response has no answer.
+        tokens: N lengths in tokens, end of sequence included.
+        truncated: N times whether the response was cut at the length limit.
+        responses: N texts without special tokens.
+    """
+
+    benchmark: str
+    run: int
+    place: int
+    id: str
+    prompt: str
+    label: str
+    scores: list[float | None]
+    answers: list[str | None]
+    tokens: list[int]
+    truncated: list[bool]
+    responses: list[str]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.benchmark, self.run, self.place)
 
 
 @dataclass(frozen=True)
 class Results:
-    """One model's answers on one benchmark.
+    """The scores of one model on one benchmark.
 
     Attributes:
-        benchmark: its name.
-        ids: P, the benchmark's own, or the prompts' places as text.
-        scores_R_P_N: the verifier's scores, mostly 0 and 1; NaN is missing: could not be verified.
-        answers_R_P_N: the extracted answers (str), None where none was found.
+        ids: P ids of the prompts.
+        scores_R_P_N: the verifier's scores; NaN is missing.
+        answers_R_P_N: extracted answers (str); None where a response has no answer.
         labels: P correct answers.
         tokens_R_P_N: length of each response, in tokens.
-        truncated_R_P_N: whether it was cut at the limit.
-        prompts_digest: SHA-256 of all prompts as the model saw them; "" if unknown.
+        truncated_R_P_N: whether the response was cut at the length limit.
+        prompts: P texts that the model saw; empty if they are not known.
     """
 
     benchmark: str
@@ -50,155 +86,140 @@ class Results:
     labels: list[str]
     tokens_R_P_N: NDArray[np.int64]
     truncated_R_P_N: NDArray[np.bool_]
-    prompts_digest: str = ""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """R, P, N."""
-        runs, prompts, samples = self.scores_R_P_N.shape
-        return runs, prompts, samples
+    prompts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished evaluation.
-
-    Attributes:
-        name: its folder's name.
-        manifest: content of ``evaluation.json``.
-        results: by benchmark, in the manifest's order.
-    """
+    """A finished evaluation: its name, the content of ``evaluation.json``, and its results by benchmark."""
 
     name: str
-    manifest: dict[str, Any]
+    settings: dict[str, Any]
     results: dict[str, Results]
 
-    def about(self, benchmark: str) -> dict[str, Any]:
-        """What the manifest says about a benchmark, including ``title`` and ``group``."""
-        benchmarks = self.manifest["benchmarks"]
-        return dict(benchmarks[benchmark]) if isinstance(benchmarks, dict) else {}
+
+class Responses:
+    """The rows of an evaluation's file, to which further rows are appended.
+
+    Attributes:
+        keys: of the rows in the file.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.keys = {row.key for row in read_rows(path)}
+        self._file = file
+        with path.open("rb") as lines:
+            # A killed process may have left an incomplete last line.
+            file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
+
+    def append(self, row: Row) -> None:
+        """Write a row; the row survives the end of this process."""
+        self._file.write(json.dumps(vars(row), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        self.keys.add(row.key)
 
 
-def schema() -> Any:
-    """The Parquet files' pyarrow schema: a row per (run, prompt), ordered by run, then prompt; lists have N entries."""
-    import pyarrow as pa
+@contextmanager
+def open_responses(folder: Path) -> Iterator[Responses]:
+    """Open the responses of an evaluation, and keep other processes from writing them; the folder is created.
 
-    whole, text = pa.int32(), pa.string()
-    types = {"run": whole, "index": whole, "id": text, "prompt": text, "label": text, "scores": pa.list_(pa.float64())}
-    types |= {"answers": pa.list_(text), "responses": pa.list_(text), "tokens": pa.list_(whole)}
-    return pa.schema([*types.items(), ("truncated", pa.list_(pa.bool_()))])
+    Raises:
+        UsageError: another process writes them, the folder cannot be created, or a line is damaged.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / RESPONSES).open("ab")
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
+        except BlockingIOError:
+            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
+        yield Responses(folder / RESPONSES, file)
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file of responses; an incomplete last line is left out.
+
+    Raises:
+        UsageError: a line is damaged.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Row(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise UsageError(
+                    f"{path}, line {number}: {error}; delete this line and repeat the evaluate command"
+                ) from error
 
 
 def find(name: str) -> Path:
-    """The folder of an evaluation, given by its path or by its name under ``evaluations/``.
+    """Return the folder of an evaluation that is given by its path, or by its name under ``evaluations/``.
 
     Raises:
         UsageError: there is no such evaluation.
     """
     for folder in (Path(name), FOLDER / name):
-        if (folder / MANIFEST).is_file():
+        if (folder / SETTINGS).is_file():
             return folder
-    known = sorted(path.parent.name for path in FOLDER.glob(f"*/{MANIFEST}"))
-    there = f"{FOLDER}/ has {', '.join(known)}" if known else f"{FOLDER}/ has no evaluations"
-    raise UsageError(f"no evaluation {name!r}: neither {name} nor {FOLDER / name} holds {MANIFEST}; {there}")
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """A finished evaluation, without its responses.
-
-    Raises:
-        UsageError: the folder is not an evaluation, it is not finished, or its files do not fit together.
-    """
-    manifest = _read_manifest(folder / MANIFEST)
-    if manifest["status"] != FINISHED:
-        raise UsageError(
-            f"{folder}: status is {manifest['status']!r}, not {FINISHED!r}; run the evaluate command that started it "
-            "again: it continues where it stopped"
-        )
-    results = {
-        benchmark: _read_benchmark(folder / f"{benchmark}.parquet", manifest["runs"], manifest["n"])
-        for benchmark in manifest["benchmarks"]
-    }
-    return Evaluation(folder.resolve().name, manifest, results)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path.parent}: not an evaluation, it has no {MANIFEST}; name a folder written by evaluate"
-        ) from None
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error}); evaluate again under another --name") from None
-    missing = [key for key in _NEEDED if not isinstance(manifest, dict) or key not in manifest]
-    if missing:
-        raise UsageError(f"{path}: {', '.join(missing)} missing; evaluate again under another --name")
-    for key in ("n", "runs"):
-        if not isinstance(manifest[key], int) or manifest[key] < 1:
-            raise UsageError(
-                f"{path}: {key} must be an integer of at least 1, got {manifest[key]!r}; "
-                "evaluate again under another --name"
-            )
-    return dict(manifest)
-
-
-def _read_benchmark(path: Path, runs: int, samples: int) -> Results:
-    table = _read_table(path)
-    if not table.num_rows or table.num_rows % runs:
-        raise _misfit(path, f"{table.num_rows} rows cannot be divided into {runs} runs")
-    prompts = table.num_rows // runs
-    places = np.stack([table[name].to_numpy() for name in ("run", "index")])
-    if not np.array_equal(places, np.indices((runs, prompts)).reshape(2, -1)):
-        raise _misfit(path, f"rows are not ordered by run (0 to {runs - 1}), then index (0 to {prompts - 1})")
-    texts = {name: table[name].to_pylist() for name in _ONE_PER_PROMPT}
-    for name, values in texts.items():
-        if values != values[:prompts] * runs:
-            raise _misfit(path, f"{name} differs between runs")
-    lists = {name: _entries(path, table, name, samples).reshape(runs, prompts, samples) for name in _LISTS}
-    return Results(
-        benchmark=path.stem,
-        ids=texts["id"][:prompts],
-        scores_R_P_N=lists["scores"],
-        answers_R_P_N=lists["answers"],
-        labels=texts["label"][:prompts],
-        tokens_R_P_N=lists["tokens"].astype(np.int64),
-        truncated_R_P_N=lists["truncated"].astype(np.bool_),
-        prompts_digest=hashlib.sha256(json.dumps(texts["prompt"][:prompts]).encode()).hexdigest(),
+    known = sorted(path.parent.name for path in FOLDER.glob(f"*/{SETTINGS}"))
+    raise UsageError(
+        f"no evaluation {name!r}: neither {name} nor {FOLDER / name} has {SETTINGS}; "
+        f"{FOLDER}/ has {', '.join(known) or 'no evaluations'}"
     )
 
 
-def _read_table(path: Path) -> Any:
-    """The needed columns, in the types of :func:`schema`; not the responses, by far the largest."""
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise UsageError("reading evaluations needs pyarrow: pip install pyarrow") from None
-    wanted = [field for field in schema() if field.name != "responses"]
-    try:
-        absent = sorted({field.name for field in wanted} - set(parquet.read_schema(path).names))
-        if absent:
-            raise _misfit(path, f"missing columns: {', '.join(absent)}")
-        return parquet.read_table(path, columns=[field.name for field in wanted]).cast(pa.schema(wanted))
-    except FileNotFoundError:
-        raise _misfit(path, "there is no such file") from None
-    except pa.ArrowException as error:
-        raise _misfit(path, str(error).splitlines()[0]) from None
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the content of ``evaluation.json``; empty if the file does not exist."""
+    path = folder / SETTINGS
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _entries(path: Path, table: Any, name: str, samples: int) -> NDArray[Any]:
-    """All entries of a column of lists, flattened; null becomes NaN in scores and None in answers."""
-    import pyarrow.compute as pc
-
-    lengths = pc.list_value_length(table[name]).unique().to_pylist()
-    if lengths != [samples]:
-        raise _misfit(path, f"{name} has lists of {', '.join(map(str, lengths))} entries instead of n = {samples}")
-    flat = pc.list_flatten(table[name])
-    if name in ("tokens", "truncated") and flat.null_count:
-        raise _misfit(path, f"{name} has nulls")
-    return np.asarray(flat.to_numpy())
+def write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Replace ``evaluation.json``; a kill leaves the old file or the new one."""
+    building = folder / f".{SETTINGS}"
+    building.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    os.replace(building, folder / SETTINGS)
 
 
-def _misfit(path: Path, what: str) -> UsageError:
-    return UsageError(f"{path}: {what}; the file is not as evaluate wrote it, evaluate again under another --name")
+def read_evaluation(folder: Path) -> Evaluation:
+    """Read a finished evaluation, without its responses.
+
+    Raises:
+        UsageError: the evaluation is not finished, or a line is damaged.
+    """
+    settings = read_settings(folder)
+    rows: dict[str, dict[Key, Row]] = {name: {} for name in settings["benchmarks"]}
+    for row in read_rows(folder / RESPONSES):
+        row.responses.clear()  # they would fill the memory
+        rows[row.benchmark][row.key] = row
+    for name, about in settings["benchmarks"].items():
+        needed = settings["runs"] * about["prompts"]
+        if len(rows[name]) < needed:
+            raise UsageError(
+                f"{folder} is not finished: {name} has {len(rows[name])} of {needed} rows; "
+                "repeat the evaluate command that started it"
+            )
+    results = {name: as_results([found[key] for key in sorted(found)]) for name, found in rows.items()}
+    return Evaluation(folder.resolve().name, settings, results)
+
+
+def as_results(rows: Sequence[Row]) -> Results:
+    """Return the rows of one benchmark, ordered by run and place, as arrays."""
+    runs = rows[-1].run + 1
+    first = rows[: len(rows) // runs]
+    shape = (runs, len(first), -1)
+    return Results(
+        benchmark=first[0].benchmark,
+        ids=[row.id for row in first],
+        scores_R_P_N=np.array([row.scores for row in rows], dtype=np.float64).reshape(shape),  # None becomes NaN
+        answers_R_P_N=np.array([row.answers for row in rows], dtype=object).reshape(shape),
+        labels=[row.label for row in first],
+        tokens_R_P_N=np.array([row.tokens for row in rows]).reshape(shape),
+        truncated_R_P_N=np.array([row.truncated for row in rows]).reshape(shape),
+        prompts=[row.prompt for row in first],
+    )

@@ -62,7 +62,13 @@ def last_box(text: str) -> str | None:
         >>> last_box(r"\boxed{1}, or rather \boxed{\frac{1}{2}} and \boxed{3")
         '\\frac{1}{2}'
     """
-    found = None
+    places = boxes(text)
+    return text[slice(*places[-1])] if places else None
+
+
+def boxes(text: str) -> list[tuple[int, int]]:
+    r"""Return start and end of the content of each ``\boxed{...}`` whose braces close, in the order of their ends."""
+    places = []
     open_braces: list[tuple[bool, int]] = []  # (is a box, where its content starts)
     for token in _BRACES.finditer(text):
         if token[0].endswith("{") and token[0] != "\\{":
@@ -70,8 +76,8 @@ def last_box(text: str) -> str | None:
         elif token[0] == "}" and open_braces:
             is_box, start = open_braces.pop()
             if is_box:
-                found = text[start : token.start()]
-    return found
+                places.append((start, token.start()))
+    return places
 
 
 def label_expression(label: str) -> str:

@@ -1,7 +1,7 @@
 """Big-Bench Hard's answers, compared exactly by the rule for the form of the label.
 
-The answer is the content of the last box or statement, else the last line. Suzgun et al. 2023 compare what follows
-"the answer is" verbatim; here case, punctuation and surrounding LaTeX do not matter.
+The answer is the content of the last box or statement, or else the last line. Suzgun et al. 2023 compare the text after
+"the answer is" verbatim. Here case, punctuation and surrounding LaTeX do not matter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import options
-from openrlhf_dbb.evaluation.verifiers.statements import Said, last_line, plain, stated
-from openrlhf_dbb.evaluation.verifiers.verdict import Verdict
+from openrlhf_dbb.evaluation.verifiers.statements import Said, Verdict, last_line, plain, stated
 from openrlhf_dbb.rewards.latex import MINUS, number
 
 LETTERS = "ABCDEFGHIJKLMNOPQR"  # reasoning_about_colored_objects has 18 options
@@ -31,14 +30,7 @@ _ESCAPED = {r"\langle": "<", r"\rangle": ">", r"\lt": "<", r"\gt": ">", r"\left"
 
 
 def verify(response: str, label: str) -> Verdict:
-    """Whether the response's answer is the label.
-
-    Raises:
-        ValueError: the label is empty.
-    """
-    why = why_no_label(label)
-    if why is not None:
-        raise ValueError(why)
+    """Return whether the response's answer is the label; the label is not empty."""
     option = _OPTION.fullmatch(label)
     if option:
         return options.verify(response, option[1], LETTERS)
@@ -47,13 +39,8 @@ def verify(response: str, label: str) -> Verdict:
     return Verdict(float(answer is not None and answer == read(label)), answer)
 
 
-def why_no_label(label: str) -> str | None:
-    """Why a label cannot be used, or None."""
-    return None if label.strip() else "the label is empty"
-
-
 def _reader(label: str) -> Callable[[str], str | None]:
-    """The function that finds an answer of the label's form in a text; it also reads the label itself."""
+    """Return the function that finds an answer of the label's form in a text; it also reads the label itself."""
     for pair in PAIRS:
         if label.lower() in pair:
             return functools.partial(_last, read=functools.partial(_word, pair=pair))
@@ -77,7 +64,7 @@ def _word(said: Said, pair: tuple[str, str]) -> str | None:
 
 
 def _number(said: Said) -> str | None:
-    """The last number of a box, as in 3 + 5 = 8; of a sentence the first, or the last if it has an equals sign."""
+    """Return the last number of a box, as in 3 + 5 = 8; of a sentence the first, or the last after an equals sign."""
     text = said.text if said.boxed else _SENTENCE_END.split(said.text, maxsplit=1)[0]
     numbers = [found[0] for found in _NUMBER.finditer(text.replace("{,}", ","))]
     if not numbers:
@@ -92,7 +79,7 @@ def _words(said: Said) -> str | None:
 def _parentheses(text: str) -> str | None:
     for line in reversed(text.splitlines()):
         said = _ANSWER_ON_A_LINE.search(line)
-        # Up to the last brace of the line: the box may contain braces.
+        # Up to the last brace of the line: the box may contain unbalanced braces, its answer.
         start, end = line.rfind("\\boxed{"), line.rfind("}")
         if 0 <= start < end:
             return _bare(line[start + len("\\boxed{") : end])
@@ -102,7 +89,7 @@ def _parentheses(text: str) -> str | None:
 
 
 def _bare(text: str) -> str | None:
-    """The parentheses in ``text`` if it contains nothing else."""
+    """Return the parentheses in ``text`` if it contains nothing else."""
     wrapped = _TEXT.fullmatch(text)
     if wrapped:
         text = wrapped[1]

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 
-from openrlhf_dbb.evaluation.verifiers.statements import Said, last_line, plain, stated
-from openrlhf_dbb.evaluation.verifiers.verdict import Verdict
+from openrlhf_dbb.evaluation.verifiers.statements import Said, Verdict, last_line, plain, stated
 
 LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
 
@@ -28,27 +27,13 @@ _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$",
 
 
 def verify(response: str, label: str, letters: str = LETTERS) -> Verdict:
-    """Whether the response settles on the label's letter.
-
-    Raises:
-        ValueError: the label is not one of the letters.
-    """
-    why = why_no_label(label, letters)
-    if why is not None:
-        raise ValueError(why)
+    """Return whether the response settles on the label's letter."""
     answer = letter(response, letters)
     return Verdict(float(answer == label), answer)
 
 
-def why_no_label(label: str, letters: str = LETTERS) -> str | None:
-    """Why a label cannot be used, or None."""
-    if len(label) == 1 and label in letters:
-        return None
-    return f"the label must be a letter from {letters[0]} to {letters[-1]}, got {label!r}"
-
-
 def letter(response: str, letters: str = LETTERS) -> str | None:
-    """The letter that a response settles on; None if it settles on none, or on several.
+    """Return the letter that a response settles on; None if there is none, or several.
 
     Example:
         >>> letter("It is not (A). The answer is B."), letter("A dog barks."), letter("(A) or (B)")
@@ -64,7 +49,7 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
 
 
 def _settled(said: Said, letters: str) -> str | None:
-    """The letter of one statement; "" if it names several, None if it is about something else."""
+    """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
     found = _LETTER.match(said.text)
     if found is None or found[1].upper() not in letters:
         return None

@@ -1,9 +1,11 @@
-"""Where a response states its answer: boxes, and sentences such as "the answer is ..."."""
+"""Places where a response states its answer: boxes, and sentences such as "the answer is ..."."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from openrlhf_dbb.rewards.answers import boxes
 
 SAID_CHARACTERS = 400
 
@@ -14,25 +16,31 @@ _PRAISED = re.compile(
     r"(?:\b(?:option|choice|answer)\s+(?:\(?([A-Z])\)?)|\(([A-Z])\))\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf|it|tt)|boldsymbol|emph|mbox)\s*\{([^{}]*)\}")
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
 
 
-class Said(NamedTuple):
-    """One place where an answer is stated.
+class Verdict(NamedTuple):
+    """A verifier's verdict on a response.
 
     Attributes:
-        text: a box's content, or what follows "the answer is" on its line.
-        boxed: whether it is a box's content.
+        score: 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong).
+        answer: normalized, so that majority votes can compare texts; None if there is none.
     """
+
+    score: float | None
+    answer: str | None
+
+
+class Said(NamedTuple):
+    """A statement of an answer: the content of a box, or the text after "the answer is" on its line."""
 
     text: str
     boxed: bool
 
 
 def plain(text: str) -> str:
-    r"""Text without fonts, dollars and Markdown emphasis.
+    r"""Return the text without fonts, dollars and Markdown emphasis.
 
     Example:
         >>> plain(r"**Answer:** $\boxed{\textbf{\text{B}}}$")
@@ -45,29 +53,16 @@ def plain(text: str) -> str:
 
 
 def stated(text: str) -> list[Said]:
-    """All places of plain ``text`` that state an answer, in order; unclosed boxes do not count."""
-    found = [(start, Said(text[start:end], True)) for start, end in _boxes(text)]
+    """Return the statements of an answer in plain ``text``, in order; unclosed boxes do not count."""
+    found = [(start, Said(text[start:end], True)) for start, end in boxes(text)]
     for statement in _STATEMENT.finditer(text):
         line = text[statement.end() : statement.end() + SAID_CHARACTERS].lstrip().split("\n", 1)[0].strip()
-        if line and not line.startswith(("\\boxed", "\\fbox")):
+        if line and not line.startswith("\\boxed"):
             found.append((statement.end(), Said(line, False)))
     found += [(praised.end(), Said(praised[1] or praised[2], False)) for praised in _PRAISED.finditer(text)]
     return [said for _, said in sorted(found, key=lambda place: place[0])]
 
 
 def last_line(text: str) -> str:
-    """The last line that is not blank; "" if there is none."""
+    """Return the last line that is not blank; "" if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _boxes(text: str) -> list[tuple[int, int]]:
-    """Start and end of the contents of boxes."""
-    found, open_braces = [], []  # of the latter: (whether it is a box, where its content starts)
-    for brace in _BRACES.finditer(text):
-        if brace[0].endswith("{") and brace[0] != "\\{":
-            open_braces.append((brace[0] != "{", brace.end()))
-        elif brace[0] == "}" and open_braces:
-            is_box, start = open_braces.pop()
-            if is_box:
-                found.append((start, brace.start()))
-    return found

@@ -1,7 +1,4 @@
-"""Scalars that OpenRLHF logged, read from TensorBoard's event files.
-
-Axes: T points of a tag.
-"""
+"""Scalars that a training logged, read from TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -9,33 +6,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 
 
 class Scalars(NamedTuple):
-    """One TensorBoard tag.
+    """The points of one tag: ascending steps, their values, and seconds since 1970 when they were logged."""
 
-    Attributes:
-        step: (T,) ascending.
-        value: (T,) logged at these steps.
-        wall_time: (T,) seconds since 1970 when they were logged.
-    """
-
-    step: Floats
-    value: Floats
-    wall_time: Floats
+    step: np.ndarray
+    value: np.ndarray
+    wall_time: np.ndarray
 
 
 def read_scalars(folder: Path) -> dict[str, Scalars]:
-    """Return the scalars of a folder's event files by tag; a folder without event files gives an empty dictionary.
-
-    A resumed run logs some steps again; the last value of a step counts.
-
-    Raises:
-        ImportError: tensorboard is not installed.
-    """
+    """Return the scalars of a folder's event files by tag; of a step that was logged again, the last value."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them

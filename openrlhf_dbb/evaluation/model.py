@@ -1,0 +1,93 @@
+"""The model to be evaluated, located and checked before an engine starts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrlhf_dbb.core import best_model
+from openrlhf_dbb.errors import UsageError
+
+LAST = "model"
+"""Folder of the trained model in the folder of its run."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model folder, or a model on the hub.
+
+    Attributes:
+        name: absolute folder, or hub id.
+        revision: the hub's commit; None for a folder.
+        fingerprint: changes when the model's files change.
+        context: longest sequence in tokens; None if the model's configuration does not say.
+    """
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    context: int | None
+    tokenizer: Any
+
+
+def choose(name: str) -> str:
+    """Return the best model, or else the last one, if ``name`` is the folder of a run; otherwise return ``name``."""
+    for folder in (Path(name).expanduser() / best_model.NAME, Path(name).expanduser() / LAST):
+        if (folder / "config.json").is_file():
+            print(f"{name}: evaluating its {'best' if folder.name == best_model.NAME else 'last'} model, {folder}")
+            return str(folder)
+    return name
+
+
+def find(name: str) -> Model:
+    """Return the model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be loaded.
+    """
+    folder = Path(name).expanduser()
+    is_folder = folder.is_dir()
+    if not is_folder and (folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) != 2):
+        raise UsageError(f"--model {name}: there is no such folder; name one, or a model on the hub (OWNER/NAME)")
+    if is_folder:
+        name = str(folder.resolve())
+        if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+            raise UsageError(f"--model {name} has no weights; name a run's folder, or one with a saved model")
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(name)
+        revision = None if is_folder else config._commit_hash
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"--model {name} cannot be loaded: {reason}; name a model folder, or a model on the hub (OWNER/NAME)"
+        ) from error
+    return Model(
+        name=name,
+        revision=revision,
+        fingerprint=fingerprint(folder) if is_folder else f"commit {revision}",
+        context=getattr(config.get_text_config(), "max_position_embeddings", None),
+        tokenizer=tokenizer,
+    )
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash the names, sizes and times of a model folder's files; to read 16 GB would take half a minute."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    listing = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    return hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32]
+
+
+def default_name(model: str) -> str:
+    """Return the name of the model, or of the run that saved it.
+
+    Example:
+        >>> default_name("Qwen/Qwen3-1.7B-Base"), default_name("runs/my-run/model/"), default_name("runs/my-run/best")
+        ('Qwen3-1.7B-Base', 'my-run', 'my-run')
+    """
+    parts = Path(model).parts
+    return parts[-2] if len(parts) > 1 and parts[-1] in (LAST, best_model.NAME) else parts[-1]
