@@ -24,7 +24,6 @@ import numpy as np
 import psutil
 import pytest
 
-
 pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[1]
