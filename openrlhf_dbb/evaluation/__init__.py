@@ -12,7 +12,6 @@ results      evaluations on disk
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
 compare      the command compare: models against each other on the benchmarks they share
 statistics   paired t-tests, intervals, Holm's correction
-formats      how the study writes differences and p-values
 
 Evaluations during training are in ``openrlhf_dbb.actors.evaluation``.
 """

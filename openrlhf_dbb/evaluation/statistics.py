@@ -20,7 +20,6 @@ LEVEL = 0.95
 """Probability of an interval, two-sided."""
 ALPHA = 0.05
 """Level of the tests."""
-POWER = 0.8
 
 _DECIMALS = 12  # differences of accuracies that are equal on paper may differ beyond
 
