@@ -1,16 +1,16 @@
 """Online estimators of a prompt's reward distribution, for any trainer; needs numpy alone.
 
     base             the contract: RewardEstimator, Estimate, State
+    parameters       fields that say what they allow, for estimators and rollout strategies
     registry         names: register, available, get, build; third-party entry points
-    point            GRPO's sample mean and N-1 variance (the baseline)
+    forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
-    ema              moving average of the group means, no prior
-    laplace          the current group, shrunk towards 1/2
-    empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online
     predicted_prior  DBB by updates with a prior mean predicted from features of the prompt
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
-    forms/           Estimate + rewards -> advantages: one file each for GRPO, Dr. GRPO, REINFORCE++-baseline, RLOO
+    empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
+    simple           point (GRPO's mean and variance), laplace, ema
+    forgetting       forgetting by policy updates, with groups that may be late
     text_features    features of prompts from their texts alone
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
@@ -34,8 +34,7 @@ Example:
 
 from estimators import closed_form
 from estimators.base import FEATURES, Estimate, RewardEstimator, RewardSupportError, State
-from estimators.forms import FORMS, Form, centered
-from estimators.forms.group_norm import standardized
+from estimators.forms import FORMS, Form, centered, standardized
 from estimators.registry import available, build, get, register
 
 __all__ = [

@@ -10,21 +10,27 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from estimators.parameters import check, parameter_fields
 from estimators.text_features import WIDTH
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-Where the estimator reads features, also "features", (P, D), from whoever holds the state; they are not part of what the
-estimator has learnt, and not stored.
+If the estimator reads features, the caller adds "features", (P, D). They are not learnt and not stored.
+"""
+
+Support = Literal["binary", "unit", "real"]
+"""Rewards that an estimator accepts: 0 or 1, [0, 1], or any finite number.
+
+"binary" and "unit" are about the verifier's score, "real" about the reward that is optimised.
 """
 
 FEATURES = {"none": 0, "text": WIDTH, "hidden": 64}
 """Kinds of features of prompts, and D of each.
 
-"text" is :func:`estimators.text_features.text_features`. "hidden" is what the model that is trained makes of a prompt,
-for instance its hidden state, reduced to D numbers; only a trainer has it.
+"text" is :func:`estimators.text_features.text_features`. "hidden" is the hidden state of the trained model at a prompt,
+reduced to D numbers; only a trainer has it.
 """
 
 
@@ -35,8 +41,8 @@ class Estimate:
     Attributes:
         mean: shape (P,), in reward units.
         variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
-        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None: it was
-            not asked for, see :meth:`RewardEstimator.observe`.
+        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None unless
+            :meth:`RewardEstimator.observe` was asked for it.
     """
 
     mean: Floats
@@ -50,11 +56,11 @@ class Estimate:
 
 
 class RewardSupportError(ValueError):
-    """A reward lies outside the values an estimator is defined for.
+    """A reward lies outside the values that an estimator accepts.
 
     Attributes:
-        row, column: position of the first offender in ``rewards_P_G``.
-        value: the reward found there.
+        row, column: position of the first such reward in ``rewards_P_G``.
+        value: that reward.
         allowed: the permitted values, in words.
     """
 
@@ -69,24 +75,25 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass: its fields are its parameters, and they become command-line
-    flags (``--NAME.FIELD``) automatically; a field's ``metadata["help"]`` is the flag's help, and every
-    field has a default. What it has learnt is not in the object but in a ``State`` that the caller keeps,
-    stores and rolls back: numbers for each prompt, and numbers for the whole run (a prior that all prompts
-    share, a clock).
+    An estimator is a frozen dataclass. Its fields, made by :func:`estimators.parameters.parameter`, are its parameters
+    and become the command line's flags ``--NAME.FIELD``. The object holds nothing that it has learnt: the caller keeps,
+    stores and rolls back a ``State``, with numbers for each prompt and numbers for the whole run (a prior that all
+    prompts share, a clock).
 
-    All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a
-    missing rollout (a verifier time-out), so the number of rollouts N may differ between prompts.
-    Every row must hold at least one reward. Methods return new arrays and never change their input.
+    All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a missing rollout (a
+    verifier time-out), so the number of rollouts N may differ between prompts. Every row must hold at least one reward.
+    Methods return new arrays and never change their input.
 
     Class attributes:
         name: the registered name.
         version: of the state's meaning; increase it when stored states are no longer valid.
-        reads: "after" if ``estimate`` sees the state that already holds the current group (DBB,
-            Algorithm 1), "before" if it must not (a baseline independent of the rollouts it scores, as
-            in SPO and RAE).
+        reads: "after" if ``estimate`` sees the state that already holds the current group (DBB, Algorithm 1). "before"
+            if it must not, for a baseline that is independent of the rollouts it scores (as in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
+
+    Raises:
+        ValueError: a parameter is outside its range.
     """
 
     name: ClassVar[str]
@@ -94,6 +101,9 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
     never_collapses: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @property
     def state_fields(self) -> tuple[str, ...]:
@@ -111,26 +121,22 @@ class RewardEstimator(ABC):
         return "none"
 
     @property
-    def support(self) -> Literal["binary", "unit", "real"]:
-        """Rewards accepted by :meth:`observe`: "binary" (0 or 1), "unit" ([0, 1]), "real" (any finite number).
-
-        "binary" and "unit" are about the verifier's score; "real" about the reward that is optimised.
-        """
+    def support(self) -> Support:
+        """Rewards that :meth:`observe` accepts; may be a class attribute."""
         return "real"
 
     @abstractmethod
     def initial_state(self, num_prompts: int) -> State:
-        """The state of ``num_prompts`` prompts, and of the run, before any rollout."""
+        """Return the state of ``num_prompts`` prompts, and of the run, before any rollout."""
 
     @abstractmethod
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        """The state after one more visit of every prompt, in one step of the policy."""
+        """Return the state after one more visit of every prompt, in one step of the policy."""
 
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
-        """As :meth:`update`, where at least one group was generated by an earlier policy than this step's.
+        """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        By default a visit is a visit, in the order in which groups are observed, however late they are. To be
-        overridden by an estimator that counts policy updates.
+        By default a late group is a visit like any other. An estimator that counts policy updates overrides this.
 
         Args:
             lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
@@ -139,56 +145,51 @@ class RewardEstimator(ABC):
 
     @abstractmethod
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        """Mean and variance of one reward of every prompt, given a state and the current group."""
+        """Return mean and variance of one reward of every prompt, given a state and the current group."""
 
     def learn(self, state: State) -> State:
-        """What the run has learnt from a step that ``state``, of ALL prompts, already holds.
+        """Return the shared fields that change at the end of a step; by default none.
 
-        :meth:`observe` and :meth:`observe_at` call it at the end of a step, after the estimates are made. ``observe``
-        knows of no prompts but those it is given.
-
-        Returns:
-            The shared fields that change; by default none.
+        Args:
+            state: of ALL prompts, after the step. :meth:`observe` knows only the prompts that it is given.
         """
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """Distribution of the next visit's success probability, before its rollouts are seen.
+        """Return the distribution of the next visit's success probability, before its rollouts are seen.
 
         Returns:
-            (alpha, beta), each (P,) and > 0: the next success probability is Beta(alpha, beta), so that the
-            successes of N rollouts are Beta-binomial. None if the estimator has no such distribution.
+            (alpha, beta), each (P,) and > 0: the next success probability is Beta(alpha, beta), so that the successes
+            of N rollouts are Beta-binomial. None if the estimator has no such distribution.
         """
         return None
 
     def can_predict(self) -> bool:
-        """Whether :meth:`predictive` gives a distribution."""
+        """Return whether :meth:`predictive` gives a distribution."""
         return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
-        """Share of ``estimate(state, rewards_P_G).mean`` that comes from the current, on-policy group's own mean.
+        """Return the share of ``estimate(state, rewards_P_G).mean`` that comes from the current, on-policy group.
 
         Returns:
-            (P,) in [0, 1], for an estimate that is a weighted average of the current group's mean and
-            what was known before it. None if the estimate is not of that form.
+            (P,) in [0, 1], if the estimate is a weighted average of the group's mean and what was known before. None if
+            it is not.
         """
         return None
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
-        """The estimate's mean, had a rollout of the current group not been seen; for each rollout.
+        """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
 
-        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``: the
-        weighted average of all the rest. Override it where leaving a rollout out changes the other weights in
-        another way.
+        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``.
+        Override it if leaving out a rollout changes the other weights in another way.
 
         Args:
             state: after the visit.
-            rewards_P_G: the group, as :meth:`observe` was given it.
-            estimate: of :meth:`estimate`, for it.
+            estimate: of :meth:`estimate`, for this group.
 
         Returns:
-            (P, G), in reward units; NaN for a missing rollout, and where the mean knows nothing but this rollout
-            (c = 1). None if :meth:`group_weight` is None. If the estimator reads before the update, the mean itself.
+            (P, G), in reward units; NaN for a missing rollout, and where the mean knows only this rollout (c = 1).
+            None if :meth:`group_weight` is None. The mean itself if the estimator reads before the update.
         """
         seen = ~np.isnan(rewards_P_G)
         if self.reads == "before":
@@ -201,21 +202,20 @@ class RewardEstimator(ABC):
         return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
 
     def can_leave_one_out(self) -> bool:
-        """Whether :meth:`mean_without_each` gives a mean."""
+        """Return whether :meth:`mean_without_each` gives a mean."""
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
     def observe(
         self, state: State, rewards_P_G: Floats, lag_P: Floats | None = None, *, leave_one_out: bool = False
     ) -> tuple[State, Estimate]:
-        """Check a group of rollouts, update, and read in the order the estimator declares.
+        """Check a group of rollouts, update, and read in the order that the estimator declares.
 
         Call it once per policy step, with all groups of the step.
 
         Args:
-            lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
-                A fraction if several policies generated it. None: all 0.
-            leave_one_out: have the estimate tell its ``without_each``, for a form that declares ``leave_one_out``.
+            lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
+            leave_one_out: True to fill in the estimate's ``without_each``.
 
         Returns:
             The new state and the estimate to score these very groups with.
@@ -239,8 +239,7 @@ class RewardEstimator(ABC):
             if rewards_P_G.shape[0] != len(state[field]):
                 raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state {len(state[field])} prompts")
         features = self._features(state, len(rewards_P_G))
-        late = bool(lag_P.any())
-        new_state = self.update_late(state, rewards_P_G, lag_P) if late else self.update(state, rewards_P_G)
+        new_state = self.update_late(state, rewards_P_G, lag_P) if lag_P.any() else self.update(state, rewards_P_G)
         new_state |= features
         estimate = self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
         if leave_one_out:
@@ -260,13 +259,8 @@ class RewardEstimator(ABC):
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
 
         Args:
-            state: of all prompts, and of the run.
+            state: of all prompts, and of the run; unchanged if an error is raised.
             prompts: (P,) positions in the state, each at most once.
-            rewards_P_G: their groups.
-            lag_P, leave_one_out: as in :meth:`observe`.
-
-        Raises:
-            RewardSupportError, ValueError: as in :meth:`observe`; the state is then unchanged.
         """
         after, estimate = self._observed(self.state_at(state, prompts), rewards_P_G, lag_P, leave_one_out)
         for field in self.state_fields:
@@ -276,7 +270,7 @@ class RewardEstimator(ABC):
         return estimate
 
     def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
-        """A copy of the state of some prompts, shape (P,) each, with their features and the run-wide state."""
+        """Return a copy of the state of some prompts, (P,) each, with their features and the run-wide state."""
         shared = {field: state[field] for field in self.shared_fields}
         own = (*self.state_fields, *(name for name in ("features",) if name in state))
         return {field: state[field][prompts] for field in own} | shared
@@ -302,21 +296,22 @@ class RewardEstimator(ABC):
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
 
     def _features(self, state: State, prompts: int) -> State:
-        """The part of a state that is the features which the estimator reads, checked; empty if it reads none."""
+        """Return the features of a state as a part of it, checked; empty if the estimator reads none."""
         if self.features == "none":
             return {}
-        found = state["features"].shape if "features" in state else "none"
-        if found != (prompts, FEATURES[self.features]):
+        needed = (prompts, FEATURES[self.features])
+        shape = state["features"].shape if "features" in state else "none"
+        if shape != needed:
             raise ValueError(
-                f"{self.name} reads {self.features} features of shape {(prompts, FEATURES[self.features])}, the state "
-                f"has {found}; give them as state['features'], or choose features='none'"
+                f"{self.name} reads {self.features} features of shape {needed}, the state has {shape}; give them as "
+                "state['features'], or choose features='none'"
             )
         return {"features": state["features"]}
 
     @classmethod
     def parameter_names(cls) -> list[str]:
-        """Names of the parameters: the dataclass's fields."""
-        return [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        """Return the names of the parameters: the dataclass's fields."""
+        return [field.name for field in parameter_fields(cls)]
 
 
 def _checked_lag(lag_P: Floats, groups: int) -> Floats:
@@ -326,15 +321,12 @@ def _checked_lag(lag_P: Floats, groups: int) -> Floats:
     wrong = ~(np.isfinite(lag_P) & (lag_P >= 0))
     if wrong.any():
         row = int(wrong.argmax())
-        raise ValueError(
-            f"lag[{row}] = {lag_P[row]:g} is not a finite number >= 0; give the training steps between the policy that "
-            "generated the group and this step's, 0 if it is the same"
-        )
+        raise ValueError(f"lag[{row}] = {lag_P[row]:g} is not a finite number >= 0")
     return lag_P
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
-    """Sum of the rewards (successes S) and number of rollouts N of each group, both (P,); NaN is left out."""
+    """Return sum of the rewards (successes S) and number of rollouts N of each group, both (P,); NaN is left out."""
     successes = rewards_P_G.sum(axis=1)
     if not np.isnan(successes).any():
         return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))
@@ -342,7 +334,7 @@ def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
 
 
 def bernoulli(alpha: Floats, beta: Floats) -> Estimate:
-    """The estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
+    """Return the estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
     total = alpha + beta
     # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
     mean, failure = alpha / total, beta / total

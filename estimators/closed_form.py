@@ -12,20 +12,10 @@ from numpy.typing import ArrayLike
 
 from estimators.base import Floats, RewardEstimator
 from estimators.dbb import DiscountedBetaBernoulli
-from estimators.ema import MovingAverage
 from estimators.empirical_bayes import EmpiricalBayes, fit_beta
-from estimators.gaussian import DiscountedGaussian
-from estimators.laplace import LaplaceSmoothing
-from estimators.point import PointEstimator
+from estimators.simple import LaplaceSmoothing, MovingAverage, PointEstimator
 
-SUPPORTED = (
-    PointEstimator,
-    DiscountedBetaBernoulli,
-    MovingAverage,
-    LaplaceSmoothing,
-    EmpiricalBayes,
-    DiscountedGaussian,
-)
+SUPPORTED = (DiscountedBetaBernoulli, MovingAverage, EmpiricalBayes, LaplaceSmoothing, PointEstimator)
 
 
 @dataclass(frozen=True)
@@ -47,9 +37,9 @@ class Moments:
 
 
 def moments(
-    estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int, *, shared_prior: ArrayLike | None = None
+    estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int, *, shared_prior: Floats | None = None
 ) -> Moments:
-    """Bias and variance of an estimator's mean, by prompt and visit, over all rollouts that might have been drawn.
+    """Return bias and variance of an estimator's mean, by prompt and visit, over all rollouts that might be drawn.
 
     Given p_1 ... p_t, every estimator here is a weighted average with fixed weights, ``c_0 + ... + c_t = 1``::
 
@@ -64,27 +54,24 @@ def moments(
     =================  ================================  ====================================================
     point              0                                 1 for k = t, else 0
     dbb                discount^t (alpha_0 + beta_0)     N discount^(t-k)
-    gaussian           discount^t prior_weight           N discount^(t-k); p_0 = prior_mean
     ema                0                                 (1 - discount) discount^(t-k), discount^(t-1) for k = 1
     laplace            2 smoothing                       N for k = t, else 0; p_0 = 1/2
     empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
     =================  ================================  ====================================================
 
-    For ``empirical_bayes`` the shared prior (a, b) of a visit is treated as fixed, not as random: accurate if there
-    are many prompts.
+    The shared prior (a, b) of ``empirical_bayes`` is treated as fixed: accurate if there are many prompts.
 
     Args:
-        estimator: one of point, dbb (forgetting by visits), ema, laplace, gaussian, empirical_bayes.
+        estimator: point, dbb (forgetting by visits), ema, laplace or empirical_bayes.
         p_Q_T: shape (Q, T), success probabilities in [0, 1] at each visit; NaN after a prompt's last.
         rollouts: N >= 1, the same on every visit.
-        shared_prior: for ``empirical_bayes``: shape (T, 2), (a, b) used on each visit. None: what it would fit
-            to expected moments if each visit were one step of all prompts.
+        shared_prior: for ``empirical_bayes``: shape (T, 2), (a, b) of each visit. None: :func:`fitted_prior`.
 
     Returns:
         Bias and variance, NaN where ``p_Q_T`` is.
 
     Raises:
-        ValueError: no closed form is known for the estimator, or an argument is outside its range.
+        ValueError: no closed form is known for the estimator, or a probability is not in [0, 1].
 
     Example:
         >>> from estimators import build
@@ -92,16 +79,13 @@ def moments(
         >>> of_dbb.bias.round(4), of_dbb.mse.round(4)
         (array([[ 0.0333, -0.06  ]]), array([[0.0169, 0.0179]]))
 
-    Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing
-    and empirical Bayes. Their formulas are special cases of the three lines above.
+    Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing and
+    empirical Bayes. Their formulas are special cases of the three lines above.
     """
-    if type(estimator) not in SUPPORTED:  # a subclass may well have other weights
-        available = ", ".join(sorted(cls.name for cls in SUPPORTED))
-        raise ValueError(f"no closed form is known for {type(estimator).__name__}; available: {available}")
-    if rollouts < 1:
-        raise ValueError(f"rollouts must be at least 1, got {rollouts!r}")
-    p_Q_T = _checked(p_Q_T)
-    prior_T, prior_mean_T, groups_T_T = _counts(estimator, p_Q_T, rollouts, shared_prior)
+    p_Q_T = np.asarray(p_Q_T, dtype=np.float64)
+    if ((p_Q_T < 0) | (p_Q_T > 1)).any():
+        raise ValueError(f"probabilities lie in [{np.nanmin(p_Q_T):g}, {np.nanmax(p_Q_T):g}], not in [0, 1]")
+    prior_T, prior_mean_T, groups_T_T = _weights(estimator, p_Q_T, rollouts, shared_prior)
     total_T = prior_T + groups_T_T.sum(axis=1)
     c_0_T, c_T_T = prior_T / total_T, groups_T_T / total_T[:, None]
 
@@ -112,40 +96,19 @@ def moments(
     return Moments(np.where(visited, bias, np.nan), np.where(visited, variance, np.nan))
 
 
-def _checked(p_Q_T: ArrayLike) -> Floats:
-    p_Q_T = np.asarray(p_Q_T, dtype=np.float64)
-    if p_Q_T.ndim != 2:
-        raise ValueError(f"p has shape {p_Q_T.shape}; (prompts, visits) is needed")
-    wrong = (p_Q_T < 0) | (p_Q_T > 1)
-    if wrong.any():
-        prompt, visit = np.argwhere(wrong)[0]
-        raise ValueError(f"p[{prompt}, {visit}] = {p_Q_T[prompt, visit]:g} is not in [0, 1]")
-    missing = np.isnan(p_Q_T)
-    late = missing[:, :-1] & ~missing[:, 1:]
-    if late.any():
-        raise ValueError(f"p[{np.argwhere(late)[0][0]}] has a visit after a missing one; NaN may only follow the last")
-    return p_Q_T
-
-
-def _counts(
-    estimator: RewardEstimator, p_Q_T: Floats, rollouts: int, shared_prior: ArrayLike | None
+def _weights(
+    estimator: RewardEstimator, p_Q_T: Floats, rollouts: int, shared_prior: Floats | None
 ) -> tuple[Floats, Floats, Floats]:
-    """Weights before they are scaled to sum to 1, in rollouts.
-
-    Returns:
-        The prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T).
-    """
+    """Return the prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T)."""
+    if type(estimator) not in SUPPORTED or getattr(estimator, "forgetting", "visits") != "visits":
+        known = ", ".join(sorted(cls.name for cls in SUPPORTED))
+        raise ValueError(f"no closed form is known for {estimator}; it is for {known}, with forgetting by visits")
     visits = p_Q_T.shape[1]
     current_T_T = rollouts * np.eye(visits)
     none_T, t = np.zeros(visits), np.arange(1, visits + 1)
     match estimator:
         case DiscountedBetaBernoulli(discount=discount, prior_alpha=alpha, prior_beta=beta):
-            if estimator.forgetting != "visits":
-                raise ValueError("dbb.forgetting = 'updates' has no closed form by visits; use 'visits'")
             return discount**t * (alpha + beta), none_T + alpha / (alpha + beta), rollouts * _powers(discount, visits)
-        case DiscountedGaussian(discount=discount):
-            prior_T = discount**t * estimator.prior_weight
-            return prior_T, none_T + estimator.prior_mean, rollouts * _powers(discount, visits)
         case MovingAverage(discount=discount):
             weights_T_T = (1 - discount) * _powers(discount, visits)
             weights_T_T[:, 0] = discount ** (t - 1)
@@ -153,22 +116,20 @@ def _counts(
         case LaplaceSmoothing(smoothing=smoothing):
             return none_T + 2 * smoothing, none_T + 0.5, current_T_T
         case EmpiricalBayes():
-            prior_T_2 = fitted_prior(estimator, p_Q_T, rollouts) if shared_prior is None else np.asarray(shared_prior)
-            if prior_T_2.shape != (visits, 2) or not (prior_T_2 > 0).all():
-                raise ValueError(f"shared_prior needs a pair (a, b) of numbers above 0 for each of {visits} visits")
+            prior_T_2 = fitted_prior(p_Q_T, rollouts) if shared_prior is None else shared_prior
             return prior_T_2.sum(axis=1), prior_T_2[:, 0] / prior_T_2.sum(axis=1), current_T_T
         case _:  # point
             return none_T, none_T, current_T_T
 
 
 def _powers(discount: float, visits: int) -> Floats:
-    """``discount ** (t - k)`` for k <= t, else 0; shape (visits, visits)."""
+    """Return ``discount ** (t - k)`` for k <= t, else 0; shape (visits, visits)."""
     t = np.arange(visits)
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 
 
-def fitted_prior(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int, noise_Q_T: Floats | float = 0.0) -> Floats:
-    """The prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
+def fitted_prior(p_Q_T: Floats, rollouts: int, noise_Q_T: Floats | float = 0.0) -> Floats:
+    """Return the prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
 
     Args:
         p_Q_T: shape (Q, T), success probabilities, or unbiased measurements of them; NaN after a prompt's last visit.
@@ -176,10 +137,8 @@ def fitted_prior(estimator: EmpiricalBayes, p_Q_T: Floats, rollouts: int, noise_
         noise_Q_T: variance of the measurements; it is taken out of the moments.
     """
     squares_Q_T = p_Q_T**2 - noise_Q_T + (p_Q_T * (1 - p_Q_T) + noise_Q_T) / rollouts
-    running, priors = np.zeros(4), []
-    for p_Q, squares_Q in zip(p_Q_T.T, squares_Q_T.T, strict=True):
-        groups = int(np.sum(~np.isnan(p_Q)))
-        kept = 0.5 ** (groups / estimator.half_life) if estimator.half_life else 1.0
-        running = kept * running + [groups, np.nansum(p_Q), np.nansum(squares_Q), groups / rollouts]
-        priors.append(fit_beta(running) if running[0] else np.ones(2))
-    return np.array(priors).reshape(-1, 2)
+    groups_T = np.sum(~np.isnan(p_Q_T), axis=0)
+    moments_T_4 = np.stack(
+        [groups_T, np.nansum(p_Q_T, axis=0), np.nansum(squares_Q_T, axis=0), groups_T / rollouts], axis=1
+    )
+    return np.array([fit_beta(moments) for moments in np.cumsum(moments_T_4, axis=0)]).reshape(-1, 2)

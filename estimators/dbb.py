@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
+from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
+from estimators.forgetting import UPDATES_HELP, faded, latest
+from estimators.parameters import parameter
 from estimators.registry import register
 
 
@@ -17,44 +19,38 @@ from estimators.registry import register
 class DiscountedBetaBernoulli(RewardEstimator):
     """Track a drifting success probability with a Beta posterior that forgets.
 
-    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's
-    successes and failures (S of N rollouts)::
+    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
+    (S of N rollouts)::
 
         alpha <- discount * alpha + S        mean     = alpha / (alpha + beta)
         beta  <- discount * beta + N - S     variance = alpha * beta / (alpha + beta)^2
 
-    ``variance`` is that of ONE reward. It is > 0 even when all N rewards are equal, so a group with zero
-    variance still yields an advantage.
+    ``variance`` is that of ONE reward. It is > 0 even if all N rewards are equal, so that a group of zero variance
+    still has an advantage.
 
-    With ``forgetting="updates"`` the past shrinks with the policy updates since the prompt's last visit,
-    by ``discount ** (elapsed / updates_per_epoch)``: the same if every prompt comes once an epoch, and
-    correct also where prompts come back irregularly (dynamic sampling, curricula, warm start). On its first
-    visit a prompt's prior is discounted once. Every call of ``observe`` is one update.
+    With ``forgetting="updates"`` the past shrinks with the policy updates since the prompt's last visit, by
+    ``discount ** (elapsed / updates_per_epoch)``. This is the same if every prompt comes once an epoch, and stays right
+    if prompts come back irregularly (dynamic sampling, curricula, warm start). A prompt's first visit discounts the
+    prior once. Every call of ``observe`` is one update.
 
-    With "visits" a late group (a lag above 0) is one more visit: observe groups in the order of their generation. With
-    "updates" it counts as of update ``g = now - lag``, the one in which it would have been on-policy, so that the
-    order does not matter. With first and v the least and the greatest g of a prompt, and E updates per epoch::
+    With "visits" a late group (a lag above 0) is one more visit, so observe groups in the order of their generation.
+    With "updates" it counts as of update ``g = now - lag`` (:mod:`estimators.forgetting`). With first and v the least
+    and the greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
 
-    A run that begins with another's state (warm start) goes on with its count of updates. Its groups are all later
-    than those in the state, which it therefore only shrinks.
+    A run that begins with another run's state (warm start) goes on with its count of updates. All its groups are later
+    than those in the state.
 
     Args:
-        discount: lambda in (0, 1], weight kept per visit of the same prompt (per epoch, not per gradient
-            step). 1 never forgets. The paper uses 0.25, 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
-        prior_alpha: alpha_0 > 0, pseudo-successes before any rollout.
-        prior_beta: beta_0 > 0, pseudo-failures before any rollout.
-        partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
-        forgetting: "visits" (the paper's) or "updates".
-        updates_per_epoch: > 0, with "updates" only: policy updates (rollout batches) in which the past shrinks
-            by ``discount`` once. 0: filled in by the trainer.
+        discount: lambda, weight kept per visit of the same prompt (per epoch, not per gradient step). 1 never forgets.
+            The paper uses 0.25, 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
+        updates_per_epoch: with "updates" only; 0 asks the trainer to fill it in.
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
-        seen_at, first_at: with "updates" only; v and first, the g of the prompt's latest and of its earliest group.
-            -1 and 0 before any group; only then seen_at < first_at.
+        seen_at, first_at: with "updates" only; v and first. -1 and 0 before any group; only then seen_at < first_at.
         updates (shared): with "updates" only; number of updates so far.
 
     Raises:
@@ -71,32 +67,18 @@ class DiscountedBetaBernoulli(RewardEstimator):
     Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` and late groups are our own.
     """
 
-    discount: float = field(default=0.5, metadata={"help": "weight of the past per visit, in (0, 1]"})
-    prior_alpha: float = field(default=1.0, metadata={"help": "pseudo-successes before any rollout, > 0"})
-    prior_beta: float = field(default=1.0, metadata={"help": "pseudo-failures before any rollout, > 0"})
-    partial_credit: bool = field(default=False, metadata={"help": "accept scores in [0, 1], not only 0 or 1"})
-    forgetting: str = field(default="visits", metadata={"help": "what the discount counts: visits or updates"})
-    updates_per_epoch: float = field(
-        default=0.0, metadata={"help": "with forgetting by updates: updates per discount; 0: one pass over the data"}
-    )
+    discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")
+    prior_alpha: float = parameter(1.0, "pseudo-successes before any rollout", within="(0, inf)")
+    prior_beta: float = parameter(1.0, "pseudo-failures before any rollout", within="(0, inf)")
+    partial_credit: bool = parameter(False, "accept scores in [0, 1] as fractional successes, not only 0 or 1")
+    forgetting: str = parameter("visits", "the discount counts visits or policy updates", choices=("visits", "updates"))
+    updates_per_epoch: float = parameter(0.0, UPDATES_HELP, within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"
     never_collapses: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"dbb.discount = {self.discount!r} is not in (0, 1]")
-        for parameter in ("prior_alpha", "prior_beta"):
-            value = getattr(self, parameter)
-            if not 0 < value < np.inf:
-                raise ValueError(f"dbb.{parameter} = {value!r} is not a finite number above 0")
-        if self.forgetting not in ("visits", "updates"):
-            raise ValueError(f"dbb.forgetting = {self.forgetting!r} is neither 'visits' nor 'updates'")
-        if not 0 <= self.updates_per_epoch < np.inf:
-            raise ValueError(f"dbb.updates_per_epoch = {self.updates_per_epoch!r} is not a finite number >= 0")
-
     @property
-    def support(self) -> Literal["binary", "unit", "real"]:
+    def support(self) -> Support:
         return "unit" if self.partial_credit else "binary"
 
     @property
@@ -132,7 +114,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
         now = state["updates"] + 1
         generated_at, never = now - lag_P, _never(state)
         first_at = np.where(never, generated_at, state["first_at"])
-        seen_at = np.where(never, generated_at, np.maximum(state["seen_at"], generated_at))
+        seen_at = latest(state["seen_at"], generated_at, never)
         kept, weight = self._kept(state, seen_at), self._faded(seen_at - generated_at)
         # A group from before the first one moves the prior, which is discounted once at the first, further back.
         earlier = generated_at < first_at
@@ -140,7 +122,7 @@ class DiscountedBetaBernoulli(RewardEstimator):
 
         def updated(past: Floats, prior: float, new: Floats) -> Floats:
             past = kept * past
-            # Rounding must not leave the earlier groups less than nothing.
+            # Rounding must not make the counts of the earlier groups negative.
             moved = np.maximum(past - prior * prior_before, 0) + prior * prior_after
             return _floored(np.where(earlier, moved, past) + weight * new)
 
@@ -163,21 +145,18 @@ class DiscountedBetaBernoulli(RewardEstimator):
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
     def _kept(self, state: State, seen_at: Floats) -> Floats:
-        """Factor on the past of prompts whose latest group is now that of update ``seen_at``."""
+        """Return the factor on the past of prompts whose latest group is now that of update ``seen_at``."""
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
 
     def _faded(self, updates: Floats) -> Floats:
-        """Weight that is left after some updates."""
-        if not self.updates_per_epoch:
-            raise ValueError("dbb.updates_per_epoch is 0; give the number of policy updates in an epoch")
-        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
+        return faded(self.discount, updates, self.updates_per_epoch)
 
 
 def _never(state: State) -> NDArray[np.bool_]:
-    """Prompts without any group so far."""
+    """Return which prompts have no group so far."""
     return np.asarray(state["seen_at"] < state["first_at"])
 
 
 def _floored(counted: Floats) -> Floats:
-    """Positive counts: 1,074 zero-variance groups at discount 0.5 underflow to 0."""
+    # 1,074 zero-variance groups at discount 0.5 would underflow to 0.
     return np.asarray(np.maximum(counted, np.finfo(float).tiny))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
+from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
 from estimators.registry import register
 
 WEIGHT = 2.0  # of the prior, in rollouts, where it cannot be estimated
@@ -20,8 +20,8 @@ _MEAN_LIMIT = 1e-3
 class EmpiricalBayes(RewardEstimator):
     """Shrink each group's mean towards what all prompts have shown so far.
 
-    The success probabilities of the prompts are taken as draws from one Beta(a, b), fitted by the method
-    of moments to the S/N of all groups seen, the current ones included::
+    The success probabilities of the prompts are taken as draws from one Beta(a, b), fitted by the method of moments to
+    the S/N of all groups seen, the current ones included::
 
         mean     = (a + S) / (a + b + N)        nothing is kept of a single prompt
         variance = mean * (1 - mean)            of ONE reward
@@ -31,19 +31,12 @@ class EmpiricalBayes(RewardEstimator):
 
         rho = (v / (m (1 - m)) - h) / (1 - h)       nu = 1 / rho - 1       a = m nu,  b = (1 - m) nu
 
-    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if N is always
-    1, nu cannot be estimated and is 2.
-
-    Args:
-        half_life: groups after which a group counts half in the fit; 0: all groups count the same.
-        partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
+    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if N is always 1, nu
+    cannot be estimated and is 2.
 
     State (shared by all prompts):
-        moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N, discounted by ``half_life``.
+        moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N.
         prior: a, b.
-
-    Raises:
-        ValueError: a parameter is outside its range.
 
     Example:
         >>> eb = EmpiricalBayes()
@@ -53,32 +46,20 @@ class EmpiricalBayes(RewardEstimator):
         >>> estimate.mean.round(3)
         array([0.991, 0.007, 0.335])
 
-    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior". It names the method of
-    moments but prints no equations; those above are the Beta-binomial's.
+    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior". It names the method of moments but
+    prints no equations; those above are the Beta-binomial's.
     """
 
-    half_life: int = field(default=0, metadata={"help": "groups after which a group counts half; 0: never"})
-    partial_credit: bool = field(default=False, metadata={"help": "accept scores in [0, 1], not only 0 or 1"})
-
     name: ClassVar[str] = "empirical_bayes"
+    support: ClassVar[Support] = "unit"
     shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
     never_collapses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.half_life < np.inf:
-            raise ValueError(f"empirical_bayes.half_life = {self.half_life!r} is not a number of groups >= 0")
-
-    @property
-    def support(self) -> Literal["binary", "unit", "real"]:
-        return "unit" if self.partial_credit else "binary"
 
     def initial_state(self, num_prompts: int) -> State:
         return {"moments": np.zeros(4), "prior": np.ones(2)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        successes, rollouts = counts(rewards_P_G)
-        kept = 0.5 ** (len(successes) / self.half_life) if self.half_life else 1.0
-        moments = kept * state["moments"] + group_moments(successes, rollouts)
+        moments = state["moments"] + group_moments(*counts(rewards_P_G))
         return {"moments": moments, "prior": fit_beta(moments)}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
@@ -92,10 +73,10 @@ class EmpiricalBayes(RewardEstimator):
 
 
 def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = None) -> Floats:
-    """Number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,).
+    """Return the number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,).
 
     Args:
-        counted: (P,) as how many groups each is counted, > 0; None: as one.
+        counted: (P,) number of groups that a group counts for, > 0; None: 1.
     """
     share = successes / rollouts
     counted = np.ones_like(share) if counted is None else counted
@@ -103,7 +84,7 @@ def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = 
 
 
 def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
-    """Beta(a, b) of the success probabilities behind some groups, shape (2,); see :class:`EmpiricalBayes`.
+    """Return (a, b) of the Beta behind some groups, see :class:`EmpiricalBayes`.
 
     Args:
         weight: a + b where the groups do not tell it: fewer than two, or N is always 1.
@@ -119,5 +100,5 @@ def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
 
 
 def beta_weight(spread: float) -> float:
-    """``a + b`` of a Beta whose variance is the share ``spread`` = 1 / (a + b + 1) of m (1 - m), within the limits."""
+    """Return ``a + b``, within the limits, of a Beta whose variance is ``spread * m (1 - m)``: 1 / spread - 1."""
     return min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST

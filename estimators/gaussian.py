@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from estimators.base import Estimate, Floats, RewardEstimator, State, counts
+from estimators.parameters import parameter
 from estimators.registry import register
 
-_RESOLUTION = 1e-10
+_RESOLUTION = 1e-10  # least standard deviation, in units of the mean
 
 
 @register
@@ -18,8 +19,8 @@ _RESOLUTION = 1e-10
 class DiscountedGaussian(RewardEstimator):
     """Track mean and variance of a prompt's rewards with a Normal-inverse-gamma posterior that forgets.
 
-    For rewards that are not 0 or 1: partial credit, length penalties, process rewards. With group mean
-    ``xbar`` and sum of squares ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit::
+    For rewards that are not 0 or 1: partial credit, length penalties, process rewards. With group mean ``xbar`` and sum
+    of squares ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit::
 
         weight <- discount * weight + N
         mean   <- (discount * weight * mean + N * xbar) / weight_new
@@ -27,28 +28,17 @@ class DiscountedGaussian(RewardEstimator):
         variance = spread / weight                                of ONE reward, > 0
 
     (right-hand sides are the old values). This is the conjugate update of a Normal with mean m and variance v,
-    ``m | v ~ Normal(mean, v / weight)`` and ``v ~ Inverse-gamma(weight / 2, spread / 2)``, after the past's weight
-    and both parameters of v have been multiplied by ``discount``. ``variance`` is 1 / E[1 / v].
+    ``m | v ~ Normal(mean, v / weight)`` and ``v ~ Inverse-gamma(weight / 2, spread / 2)``, after the past's weight and
+    both parameters of v were multiplied by ``discount``. ``variance`` is 1 / E[1 / v].
 
     As long as all rewards of a prompt are equal, each visit shrinks the variance by about ``discount``, and the
-    advantages with it; it never reaches 0. On rewards 0 and 1 the defaults give exactly ``dbb`` with prior (1, 1)
-    and the same discount, since the discounted sums of X and X^2 are then equal.
-
-    The standard deviation is kept above 1e-10 times the mean, so that rounding errors do not become advantages.
-
-    Args:
-        discount: in (0, 1], weight kept per visit of the same prompt. 1 never forgets.
-        prior_mean: expected reward before any rollout, in reward units.
-        prior_variance: > 0, expected variance of one reward, in squared reward units.
-        prior_weight: > 0, how many rollouts the prior counts for.
+    advantages with it; the variance never reaches 0. On rewards 0 and 1 the defaults give exactly ``dbb`` with prior
+    (1, 1) and the same discount.
 
     State:
         weight: discounted number of rollouts, > 0.
         mean: in reward units.
         spread: discounted sum of squared deviations, in squared reward units, > 0.
-
-    Raises:
-        ValueError: a parameter is outside its range.
 
     Example:
         >>> gaussian = DiscountedGaussian(discount=0.5, prior_mean=0.0, prior_variance=1.0)
@@ -58,28 +48,18 @@ class DiscountedGaussian(RewardEstimator):
         >>> estimate
         Estimate(mean=array([2.25]), variance=array([2.4375]))
 
-    Source: the conjugate update is textbook (Gelman et al., Bayesian Data Analysis, section 3.3); discounting it
-    as the paper's Definition 2 discounts the Beta is our own.
+    Source: the conjugate update is textbook (Gelman et al., Bayesian Data Analysis, section 3.3); discounting it as the
+    paper's Definition 2 discounts the Beta is our own.
     """
 
-    discount: float = field(default=0.5, metadata={"help": "weight of the past per visit, in (0, 1]"})
-    prior_mean: float = field(default=0.5, metadata={"help": "expected reward before any rollout"})
-    prior_variance: float = field(default=0.25, metadata={"help": "expected variance of one reward, > 0"})
-    prior_weight: float = field(default=2.0, metadata={"help": "rollouts the prior counts for, > 0"})
+    discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")
+    prior_mean: float = parameter(0.5, "expected reward before any rollout", within="(-inf, inf)")
+    prior_variance: float = parameter(0.25, "expected variance of one reward", within="(0, inf)")
+    prior_weight: float = parameter(2.0, "rollouts that the prior counts for", within="(0, inf)")
 
     name: ClassVar[str] = "gaussian"
     state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
     never_collapses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"gaussian.discount = {self.discount!r} is not in (0, 1]")
-        if not np.isfinite(self.prior_mean):
-            raise ValueError(f"gaussian.prior_mean = {self.prior_mean!r} is not a finite number")
-        for parameter in ("prior_variance", "prior_weight"):
-            value = getattr(self, parameter)
-            if not 0 < value < np.inf:
-                raise ValueError(f"gaussian.{parameter} = {value!r} is not a finite number above 0")
 
     def initial_state(self, num_prompts: int) -> State:
         return {

@@ -5,13 +5,18 @@ Axes: P prompts, D features, S prompts with counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import FEATURES, Estimate, Floats, RewardEstimator, State, bernoulli, counts
+from estimators.base import FEATURES, Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
+from estimators.forgetting import UPDATES_HELP, faded, latest
+from estimators.parameters import parameter
 from estimators.registry import register
+
+RIDGE = 1.0
+"""1 / variance that the logits between prompts are expected to have, however many features there are."""
 
 LOWEST, HIGHEST = 0.02, 0.98
 """Bounds of a predicted mean."""
@@ -35,27 +40,20 @@ class PredictedPrior(RewardEstimator):
 
         mean = alpha / (alpha + beta)        variance = mean (1 - mean) > 0, of ONE reward
 
-    so that a prompt's first visit already profits from what all others have shown, and its old counts fade towards
-    the prediction. A group is scored with weights w that have not seen it. After each update a logistic regression of
-    the present counts A, B (of the 8,192 prompts seen last) moves w by two Newton steps. With z_i the features
-    standardised over these prompts it maximises ::
+    A prompt's first visit profits from all other prompts, and its old counts fade towards the prediction. A group is
+    scored with weights w that have not seen it. After each update a logistic regression of the present counts A, B (of
+    the 8,192 prompts seen last) moves w by two Newton steps. With z_i the features standardised over these prompts, and
+    D the number of features that vary, it maximises ::
 
-        sum_i A_i log m_i + B_i log(1 - m_i) - ridge/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
+        sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
 
-    where D counts the features that vary. This says beforehand that the logits' variance between prompts is about
-    1/ridge, however many features there are and whatever their scale. w is v and c in the features' own units. With
-    ``features="none"`` all prompts have the same prior mean.
-
-    A late group (a lag above 0) counts as of update ``g = now - lag``, in which it would have been on-policy.
+    w is v and c in the features' own units. With ``features="none"`` all prompts have the same prior mean. A late group
+    counts as of the update in which it would have been on-policy (:mod:`estimators.forgetting`).
 
     Args:
-        discount: in (0, 1], weight that counts keep over an epoch. 1 never forgets.
-        prior_weight: > 0, weight of the prediction, in rollouts.
-        ridge: > 0, as above.
         features: "text" (n-grams of the prompt, see :mod:`estimators.text_features`), "hidden" (from the trainer: the
             policy's hidden state at the end of the prompt) or "none".
-        updates_per_epoch: > 0, E. 0: filled in by the trainer.
-        partial_credit: accept scores in [0, 1], counted as fractional successes, not only 0 or 1.
+        updates_per_epoch: E; 0 asks the trainer to fill it in.
 
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.
@@ -63,9 +61,6 @@ class PredictedPrior(RewardEstimator):
         seen_at: the greatest g of the prompt's groups; 0 before any.
         weights (shared): (D + 1,), w; the last one is the constant.
         updates (shared): number of updates so far.
-
-    Raises:
-        ValueError: a parameter is outside its range.
 
     Example:
         >>> prior = PredictedPrior(features="none", updates_per_epoch=1)
@@ -79,39 +74,16 @@ class PredictedPrior(RewardEstimator):
     Source: our own. Prompt-conditional priors are also in DUET, arXiv:2605.08441.
     """
 
-    discount: float = field(default=0.85, metadata={"help": "weight that counts keep over an epoch, in (0, 1]"})
-    prior_weight: float = field(default=2.0, metadata={"help": "weight of the predicted mean, in rollouts, > 0"})
-    ridge: float = field(default=1.0, metadata={"help": "1 / variance of the logits between prompts, > 0"})
-    features: str = field(
-        default="text", metadata={"help": "what the prior mean is predicted from", "choices": list(FEATURES)}
-    )
-    updates_per_epoch: float = field(
-        default=0.0, metadata={"help": "policy updates of an epoch; 0: one pass over the data"}
-    )
-    partial_credit: bool = field(default=False, metadata={"help": "accept scores in [0, 1], not only 0 or 1"})
+    discount: float = parameter(0.85, "weight that counts keep over an epoch", within="(0, 1]")
+    prior_weight: float = parameter(2.0, "weight of the predicted mean, in rollouts", within="(0, inf)")
+    features: str = parameter("text", "source of the predicted prior mean", choices=tuple(FEATURES))
+    updates_per_epoch: float = parameter(0.0, UPDATES_HELP, within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "predicted_prior"
+    support: ClassVar[Support] = "binary"
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", "successes", "failures", "seen_at")
     shared_fields: ClassVar[tuple[str, ...]] = ("weights", "updates")
     never_collapses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.discount <= 1:
-            raise ValueError(f"predicted_prior.discount = {self.discount!r} is not in (0, 1]")
-        for parameter in ("prior_weight", "ridge"):
-            value = getattr(self, parameter)
-            if not 0 < value < np.inf:
-                raise ValueError(f"predicted_prior.{parameter} = {value!r} is not a finite number above 0")
-        if self.features not in FEATURES:
-            raise ValueError(f"predicted_prior.features = {self.features!r} is none of {', '.join(FEATURES)}")
-        if not 0 <= self.updates_per_epoch < np.inf:
-            raise ValueError(
-                f"predicted_prior.updates_per_epoch = {self.updates_per_epoch!r} is not a finite number >= 0"
-            )
-
-    @property
-    def support(self) -> Literal["binary", "unit", "real"]:
-        return "unit" if self.partial_credit else "binary"
 
     def initial_state(self, num_prompts: int) -> State:
         return {
@@ -129,7 +101,7 @@ class PredictedPrior(RewardEstimator):
         new, rollouts = counts(rewards_P_G)
         now = state["updates"] + 1
         generated_at, never = now - lag_P, state["successes"] + state["failures"] == 0
-        seen_at = np.where(never, generated_at, np.maximum(state["seen_at"], generated_at))
+        seen_at = latest(state["seen_at"], generated_at, never)
         kept, weight = self._faded(np.where(never, 0, seen_at - state["seen_at"])), self._faded(seen_at - generated_at)
         successes = kept * state["successes"] + weight * new
         failures = kept * state["failures"] + weight * (rollouts - new)
@@ -160,7 +132,7 @@ class PredictedPrior(RewardEstimator):
             np.column_stack([z_S_D, np.ones(len(seen))]),
             *self._counts(known, state["updates"]),
             np.append(np.where(varies, slopes * scale, 0.0), constant + slopes @ center),
-            self.ridge * np.append(np.full(len(slopes), max(varies.sum(), 1.0)), 1.0),
+            RIDGE * np.append(np.full(len(slopes), max(varies.sum(), 1.0)), 1.0),
         )
         slopes = fitted[:-1] / scale
         return {"weights": np.append(slopes, fitted[-1] - slopes @ center)}
@@ -177,29 +149,26 @@ class PredictedPrior(RewardEstimator):
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
     def _predicted(self, state: State) -> Floats:
-        """m of each prompt, (P,)."""
+        """Return m of each prompt, (P,)."""
         weights = state["weights"]
         return np.clip(_sigmoid(_features(state) @ weights[:-1] + weights[-1]), LOWEST, HIGHEST)
 
     def _counts(self, state: State, now: Floats) -> tuple[Floats, Floats]:
-        """A and B as of an update, each (P,)."""
+        """Return A and B as of an update, each (P,)."""
         kept = self._faded(now - state["seen_at"])
         return kept * state["successes"], kept * state["failures"]
 
     def _faded(self, updates: Floats) -> Floats:
-        """Weight that is left after some updates."""
-        if not self.updates_per_epoch:
-            raise ValueError("predicted_prior.updates_per_epoch is 0; give the number of policy updates in an epoch")
-        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
+        return faded(self.discount, updates, self.updates_per_epoch)
 
 
 def _features(state: State) -> Floats:
-    """The features, (P, D); D is 0 if there are none."""
+    """Return the features, (P, D); D is 0 if there are none."""
     return state.get("features", np.empty((len(state["alpha"]), 0)))
 
 
 def _fitted(x_S_W: Floats, successes: Floats, failures: Floats, weights: Floats, penalty: Floats) -> Floats:
-    """Weights of a ridge logistic regression, some Newton steps from ``weights``; a step that overshoots is halved."""
+    """Return the weights of a ridge logistic regression, two Newton steps from ``weights``."""
     rollouts = successes + failures
 
     def log_posterior(weights: Floats) -> float:
@@ -211,7 +180,7 @@ def _fitted(x_S_W: Floats, successes: Floats, failures: Floats, weights: Floats,
         gradient = x_S_W.T @ (successes - rollouts * mean) - penalty * weights
         curvature = (x_S_W.T * (rollouts * mean * (1 - mean))) @ x_S_W + np.diag(penalty)
         step, before = np.linalg.solve(curvature, gradient), log_posterior(weights)
-        for halvings in range(_HALVINGS):
+        for halvings in range(_HALVINGS):  # a full step may overshoot
             nearer = weights + 0.5**halvings * step
             if log_posterior(nearer) >= before - 1e-9 * abs(before):  # rounding
                 weights = nearer

@@ -14,19 +14,17 @@ Samples = Floats | NDArray[np.int64]
 
 
 def squared_errors(estimates: Floats, samples: Samples, successes: Floats, squares: Floats) -> Floats:
-    """Unbiased estimates of ``(estimate - p)^2``, shape (V,), where p is the expected score of a probe rollout.
+    """Return unbiased estimates of ``(estimate - p)^2``, shape (V,), with p the expected score of a probe rollout.
 
-    The squared distance to the probe's mean q, minus the variance of q: ``(estimate - q)^2 - s^2 / M`` with s^2 the
-    N-1 variance of the M scores. For scores 0 and 1, ``s^2 / M = q (1 - q) / (M - 1)``. A single value may be
-    negative; their mean is right on average.
+    Each is ``(estimate - q)^2 - s^2 / M`` with q the mean and s^2 the N-1 variance of the M scores. A single value may
+    be negative; the mean of many is right on average.
 
     Args:
-        estimates: (V,) what is measured.
-        samples: (V,) M >= 1, number of scores of the probe.
+        samples: (V,) M, number of scores of the probe.
         successes, squares: (V,) sum and sum of squares of the scores.
 
     Returns:
-        (V,); NaN where M < 2, since the noise cannot be measured from one score.
+        (V,); NaN where M < 2, since one score does not tell its noise.
 
     Source: paper, section 5.3, with the noise of its reference removed.
 
@@ -38,7 +36,7 @@ def squared_errors(estimates: Floats, samples: Samples, successes: Floats, squar
 
 
 def mean_variance(samples: Samples, successes: Floats, squares: Floats) -> Floats:
-    """Unbiased estimate of the variance of a probe's mean, shape (V,); arguments as in :func:`squared_errors`."""
+    """Return an unbiased estimate of the variance of a probe's mean, shape (V,); arguments as above."""
     variance = np.full(np.shape(successes), np.nan)
     scatter = squares - successes**2 / samples
     return np.divide(scatter, samples * (samples - 1), out=variance, where=np.asarray(samples) > 1)

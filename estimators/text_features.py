@@ -20,7 +20,7 @@ _CHUNK = 1024  # texts at a time, for the memory
 
 
 def text_features(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Signed hashes of the n-grams of 1 to 3 bytes of each text, and the logarithm of its length.
+    """Return signed hashes of the n-grams of 1 to 3 bytes of each text, and the logarithm of its length.
 
     Each n-gram of the UTF-8 text between a begin and an end mark adds 1 or -1 to one of 128 buckets; both follow
     from a fixed hash. The buckets of a text are then scaled to the norm 1. The last column is log(1 + bytes). A column
@@ -64,7 +64,7 @@ def _features(texts: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash of each value: SplitMix64's output for it."""
+    """Return SplitMix64's output for each value."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -387,12 +387,12 @@ def test_settings_are_frozen_and_openrlhf_gets_a_copy():
 
 def test_other_values_make_other_settings_in_which_everything_follows():
     before = parse("--preset", "tiny", "--dbb.forgetting", "updates")
-    after = before.with_values({"dbb.updates_per_epoch": 8.0, "run_name": "mine", "greso.batch": 7}, "the data")
-    assert (after.parameters["updates_per_epoch"], after.args.dbb.updates_per_epoch) == (8, 8)
-    assert (after.flags["dbb.updates_per_epoch"], after.openrlhf_args().greso.batch) == (8, 7)
+    after = before.with_values({"dbb.updates_per_epoch": 8.0, "run_name": "mine", "greso.floor": 0.5}, "the data")
+    assert after.parameters["updates_per_epoch"] == after.args.dbb.updates_per_epoch == 8
+    assert (after.flags["dbb.updates_per_epoch"], after.openrlhf_args().greso.floor) == (8, 0.5)
     assert (after.run_name, after.origin["dbb.updates_per_epoch"]) == ("mine", "the data")
     assert "run_name" not in after.flags
-    assert (before.parameters["updates_per_epoch"], before.args.greso.batch) == (0, None)
+    assert (before.parameters["updates_per_epoch"], before.args.greso.floor) == (0, 0.01)
     assert "dbb.updates_per_epoch" not in before.origin
     assert after.args.rollout.batch_size == before.args.rollout.batch_size
 

@@ -30,11 +30,12 @@ def visits_of(elements):
 
 
 BINARY = visits_of(st.sampled_from([0.0, 1.0]))
+UNIT = visits_of(st.sampled_from([0.0, 0.25, 1.0]))
 REAL = visits_of(st.floats(-1e3, 1e3))
 
 
 def draw_visits(data, estimator):
-    return data.draw(BINARY if estimator.support == "binary" else REAL)
+    return data.draw({"binary": BINARY, "unit": UNIT, "real": REAL}[estimator.support])
 
 
 def begin(estimator, prompts):
@@ -286,7 +287,7 @@ def test_late_groups_leave_the_inputs_alone(case):
 @pytest.mark.parametrize(
     ("lag_P", "message"),
     [
-        ([0.0, -1.0], r"lag\[1\] = -1 is not a finite number >= 0; give the training steps between the policy that "),
+        ([0.0, -1.0], r"lag\[1\] = -1 is not a finite number >= 0"),
         ([np.nan, 0.0], r"lag\[0\] = nan is not a finite number >= 0"),
         ([1.0, np.inf], r"lag\[1\] = inf is not a finite number >= 0"),
         ([1.0], r"lag has shape \(1,\), rewards have 2 groups; give each group one lag"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import estimators
-from estimators import build
+from estimators import build, predicted_prior
 
 WIDTH = estimators.FEATURES["text"]
 
@@ -93,14 +93,14 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     rng = np.random.default_rng(1)
     features = rng.normal(5, 3, (200, WIDTH))
     rewards_P_G = (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).astype(float)
-    prior = predicted(features="text", discount=1.0, ridge=0.5)
+    prior = predicted(features="text", discount=1.0)
     state = converged(prior, begun(prior, features), rewards_P_G)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
     logit = features @ state["weights"][:-1] + state["weights"][-1]
     slopes, constant = state["weights"][:-1] * features.std(axis=0), logit.mean()
     left = rewards_P_G.sum(axis=1) - 4 * sigmoid(logit)
-    np.testing.assert_allclose(z.T @ left, 0.5 * WIDTH * slopes, atol=1e-7)
-    assert left.sum() == pytest.approx(0.5 * constant, abs=1e-7)
+    np.testing.assert_allclose(z.T @ left, WIDTH * slopes, atol=1e-7)  # ridge 1
+    assert left.sum() == pytest.approx(constant, abs=1e-7)
 
 
 def test_the_units_of_the_features_do_not_matter():
@@ -125,9 +125,10 @@ def test_the_units_of_the_features_do_not_matter():
     ids=["separable", "constant", "zero", "large", "alike"],
 )
 @pytest.mark.parametrize("rewards", ["halves", "all 0", "all 1"])
-def test_it_stays_finite_and_clipped(features_P_D, rewards):
+def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):
     success_P = {"halves": np.arange(40) >= 20, "all 0": np.zeros(40), "all 1": np.ones(40)}[rewards]
-    prior = predicted(features="text", ridge=1e-6, discount=1.0)
+    monkeypatch.setattr(predicted_prior, "RIDGE", 1e-6)
+    prior = predicted(features="text", discount=1.0)
     state = begun(prior, features_P_D)
     for _ in range(20):
         state, estimate = prior.observe(state, np.repeat(success_P[:, None], 8, axis=1).astype(float))
@@ -157,31 +158,3 @@ def test_features_that_tell_make_first_visits_better_and_others_hardly_worse():
     assert errors["none"] == pytest.approx(np.mean((1 - 2 * p) ** 2 + 2 * p * (1 - p)) / 16, rel=0.1)
     assert errors["told"] < 0.6 * errors["none"]
     assert errors["noise"] < 1.1 * errors["none"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"discount": 0.0}, r"predicted_prior.discount = 0.0 is not in \(0, 1\]"),
-        ({"prior_weight": 0.0}, r"predicted_prior.prior_weight = 0.0 is not a finite number above 0"),
-        ({"ridge": float("inf")}, r"predicted_prior.ridge = inf is not a finite number above 0"),
-        ({"features": "images"}, r"predicted_prior.features = 'images' is none of none, text, hidden"),
-        ({"updates_per_epoch": -1.0}, r"predicted_prior.updates_per_epoch = -1.0 is not a finite number >= 0"),
-    ],
-)
-def test_parameters_outside_their_range_are_refused(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        predicted(**parameters)
-
-
-def test_the_updates_of_an_epoch_are_needed():
-    prior = predicted(updates_per_epoch=0.0)
-    with pytest.raises(ValueError, match=r"predicted_prior.updates_per_epoch is 0; give the number of policy updates"):
-        prior.observe(prior.initial_state(1), [[1.0]])
-
-
-def test_scores_between_0_and_1_need_partial_credit():
-    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = 0.5 is not 0 or 1"):
-        predicted().observe(predicted().initial_state(1), [[1.0, 0.5]])
-    state, _ = predicted(partial_credit=True).observe(predicted().initial_state(1), [[1.0, 0.5]])
-    assert (state["successes"][0], state["failures"][0]) == (1.5, 0.5)

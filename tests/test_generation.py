@@ -22,7 +22,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator  # noqa: E402
-from openrlhf_dbb.core.strategies import Predictive, RunFacts, Sampler, SamplingError  # noqa: E402
+from openrlhf_dbb.core.strategies import Decision, Predictive, RunFacts, Sampler, SamplingError  # noqa: E402
+from openrlhf_dbb.core.strategies.contract import varies  # noqa: E402
 from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
 from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
 from openrlhf_dbb.core.strategies.posterior import PosteriorSampling  # noqa: E402
@@ -143,11 +144,17 @@ def columns(rows):
 
 
 def one_for_one(groups=BATCH):
-    return DynamicSampling(refill="one_for_one").sampler(RunFacts(groups=groups, rollouts=GROUP))
+    return DynamicSampling().sampler(RunFacts(groups=groups, rollouts=GROUP))
 
 
-def batches(multiple=3, max_rounds=10):
-    return DynamicSampling(refill="batches", multiple=multiple, max_rounds=max_rounds).sampler(FACTS)
+class Batches(Sampler):
+    """Rounds of three batches; groups that agree are discarded, and so is the surplus."""
+
+    def round_size(self, missing):
+        return 3 * self.facts.groups
+
+    def judge(self, prompt_id, scores_N):
+        return Decision.TRAIN if varies(scores_N) else Decision.DISCARD
 
 
 def draw(made):
@@ -205,7 +212,7 @@ def test_a_pass_that_has_ended_is_known_once_the_data_loader_has_said_so(generat
 
 def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generator):
     """4 of 4 prompts in a batch: each is drawn for certain and counts once."""
-    facts = RunFacts(groups=4, rollouts=GROUP, seed=3, form="rloo", loss="seq-mean-token-mean")
+    facts = RunFacts(groups=4, rollouts=GROUP, seed=3)
     strategy = PosteriorSampling()
     known = Predictive(np.arange(4), np.array([50, 0.01, 0.01, 0.01]), np.array([50.0, 9, 9, 9]))
     rows = [("", str(i), "10101", None) for i in range(1, 5)]
@@ -316,7 +323,7 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
 
 
 def test_generation_batches_discard_their_surplus_and_show_it(generator):
-    made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], batches())
+    made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Batches(FACTS))
     assert draw(made) == ("23", 6, False)
     assert made.generated == 6 * GROUP
     taken = sorted(made.last_batch.filtered, key=lambda rollout: rollout.prompts)
@@ -330,29 +337,21 @@ def test_generation_batches_discard_their_surplus_and_show_it(generator):
 
 
 def test_a_batch_that_is_full_when_the_pass_ends_says_both(generator):
-    made = generator([MIXED, MIXED, HARD], batches())
+    made = generator([MIXED, MIXED, HARD], Batches(FACTS))
     assert draw(made) == ("12", 3, True)
     assert made.at_end_of_pass
     assert draw(made) == ("12", 3, True)
 
 
-def test_too_many_generation_batches_end_the_run(generator):
-    made = generator([HARD] * 5, batches(multiple=1, max_rounds=3))
-    assert draw(made) == ("", 5, True)  # two rounds, and one prompt of the third
-    with pytest.raises(SamplingError, match="6 groups were generated for one step, 0 of them"):
-        draw(made)
-
-
-def greso(groups=BATCH, seed=1, **changes):
-    parameters = {
-        "batch": 3, "min_batch": 2, "p_easy": 1e-9, "p_hard": 1e-9, "target_easy": 0.1, "target_hard": 0.1,
-        "min_p": 1e-9, "max_p": 1.0, "floor": 1e-9,
-    } | changes  # fmt: skip
-    return Greso(**parameters).sampler(RunFacts(groups=groups, rollouts=GROUP, seed=seed))
+def greso(groups=BATCH, seed=1, p=1e-9):
+    """A prompt whose group agreed is skipped, almost surely."""
+    sampler = Greso(floor=1e-9).sampler(RunFacts(groups=groups, rollouts=GROUP, seed=seed))
+    sampler.p_easy = sampler.p_hard = p
+    return sampler
 
 
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
-    made = generator([EASY, MIXED, MIXED, MIXED, MIXED], greso(step=1e-9))
+    made = generator([EASY, MIXED, MIXED, MIXED, MIXED], greso())
     assert draw(made) == ("23", 3, False)  # 1 agreed; the third kept group would be surplus
     assert beside(made) == ("1", {})
     assert draw(made) == ("45", 2, True)
@@ -363,7 +362,7 @@ def test_skipped_prompts_are_counted_and_cost_nothing(generator):
 
 
 def test_a_round_is_as_large_as_the_one_before_makes_likely(generator):
-    made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(groups=3, batch=4, min_batch=1))
+    made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(groups=3))
     # One of 1 to 4 is missing, half of them agree: floor(1.25 * 1 / (1 - 1/2)) = 2 more.
     assert draw(made) == ("125", 4 + 2, False)
     assert beside(made) == ("346", {})
@@ -414,7 +413,7 @@ def test_replacements_stop_with_the_budget(generator):
 
 
 def test_a_generation_batch_is_cut_to_the_budget(generator, engine):
-    made = generator([MIXED] * 9, batches(), max_rollouts=6 * GROUP + 2 * GROUP)
+    made = generator([MIXED] * 9, Batches(FACTS), max_rollouts=6 * GROUP + 2 * GROUP)
     assert draw(made) == ("12", 6, False)
     assert beside(made)[0] == "3456"
     assert draw(made) == ("78", 2, False)  # of six
@@ -428,7 +427,6 @@ def test_a_generation_batch_is_cut_to_the_budget(generator, engine):
 @pytest.mark.parametrize("labels", [[EASY, MIXED, MIXED, HARD, MIXED, MIXED, EASY], [EASY, MIXED, MIXED, MIXED, MIXED]])
 def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, labels, steps):
     """In the second case the pass ends with the second step, too."""
-    adapting = {"p_easy": 0.5, "p_hard": 0.5, "step": 0.1}
 
     def train(made, count):
         """Batches, with what came with them."""
@@ -439,12 +437,12 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
                 done.append((batch, *beside(made), made.generated, made.sampler.metrics()))
         return done
 
-    expected = train(generator(labels, greso(**adapting)), steps + 4)
-    stopped = generator(labels, greso(**adapting))
+    expected = train(generator(labels, greso(p=0.5)), steps + 4)
+    stopped = generator(labels, greso(p=0.5))
     train(stopped, steps)
     assert stopped.at_end_of_pass == (len(labels) == 5 and steps == 2)
     loader = stopped.position(0)["data_loader_state_dict"]
-    resumed = generator(labels, greso(seed=99, step=0.1))
+    resumed = generator(labels, greso(seed=99))
     if loader:
         resumed.prompts_dataloader.load_state_dict(loader)
     resumed.load(stopped.state())
@@ -603,11 +601,11 @@ def until(condition):
 
 def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator, ahead):
     labels = [MIXED] * 8
-    handed = ahead(labels, greso(p_easy=0.5, p_hard=0.5, step=0.1))
+    handed = ahead(labels, greso(p=0.5))
     assert draw(handed)[0] == "12"
     until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
     assert handed.generated == 3 * GROUP  # greso's first round is of three prompts
-    resumed = generator(labels, greso(seed=99, step=0.1), versions=versions())
+    resumed = generator(labels, greso(seed=99), versions=versions())
     resumed.prompts_dataloader.load_state_dict(handed.position(0)["data_loader_state_dict"])
     resumed.load(handed.state())
     assert draw(resumed)[0] == draw(handed)[0]

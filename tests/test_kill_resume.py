@@ -90,11 +90,6 @@ CASES = {
          "--eval.dataset", "", "--ckpt.best_metric_key", ""],
         EPOCHS, by_visits, filters=True,
     ),
-    "dapo-batches": Case(
-        ["--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2",
-         "--train.max_rollouts", str(WHOLE + 13)],
-        EPOCHS, filters=True, budget=WHOLE + 13,
-    ),
     "greso-dbb": Case(
         ["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, by_visits, filters=True, budget=WHOLE
     ),
@@ -103,7 +98,7 @@ CASES = {
         4 * EPOCHS, by_visits, draws=True,
     ),
     "repo": Case(
-        ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--replay.min_cache", "8"], 4 * EPOCHS
+        ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8"], 4 * EPOCHS
     ),
     "async-dbb": Case(
         [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2"],
@@ -348,7 +343,7 @@ def check_best_at_end(folder):
 
 def check_cache(folder):
     """The cache of the newest checkpoint holds each prompt's last 8 rollouts: those of its last two visits."""
-    from openrlhf_dbb.core.replay.cache import ReplayCache
+    from openrlhf_dbb.core.replay_cache import ReplayCache
 
     step = checkpoint(folder)["global_step"]
     cache = ReplayCache.load(checkpoints(folder) / f"replay/global_step{step}.npz", 8)
@@ -357,7 +352,7 @@ def check_cache(folder):
     for prompt, of_visit in visits:
         successes[prompt].append(of_visit)
     for prompt, of_visits in successes.items():
-        rewards = [rollout.reward for rollout in cache.of(prompt)]
+        rewards = [rollout.reward for rollout in cache.rollouts_of(prompt)]
         last = of_visits[-2:]
         assert (len(rewards), sum(rewards)) == (SAMPLES * len(last), sum(last))
 

@@ -147,7 +147,7 @@ def _loaded(code):
         ("openrlhf_dbb.core.posteriors", {"storage"}, STACK),
         ("openrlhf_dbb.methods", {"openrlhf_dbb"}, STACK),
         (
-            "openrlhf_dbb.core.replay.cache, openrlhf_dbb.core.replay.normalization",
+            "openrlhf_dbb.core.replay_cache",
             {"openrlhf_dbb", "numpy"},
             STACK,
         ),

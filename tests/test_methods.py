@@ -8,10 +8,8 @@ import pytest
 
 from openrlhf_dbb import methods, presets
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import Decision, Sampler
-from openrlhf_dbb.core.strategies.dynamic import DynamicSampler
-from openrlhf_dbb.core.strategies.greso import GresoSampler
-from openrlhf_dbb.driver import arguments, checks, flags, printed
+from openrlhf_dbb.core.strategies import Decision
+from openrlhf_dbb.driver import arguments, checks, printed
 from openrlhf_dbb.errors import UsageError
 
 MODEL = [
@@ -31,56 +29,31 @@ def look_up(settings, flag):
     return list(value) if isinstance(value, tuple) else value
 
 
+# With --method NAME and the preset tiny; a method's own file says the rest.
+PIECES = ("rollout.strategy", "algo.advantage.estimator", "actor.loss_agg_mode", "replay.samples")
 RECIPES = {
-    "grpo": {
-        "rollout.strategy": "plain",
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-        "replay.samples": 0,
-    },
-    "dr_grpo": {
-        "rollout.strategy": "plain",
-        "algo.advantage.estimator": "dr_grpo",
-        "actor.loss_agg_mode": "seq-mean-token-sum-norm",
-        "replay.samples": 0,
-    },
-    "dapo": {
-        "rollout.strategy": "dynamic",
-        "dynamic.refill": "one_for_one",
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "token-mean",
-        "replay.samples": 0,
-    },
-    "greso": {
-        "rollout.strategy": "greso",
-        "greso.p_easy": 0.5,
-        "greso.p_hard": 0.5,
-        "greso.target_easy": 0.25 / 3,  # 0.25 of all, split 1 : 2
-        "greso.target_hard": 0.25 * 2 / 3,
-        "greso.step": 0.01,
-        "greso.min_p": 0.05,
-        "greso.max_p": 0.95,
-        "greso.floor": 0.01,
-        "greso.safety": 1.25,
-        "greso.batch": 96,  # 1.5 and 0.5 times the preset's 64 prompts, as 192 and 64 of 128
-        "greso.min_batch": 32,
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-        "replay.samples": 0,
-    },
-    "repo": {
-        "rollout.strategy": "plain",
-        "replay.samples": 8,
-        "replay.cache": 16,
-        "replay.min_cache": 16,
-        "replay.select": "reward",
-        "replay.normalization": "split",
-        "replay.normalizer": "code",
-        "replay.coef": 1.0,
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-    },
+    "grpo": ("plain", "group_norm", "seq-mean-token-mean", 0),
+    "dr_grpo": ("plain", "dr_grpo", "seq-mean-token-sum-norm", 0),
+    "dapo": ("dynamic", "group_norm", "token-mean", 0),
+    "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),
+    "repo": ("plain", "group_norm", "seq-mean-token-mean", 8),
+    "single": ("plain", "rloo", "seq-mean-token-mean", 0),
 }
+
+
+@pytest.mark.parametrize("estimator", [None, "point", "dbb", "auto", "predicted_prior"])
+@pytest.mark.parametrize("method", methods.names())
+def test_a_method_sets_its_pieces_and_the_estimator_decides_the_clip_range(method, estimator):
+    settings = parse("--method", method, *(["--estimator", estimator] if estimator else []))
+    assert tuple(look_up(settings, flag) for flag in PIECES) == RECIPES[method]
+    assert settings.estimator == (estimator or ("auto" if method == "single" else "point"))
+    clip = [0.2, 0.28] if settings.estimator == "point" else [0.98, 0.98]
+    assert (look_up(settings, "actor.eps_clip_low_high"), look_up(settings, "algo.kl.init_coef")) == (clip, 0)
+    recipe = methods.recipe(method, settings.estimator)
+    assert all(value.source for value in recipe.values())
+    assert {settings.origin[flag] for flag in recipe} == {f"method {method}"}
+    if (method, estimator) != ("single", "point"):  # one rollout has no deviation from its mean
+        checks.check(settings)
 
 
 def sizes(settings):
@@ -100,14 +73,6 @@ def sizes(settings):
 def test_one_rollout_a_prompt_keeps_the_presets_rollouts_and_optimizer_steps(base, expected):
     settings = arguments.parse([*base, "--method", "single", *DATA_AND_REWARD])
     assert sizes(settings) == expected
-    recipe = {
-        "rollout.strategy": "plain",
-        "algo.advantage.estimator": "rloo",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-        "actor.eps_clip_low_high": [0.98, 0.98],
-        "replay.samples": 0,
-    }
-    assert {flag: look_up(settings, flag) for flag in recipe} == recipe
     assert (settings.estimator, settings.origin.get("dbb.discount")) == ("auto", None)
     checks.check(settings)
 
@@ -124,49 +89,10 @@ def test_one_rollout_a_prompt_without_a_preset_has_the_sizes_that_are_given():
     assert not {"rollout.batch_size", "train.num_episodes"} & set(settings.origin)
 
 
-@pytest.mark.parametrize("base", [["--preset", "tiny"], [*MODEL, "--rollout.batch_size", "64"]], ids=["preset", "none"])
-@pytest.mark.parametrize("method", RECIPES)
-def test_a_method_sets_what_the_papers_say(method, base):
-    settings = arguments.parse([*base, "--method", method, "--rollout.max_new_tokens", "10"])
-    expected = RECIPES[method] | {"algo.kl.init_coef": 0.0, "actor.eps_clip_low_high": [0.2, 0.28]}
-    assert {flag: look_up(settings, flag) for flag in expected} == expected
-    assert (settings.method, settings.estimator) == (method, "point")
-    checks.check(settings)
-
-
-def test_these_are_all():
-    assert set(RECIPES) <= set(methods.names())
-    known = {action.dest for action in flags.build_parser()._actions}
-    for method in methods.names():
-        for estimator in ("dbb", "auto", "predicted_prior", "point"):
-            recipe = methods.recipe(method, estimator)
-            assert set(recipe) <= known
-            assert all(value.source for value in recipe.values())
-            wide = [0.2, 0.28] if estimator == "point" else [0.98, 0.98]
-            assert recipe["actor.eps_clip_low_high"].value == wide
-
-
-@pytest.mark.parametrize("method", RECIPES)
-def test_any_estimator_goes_with_a_method_and_decides_the_clip_range(method):
-    settings = parse("--method", method, "--estimator", "dbb")
-    clip = {"actor.eps_clip_low_high": [0.98, 0.98]}
-    expected = RECIPES[method] | clip
-    assert {flag: look_up(settings, flag) for flag in expected} == expected
-    assert (settings.estimator, settings.parameters["discount"]) == ("dbb", 0.5)
-    checks.check(settings)
-
-
 def test_the_command_line_wins_over_a_method_and_a_method_over_the_preset():
-    settings = parse("--method", "dapo", "--dynamic.refill", "batches", "--actor.eps_clip_low_high", "0.1", "0.3")
-    assert (look_up(settings, "dynamic.refill"), look_up(settings, "actor.eps_clip_low_high")) == (
-        "batches",
-        [0.1, 0.3],
-    )
-    origins = {
-        "dynamic.refill": "command line",
-        "actor.loss_agg_mode": "method dapo",
-        "train.batch_size": "preset tiny",
-    }
+    settings = parse("--method", "greso", "--greso.target", "0.5")
+    assert look_up(settings, "greso.target") == 0.5
+    origins = {"greso.target": "command line", "greso.floor": "method greso", "train.batch_size": "preset tiny"}
     assert {flag: settings.origin[flag] for flag in origins} == origins
 
 
@@ -214,18 +140,13 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
 
 
 def test_the_strategy_is_built_from_its_flags():
-    assert type(strategies.build(parse().args)) is Sampler
-    one = strategies.build(parse("--method", "dapo").args)
-    assert (type(one), one.round_size(5), one.judge(0, np.ones(8))) == (DynamicSampler, 5, Decision.REPLACE)
-    many = strategies.build(parse("--method", "dapo", "--dynamic.refill", "batches", "--dynamic.multiple", "2").args)
-    assert (many.round_size(5), many.judge(0, np.ones(8))) == (2 * 64, Decision.DISCARD)
-    argv = ["--method", "greso", "--greso.p_easy", "0.25", "--greso.floor", "0.125", "--greso.batch", "80"]
-    greso = strategies.build(parse(*argv).args)
-    assert (type(greso), greso.round_size(5)) == (GresoSampler, 80)
-    greso.judge(0, np.ones(8))
-    assert greso.probability(0) == 0.25
-    greso.judge(0, np.ones(8))
-    assert greso.probability(0) == 0.125
+    greso = strategies.build(parse("--method", "greso", "--greso.floor", "0.375").args)
+    assert greso.round_size(5) == 96  # 1.5 times the preset's 64 prompts
+    probabilities = []
+    for _ in range(2):
+        greso.judge(0, np.ones(8))
+        probabilities.append(greso.probability(0))
+    assert probabilities == [0.5, 0.375]
 
 
 def test_gresos_random_numbers_follow_the_seed():
@@ -238,7 +159,6 @@ def test_gresos_random_numbers_follow_the_seed():
 
 
 PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"
-REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisation, code normaliser)"
 
 
 @pytest.mark.parametrize(
@@ -261,18 +181,9 @@ REPLAY = "replay of 8 of 16 cached rollouts a prompt (reward, split normalisatio
             "overlong penalty over the last 4 tokens",
         ),
         (
-            ["--method", "dapo", "--dynamic.refill", "batches"],
-            f"dapo: dynamic sampling in generation batches of 3 x batch, at most 10 a step; estimator point; {FORM}; "
-            "loss token-mean; clip 0.2 0.28; no KL",
-        ),
-        (
-            ["--method", "greso"],
-            f"greso: GRESO's pre-rollout filtering; estimator point; {FORM}; loss seq-mean-token-mean; clip 0.2 0.28; "
-            "no KL",
-        ),
-        (
             ["--method", "repo"],
-            f"repo: {PLAIN}; estimator point; {FORM}; loss seq-mean-token-mean; clip 0.2 0.28; no KL; {REPLAY}",
+            f"repo: {PLAIN}; estimator point; {FORM}; loss seq-mean-token-mean; clip 0.2 0.28; no KL; "
+            "replay of 8 of 16 cached rollouts a prompt",
         ),
         (
             ["--method", "single"],
@@ -288,11 +199,10 @@ def test_the_start_tells_what_is_trained_piece_by_piece(argv, text):
 
 
 def test_what_differs_from_the_method_as_published_is_marked():
-    changed = ["--method", "dapo", "--actor.loss_agg_mode", "seq-mean-token-mean", "--dynamic.max_rounds", "0"]
+    changed = ["--method", "dapo", "--actor.loss_agg_mode", "seq-mean-token-mean"]
     lines = printed.configuration(parse(*changed), None).splitlines()
     assert " * --actor.loss_agg_mode seq-mean-token-mean  [command line]  paper: token-mean" in lines
     assert "   --rollout.strategy dynamic  [method dapo]" in lines
-    assert "   --dynamic.max_rounds 0  [command line]" in lines  # the recipe leaves it open
 
 
 BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "--estimator", "dbb"]
@@ -320,59 +230,16 @@ CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
             ["--rollout.strategy", "dyn"],
             f"--rollout.strategy: unknown rollout strategy 'dyn'; known: {', '.join(strategies.available())}, ",
         ),
-        (["--method", "dapo", "--dynamic.multiple", "0"], "--dynamic.multiple 0 is below 1"),
-        (["--method", "dapo", "--dynamic.max_rounds", "-1"], "--dynamic.max_rounds -1 is below 0"),
         (
             ["--method", "greso", "--algo.dynamic_filtering_enable"],
             "--algo.dynamic_filtering_enable asks for another --rollout.strategy than greso; give one",
         ),
-        (["--method", "greso", "--greso.p_easy", "0"], "--greso.p_easy 0 is not in (0, 1]"),
-        (["--method", "greso", "--greso.p_hard", "1.5"], "--greso.p_hard 1.5 is not in (0, 1]"),
-        (["--method", "greso", "--greso.min_p", "-1"], "--greso.min_p -1 is not in (0, 1]"),
-        (["--method", "greso", "--greso.max_p", "nan"], "--greso.max_p nan is not in (0, 1]"),
-        (["--method", "greso", "--greso.floor", "0"], "--greso.floor 0 is not in (0, 1]"),
-        (["--method", "greso", "--greso.target_easy", "0"], "--greso.target_easy 0 is not in (0, 1)"),
-        (["--method", "greso", "--greso.target_hard", "1"], "--greso.target_hard 1 is not in (0, 1)"),
-        (["--method", "greso", "--greso.step", "1"], "--greso.step 1 is not in (0, 1)"),
-        (["--method", "greso", "--greso.min_p", "0.96"], "--greso.min_p 0.96 is above --greso.max_p 0.95"),
-        (["--method", "greso", "--greso.safety", "0.9"], "--greso.safety 0.9 is below 1: rounds would ask for fewer"),
-        (["--method", "greso", "--greso.safety", "nan"], "--greso.safety nan is below 1"),
-        (["--method", "greso", "--greso.batch", "0"], "--greso.batch 0 is below 1"),
-        (["--method", "greso", "--greso.min_batch", "0"], "--greso.min_batch 0 is below 1"),
-        (["--replay.samples", "-1"], "--replay.samples -1 is below 1"),
-        (["--method", "repo", "--replay.cache", "0"], "--replay.cache 0 is below 1"),
-        (["--method", "repo", "--replay.min_cache", "0"], "--replay.min_cache 0 is below 1"),
-        (
-            ["--method", "repo", "--replay.samples", "17"],
-            "--replay.samples 17 and --replay.min_cache 16 cannot exceed --replay.cache 16, the rollouts that are kept",
-        ),
-        (["--method", "repo", "--replay.cache", "15"], "--replay.min_cache 16 cannot exceed --replay.cache 15"),
-        (
-            ["--method", "repo", "--replay.coef", "0"],
-            "--replay.coef 0 is not above 0; --replay.samples 0 turns replay off",
-        ),
-        (["--method", "repo", "--replay.coef", "nan"], "--replay.coef nan is not above 0"),
-        (
-            ["--method", "repo", "--estimator", "dbb", "--replay.normalization", "mixed"],
-            "--replay.normalization mixed takes mean and deviation from new and replayed rewards together, where "
-            "--estimator dbb has its own; use split, or --estimator point",
-        ),
-        (
-            ["--method", "dapo", "--replay.samples", "8", "--replay.normalizer", "formula"],
-            "--replay.normalizer formula weighs rollouts, --actor.loss_agg_mode token-mean weighs tokens; "
-            "use seq-mean-token-mean, or --replay.normalizer code",
-        ),
+        (["--method", "greso", "--greso.floor", "0"], "--greso.floor = 0.0 is not in (0, 1]"),
+        (["--replay.samples", "-1"], "--replay.samples -1 is not in [0, 16]; --replay.cache 16 rollouts of a prompt"),
+        (["--method", "repo", "--replay.cache", "7"], "--replay.samples 8 is not in [0, 7]"),
         (
             ["--method", "repo", "--algo.advantage.is_correction_level", "token"],
             "--algo.advantage.is_correction_level does not go with --replay.samples 8: no log-probs of vLLM are kept",
-        ),
-        (
-            ["--method", "repo", "--algo.kl.use_loss"],
-            "--algo.kl.use_loss does not go with --replay.samples 8: no log-probs of the reference model are kept",
-        ),
-        (
-            ["--method", "repo", "--data.max_images_per_prompt", "1"],
-            "--data.max_images_per_prompt does not go with --replay.samples 8: no images are kept; leave one out",
         ),
         (
             [*CONSTANT, "--actor.policy_loss_type", "gspo"],
@@ -421,18 +288,3 @@ def test_openrlhf_alone_has_only_its_own_pieces(argv, flag):
         f"{flag} is not OpenRLHF's, which --estimator none leaves as it is; use --estimator point, its group mean"
     )
     assert str(caught.value) == expected
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--train.max_rollouts", "512"],
-        ["--method", "dapo", "--replay.samples", "16", "--replay.normalizer", "code"],
-        ["--method", "greso", "--greso.safety", "1", "--greso.p_easy", "1", "--greso.min_p", "0.95"],
-        ["--method", "repo", "--replay.normalization", "mixed", "--replay.normalizer", "formula"],
-        ["--method", "dr_grpo", "--replay.samples", "1", "--replay.min_cache", "1"],
-        ["--estimator", "none", "--algo.dynamic_filtering_enable"],
-    ],
-)
-def test_what_works_is_let_through(argv):
-    checks.check(parse(*argv))

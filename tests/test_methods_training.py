@@ -1,7 +1,6 @@
 """What only the real pipeline can tell of the methods: their loss, their optimizer steps, and how they give up."""
 
 import sqlite3
-from collections import Counter
 
 import pytest
 from draws import check_draws
@@ -86,72 +85,18 @@ def test_prompts_are_drawn_by_their_posteriors_and_advantages_weighted(lane, tmp
         assert advantage == pytest.approx(m / (m - 1) * (x - p) * 8 / (32 * inclusion), rel=1e-9)
 
 
-# Of each prompt with an odd label the first rollout cannot be verified.
-UNVERIFIABLE = """
-seen = set()
-
-def reward_func(queries, prompts, labels):
-    if int(labels[0]) % 2 and prompts[0] not in seen:
-        seen.add(prompts[0])
-        return {"rewards": [None]}
-    return {"rewards": [float(queries[0].startswith(prompts[0] + labels[0]))]}
-"""
-
-
-@pytest.mark.long  # test_policy_ranks.py has the ranks without the pipeline
-def test_replays_leave_the_number_of_optimizer_steps_as_it_is_on_two_ranks(train, tmp_path):
-    import torch
-
-    result = train(
-        tmp_path, "--method", "repo", *SMALL, "--train.num_episodes", "4", "--ckpt.save_steps", "16",
-        "--replay.min_cache", "4", "--replay.select", "variance",
-        "--train.batch_size", "16", "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "16",
-        "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "1", "--no-train.colocate_all",
-        *reward(tmp_path, UNVERIFIABLE),
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-4000:]
-    history = rows(
-        tmp_path,
-        "SELECT step, prompt_id, rollouts, replayed FROM posterior_history JOIN usage "
-        "USING (run_id, step, prompt_id) ORDER BY step",
-    )
-    cached, replayed = Counter(), Counter()
-    for step, prompt, verified, again in history:
-        held = min(cached[prompt], 16)
-        assert again == (min(held, 8) if held >= 4 else 0)  # --replay.samples 8 of --replay.cache 16
-        cached[prompt] += verified
-        replayed[step] += again
-    # At the second visit 0 or 4 are replayed, at the third 7 or 8, at the fourth 8; an odd sum: one rank has one more.
-    assert {again for *_, again in history} == {0, 4, 7, 8}
-    assert any(number % 2 for number in replayed.values())
-    folder = tmp_path / "runs/run/checkpoints/_actor/global_step16"
-    states = torch.load(folder / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-    # 32 fresh rollouts a step are two optimizer steps of 16
-    assert (states["dp_world_size"], states["global_steps"], states["lr_scheduler"]["last_epoch"]) == (2, 32, 32)
-
-
 ALWAYS_RIGHT = """
 def reward_func(queries, prompts, labels):
     return {"rewards": [1.0]}
 """
 
 
-@pytest.mark.parametrize(
-    ("refill", "error"),
-    [
-        (["one_for_one"], "256 rollouts did not fill one batch of groups with different rewards"),
-        (
-            ["batches", "--dynamic.multiple", "2", "--dynamic.max_rounds", "3"],
-            "48 groups were generated for one step, 0 of them with different rewards, 8 are needed",
-        ),
-    ],
-    ids=["one_for_one", "batches"],
-)
-def test_dynamic_sampling_without_any_variance_ends_with_an_error(lane, tmp_path, refill, error):
+def test_dynamic_sampling_without_any_variance_ends_with_an_error(lane, tmp_path):
     result = lane.train(
-        tmp_path, "--method", "dapo", "--dynamic.refill", *refill, *SMALL, "--train.num_episodes", "2",
+        tmp_path, "--method", "dapo", *SMALL, "--train.num_episodes", "2",
         "--train.batch_size", "16", "--train.micro_batch_size", "16", *reward(tmp_path, ALWAYS_RIGHT),
     )  # fmt: skip
-    assert result.error.startswith(error) and "Traceback" not in result.output
+    assert result.error.startswith("256 rollouts did not fill one batch of groups with different rewards")
+    assert "Traceback" not in result.output
     assert rows(tmp_path, "SELECT status, last_step FROM runs") == [("running", 0)]
     assert rows(tmp_path, "SELECT count(*) FROM steps") == [(0,)]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 FLAGS = [
     "--estimator", "dbb", "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "16",
     "--train.batch_size", "64", "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32",
-    "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--replay.samples", "4", "--replay.min_cache", "8",
+    "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--replay.samples", "4", "--replay.cache", "8",
     "--eval.steps", "6", "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
 ]  # fmt: skip
 DISCOUNT = 0.5

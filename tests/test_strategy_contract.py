@@ -44,11 +44,8 @@ def parse(name, *argv):
 
 def outside(field):
     """A value that the field does not allow."""
-    if field.metadata["choices"]:
-        return "nothing of it"
-    if field.metadata["least"] is not None:
-        return field.metadata["least"] - 1
-    return int(field.metadata["within"][1:-1].split(",")[1]) + 1
+    low = field.metadata["within"][1:-1].split(",")[0]
+    return type(field.default)(low) - 1
 
 
 class Training:
@@ -73,7 +70,7 @@ class Training:
             return prompt_id, self.sampler.rollouts(prompt_id)
         drawn = self.sampler.next_prompt(self.predictive)
         assert drawn.prompt_id in range(PROMPTS) and 0 < drawn.inclusion <= 1 and drawn.weight > 0
-        return drawn.prompt_id, drawn.rollouts
+        return drawn.prompt_id, FACTS.rollouts
 
     def draw(self, count):
         drawn = []
@@ -109,16 +106,7 @@ class Training:
 
 
 def build(name):
-    return strategies.STRATEGIES.build(name).complete(FACTS)
-
-
-@every_strategy
-def test_a_strategy_is_frozen(name):
-    strategy = build(name)
-    for attribute in ("name", *(field.name for field in dataclasses.fields(strategy))):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(strategy, attribute, 1)
-    assert pickle.loads(pickle.dumps(strategy)) == strategy
+    return strategies.STRATEGIES.build(name)
 
 
 @every_strategy
@@ -132,51 +120,29 @@ def test_its_parameters_are_flags_with_help_and_a_range(name):
         assert action.default == field.default
         with pytest.raises(ValueError) as caught:
             cls(**{field.name: outside(field)})
-        assert str(caught.value).startswith(f"--{cls.name}.{field.name} {outside(field)} is ")
-        assert "\n" not in str(caught.value)
-
-
-@every_strategy
-def test_a_bad_value_on_the_command_line_is_one_clear_line(name):
-    cls = strategies.get(name)
-    for field in dataclasses.fields(cls):
-        if field.metadata["choices"]:
-            continue  # refused by the parser
-        with pytest.raises(UsageError, match=rf"^--{cls.name}\.{field.name} .* is [^\n]+$"):
+        assert str(caught.value) == f"{cls.name}.{field.name} = {outside(field)} is not in {field.metadata['within']}"
+        with pytest.raises(UsageError, match=rf"^--{cls.name}\.{field.name} = {outside(field)} is not in [^\n]+$"):
             parse(name, f"--{cls.name}.{field.name}", str(outside(field)))
 
 
 @every_strategy
-def test_the_command_line_chooses_it_and_fills_in_what_depends_on_the_run(name):
+def test_the_command_line_chooses_it(name):
     settings = parse(name)
     checks.check(settings)
-    facts = RunFacts(groups=64, rollouts=8, seed=42, loss="seq-mean-token-mean")
+    facts = RunFacts(groups=64, rollouts=8, seed=42)
     assert settings.facts == facts
-    assert type(settings.strategy) is strategies.get(name)
-    assert settings.strategy == strategies.get(name)().complete(facts) == settings.strategy.complete(facts)
-    assert None not in dataclasses.asdict(settings.strategy).values()
+    assert settings.strategy == build(name)
     assert type(strategies.build(settings.args)) is type(settings.strategy.sampler(facts))
-
-
-@every_strategy
-def test_a_continued_run_must_keep_its_parameters_unless_they_may_change(name):
-    strategy = build(name)
-    kept = {
-        field.name
-        for field in dataclasses.fields(strategy)
-        if methods.is_piece(f"{strategy.name}.{field.name}", strategy)
-    }
-    assert kept == {field.name for field in dataclasses.fields(strategy)} - (
-        {"max_rounds"} if name == "dynamic" else set()
-    )
-
-
-@every_strategy
-def test_it_says_what_it_does_in_one_line(name):
-    text = build(name).describe()
+    text = settings.strategy.describe()
     assert text and "\n" not in text
-    settings = parse(name)
-    assert f": {settings.strategy.describe()}; " in methods.describe("none", settings.args, settings.estimator)
+    assert f": {text}; " in methods.describe("none", settings.args, settings.estimator)
+
+
+@every_strategy
+def test_a_continued_run_must_keep_its_parameters(name):
+    strategy = build(name)
+    for field in dataclasses.fields(strategy):
+        assert methods.is_piece(f"{strategy.name}.{field.name}", strategy)
 
 
 @every_strategy
@@ -245,18 +211,13 @@ def test_a_strategy_may_not_have_the_name_of_other_flags(other_package):
         parse("taken_name:Rest")
 
 
-@pytest.mark.parametrize(("entry", "error"), [("rest", None), ("other", "whose name is another one")])
-def test_an_installed_package_declares_a_strategy(other_package, tmp_path, monkeypatch, entry, error):
+def test_an_installed_package_declares_a_strategy(tmp_path, monkeypatch):
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[openrlhf_dbb.strategies]\n{entry} = {OTHERS}\n")
+    (package / "entry_points.txt").write_text(f"[openrlhf_dbb.strategies]\nrest = {OTHERS}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     registry = Registry(
         "rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies"
     )  # not ours, which would keep it
-    if error:
-        with pytest.raises(ValueError, match=error):
-            registry.available()
-    else:
-        assert registry.get("rest") is strategies.get(OTHERS)
+    assert registry.get("rest") is strategies.get(OTHERS)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from estimators.text_features import BUCKETS, WIDTH, text_features
 
@@ -36,6 +35,7 @@ TEXTS = ["740-1=", "", "Wie groß ist x, wenn x² = 4?", "\ud800", "問題", "a"
 
 
 def test_each_row_is_what_the_documentation_says():
+    assert text_features([]).shape == (0, WIDTH)
     found = text_features(TEXTS)
     assert found.shape == (len(TEXTS), WIDTH) and found.dtype == np.float64
     np.testing.assert_allclose(found, [plain(text) for text in TEXTS], rtol=1e-12)
@@ -47,14 +47,9 @@ def test_a_row_depends_on_its_text_alone():
     np.testing.assert_array_equal(text_features(texts[::-1])[::-1], text_features(texts))
 
 
-def test_no_texts_are_no_rows():
-    assert text_features([]).shape == (0, WIDTH)
-
-
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_they_are_the_same_in_every_process(seed):
+def test_they_are_the_same_in_every_process():
     code = "from estimators.text_features import text_features; print(text_features(['740-1='])[0].tolist())"
-    environment = os.environ | {"PYTHONHASHSEED": seed}
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
     root = Path(__file__).parents[1]
     found = subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, capture_output=True, check=True)
     assert found.stdout.decode().strip() == str(text_features(["740-1="])[0].tolist())

@@ -8,8 +8,7 @@ rollout_batch     the groups and rollouts of one step
 drawn_prompts     prompts in the order of a strategy that chooses them
 ahead             generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
-replay            RePO's replay beside a training step
-replay_rows       between OpenRLHF's experiences and the replay cache
+replay            RePO's replay: fresh rollouts into the cache, training rows out of it
 evaluation        evaluations during training
 progress          how far the training is, and warnings about it
 

@@ -1,4 +1,4 @@
-"""Prompts in the order of the strategy, where it chooses them; in the place of OpenRLHF's data loader."""
+"""Prompts in the order of a strategy that draws them; in the place of OpenRLHF's data loader."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Row = tuple[list[Drawn], list[str], list[Any], list[Any]]
 
 
 class DrawnPrompts:
-    """Hands out what the strategy draws; a pass is over when as many prompts were drawn as the data has rows.
+    """Yields the prompts that the strategy draws; a pass ends when as many were drawn as the data has rows.
 
-    What the strategy has drawn and not yet handed out is in its own state.
+    The sampler's state holds the prompts that are drawn and not yet yielded.
 
     Args:
         data: OpenRLHF's prompt data set. Of equal rows, which share a posterior, the first is used.
         sampler: of a strategy that ``draws``.
-        prompt_ids: each prompt's id, as the strategy knows it.
-        predictive: what the estimator expects, now.
+        prompt_ids: the strategy's id of each prompt.
+        predictive: returns the estimator's present forecast.
     """
 
     def __init__(
@@ -45,9 +45,7 @@ class DrawnPrompts:
         self._place = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the pass is."""
         return {"place": self._place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
         self._place = state["place"]

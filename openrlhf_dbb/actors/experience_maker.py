@@ -90,8 +90,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         step.metrics.update(scored.metrics)
         trained = len(prompts)
         advantages = scored.advantages[:trained]
-        if self.replays is not None:
-            advantages, replay_advantages = self.replays.normalise(prompts, rewards[:trained], advantages, replayed)
         sizes = [len(experience.rewards) for experience in experiences]
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
@@ -105,7 +103,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
         if self.replays is not None:
-            rows = self.replays.rows(replayed, replay_advantages, experiences[0])
+            rows = self.replays.rows(replayed, experiences[0])
             self._send(rows)
             self.replays.remember(experiences)
             step.metrics.update(self.replays.metrics(len(rows), experiences))

@@ -188,7 +188,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """Keep rows for the next :meth:`fit`.
 
         Args:
-            experience: rows without a batch axis, from :func:`openrlhf_dbb.actors.replay_rows.replay_row`; the
+            experience: rows without a batch axis, from :func:`openrlhf_dbb.actors.replay.replay_row`; the
                 number may differ between ranks, and may be 0.
         """
         self._replays.extend(experience)

@@ -1,25 +1,24 @@
-"""Replay beside a training step: which old rollouts are trained on again, and with which advantages.
+"""Replay beside a training step: old rollouts of the step's prompts become rows of the actor's batch.
 
-Axes: R rollouts (rows) of the step, P distinct prompts among them, N rollouts of the largest group, K replayed
-rollouts of the prompt with most.
+The replayed rows keep the log-probs of the policy that generated them; these are never refreshed. A row's loss is that
+of a fresh rollout, and the mean is over all rows, as in RePO's code.
 
-Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code where the paper is silent.
+Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
 
-from openrlhf_dbb.actors.replay_rows import cached, replay_row
-from openrlhf_dbb.core.replay.cache import CachedRollout, ReplayCache
-from openrlhf_dbb.core.replay.normalization import mixed_advantages, replay_advantages, weights
-from openrlhf_dbb.core.replay.selection import SELECTIONS
+from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
 from openrlhf_dbb.core.step import Key
 
 Floats = NDArray[np.float64]
@@ -29,8 +28,7 @@ Chosen = Mapping[Key, Sequence[CachedRollout]]
 class Replays:
     """Earlier rollouts of each prompt; some of them are trained on again when the prompt comes back.
 
-    A step replays from the cache as it was before the step; its own rollouts are added afterwards. Their log-probs are
-    those of the policy that generated them, as the trainer computed them, and are never refreshed.
+    A step replays from the cache as it was before the step; its own rollouts are added afterwards.
 
     Args:
         args: OpenRLHF's, with ours: ``args.replay`` and the advantage form.
@@ -38,84 +36,53 @@ class Replays:
     """
 
     def __init__(self, args: SimpleNamespace, prompt_ids: Mapping[Key, int]) -> None:
-        self._replay = args.replay
+        self._samples = args.replay.samples
         self._form = args.algo.advantage.estimator
         self._prompt_ids = prompt_ids
         self.cache = ReplayCache(args.replay.cache)
 
     def choose(self, prompts: Sequence[Key]) -> dict[Key, list[CachedRollout]]:
-        """The rollouts to replay, for each prompt that has enough of them."""
+        """Return the rollouts to replay, for each prompt whose cache is full."""
         chosen = {}
         for key in dict.fromkeys(prompts):
-            held = self.cache.of(self._prompt_ids[key])
-            if len(held) >= self._replay.min_cache:
-                rewards = np.array([rollout.reward for rollout in held])
-                places = SELECTIONS[self._replay.select](rewards, self._replay.samples)
-                chosen[key] = [held[place] for place in places]
+            cached = self.cache.rollouts_of(self._prompt_ids[key])
+            if len(cached) == self.cache.size:
+                places = highest(np.array([rollout.reward for rollout in cached]), self._samples)
+                chosen[key] = [cached[place] for place in places]
         return chosen
 
-    def normalise(
-        self, prompts: Sequence[Key], rewards_R: Floats, advantages_R: Floats, chosen: Chosen
-    ) -> tuple[Floats, dict[Key, Floats]]:
-        """Advantages of the step's own rows and of the replayed ones, weighted as the normaliser says.
-
-        Args:
-            rewards_R: NaN where missing.
-            advantages_R: the estimator's.
-        """
+    def rows(self, chosen: Chosen, like: Experience) -> list[Experience]:
+        """Return the replayed rollouts as rows for the actor's buffer, with the fields of ``like``."""
         if not chosen:
-            return advantages_R, {}
-        keys = list(dict.fromkeys(prompts))
-        place = {key: position for position, key in enumerate(keys)}
-        group_R = np.array([place[key] for key in prompts])
-        old_P = [np.array([rollout.reward for rollout in chosen.get(key, ())]) for key in keys]
-        replayed_P_K = _padded(old_P)
-        if self._replay.normalization == "mixed":
-            rows_P = [np.flatnonzero(group_R == position) for position in range(len(keys))]
-            fresh_P_N, old_P_K = mixed_advantages(
-                _padded([rewards_R[rows] for rows in rows_P]), replayed_P_K, self._form
-            )
-            advantages_R = advantages_R.copy()
-            for position, rows in enumerate(rows_P):
-                advantages_R[rows] = np.nan_to_num(fresh_P_N[position, : len(rows)])
-        else:
-            old_P_K = replay_advantages(replayed_P_K, self._form)
-        counts_P = np.array([len(old) for old in old_P])
-        fresh, old_weight_P = weights(np.bincount(group_R), counts_P, self._replay.normalizer, self._replay.coef)
-        old = {
-            key: old_P_K[position, : counts_P[position]] * old_weight_P[position]
-            for position, key in enumerate(keys)
-            if key in chosen
-        }
-        return advantages_R * fresh, old
-
-    def rows(self, chosen: Chosen, advantages: Mapping[Key, Floats], like: Experience) -> list[Experience]:
-        """The replayed rollouts as rows for the actor's buffer, with the fields of ``like``."""
+            return []
+        rewards_P_K = np.array([[rollout.reward for rollout in rollouts] for rollouts in chosen.values()])
+        advantages_P_K = replay_advantages(rewards_P_K, self._form)
         return [
             replay_row(rollout, like, float(advantage))
-            for key, rollouts in chosen.items()
-            for rollout, advantage in zip(rollouts, advantages[key], strict=True)
+            for rollouts, advantages_K in zip(chosen.values(), advantages_P_K, strict=True)
+            for rollout, advantage in zip(rollouts, advantages_K, strict=True)
         ]
 
     def remember(self, experiences: Sequence[Experience]) -> None:
         """Put the step's own rollouts into the cache, except those without a reward."""
         for experience in experiences:
             scores = experience.scores if experience.scores is not None else experience.rewards
-            for row, rollout in enumerate(cached(experience)):
+            for row, rollout in enumerate(cached_rollouts(experience)):
                 if not torch.isnan(scores[row]):
                     key = (experience.prompts[row], str(experience.labels[row]))
-                    self.cache.add(self._prompt_ids[key], [rollout])
+                    self.cache.add(self._prompt_ids[key], rollout)
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
-        """What is logged of a step: among it the means of its own rows, for the actor's means include replayed rows."""
+        """Return what is logged of a step.
+
+        Among it are the means of the step's own rows, since the actor's means include replayed rows.
+        """
         logged = {
             "replay/replayed": float(replayed),
             "replay/cached": float(self.cache.rollouts),
             "replay/memory_mb": self.cache.nbytes / 2**20,
         }
-        if replayed:
-            logged |= _own_means(experiences)
-        return logged
+        return logged | _own_means(experiences) if replayed else logged
 
 
 def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -125,8 +92,74 @@ def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:
     return {name: float(torch.cat(values).float().mean()) for name, values in columns.items()}
 
 
-def _padded(rows: Sequence[Floats]) -> Floats:
-    matrix = np.full((len(rows), max(len(row) for row in rows)), np.nan)
-    for position, row in enumerate(rows):
-        matrix[position, : len(row)] = row
-    return matrix
+def cached_rollouts(experience: Experience) -> list[CachedRollout]:
+    """Return all rollouts of a batch, in its order.
+
+    Args:
+        experience: batched and padded on the right, with ``action_log_probs`` and ``rewards``; not changed.
+    """
+    rows = split_experience_batch(dataclasses.replace(experience))  # a shallow copy, since splitting removes the index
+    return [
+        CachedRollout(
+            tokens=row.sequences.numpy().astype(np.int32),
+            actions=row.action_mask.bool().numpy(),
+            log_probs=row.action_log_probs[row.action_mask.bool()].float().numpy(),
+            reward=row.rewards.item(),
+        )
+        for row in remove_padding_in_sequences(rows)
+    ]
+
+
+def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Experience:
+    """Return one row for OpenRLHF's replay buffer, as OpenRLHF would have made it from a fresh rollout.
+
+    OpenRLHF batches rows by the fields and info keys of the first one, so a replayed row needs those of a fresh one.
+
+    Args:
+        like: a batch of fresh rollouts whose advantages are computed.
+        advantage: of every token up to the last generated one; no KL penalty.
+
+    Returns:
+        An experience without a batch axis. In ``info`` "reward" and "score" are the reward, all else is 0.
+    """
+    tensors = _tensors(rollout, advantage)
+    row: dict[str, Any] = {}
+    for field in dataclasses.fields(Experience):
+        value = getattr(like, field.name)
+        if value is None or field.name == "index":
+            row[field.name] = None
+        elif isinstance(value, torch.Tensor):
+            row[field.name] = tensors[field.name].to(value.dtype)
+        elif isinstance(value, dict):
+            row[field.name] = {key: _logged(key, values[0], rollout.reward) for key, values in value.items()}
+        else:  # texts and images, which training does not read
+            row[field.name] = [None] if len(value) == len(like.sequences) else list(value)
+    return Experience(**row)
+
+
+def _tensors(rollout: CachedRollout, advantage: float) -> dict[str, torch.Tensor]:
+    """Return the tensors of a row, by field; shapes (T,), (T - 1,) and ()."""
+    sequences = torch.tensor(rollout.tokens)
+    actions = torch.tensor(rollout.actions)
+    log_probs = torch.zeros(len(actions))
+    log_probs[actions] = torch.tensor(rollout.log_probs)
+    generated = actions.nonzero().flatten()
+    # OpenRLHF sums rewards from the end, and the only one is at the last action: prompt tokens get it, too.
+    advantages = advantage * (actions.flip(0).cumsum(0).flip(0) > 0)
+    return {
+        "sequences": sequences,
+        "attention_mask": torch.ones_like(sequences),
+        "action_mask": actions,
+        "action_log_probs": log_probs,
+        "advantages": advantages,
+        "returns": advantages.clone(),
+        "rewards": torch.tensor(rollout.reward),
+        "scores": torch.tensor(rollout.reward),
+        "response_length": generated[-1] - generated[0] + 1 if len(generated) else torch.tensor(0),
+        "truncated": torch.tensor(False),
+        "total_length": torch.tensor(len(sequences)),
+    }
+
+
+def _logged(key: str, fresh: torch.Tensor, reward: float) -> torch.Tensor:
+    return torch.full_like(fresh, reward if key in ("reward", "score") else 0)

@@ -27,7 +27,7 @@ from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.replay.cache import ReplayCache
+from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts

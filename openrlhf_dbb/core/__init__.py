@@ -3,7 +3,7 @@
 posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
 step         the rollouts of a step: columns, groups, advantages, stored texts, probes
 strategies/  which prompts are generated for, and which groups are trained on
-replay/      RePO's cache of old rollouts
+replay_cache RePO's cache of old rollouts: which are replayed, and their advantages
 ahead        batches that a thread generates ahead of the training
 checkpoints  which model checkpoints are complete, and the newest one to resume from
 best_model   the best model by evaluation

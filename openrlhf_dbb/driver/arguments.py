@@ -95,7 +95,10 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     _derive(flags, origin)
     settings = Settings.of(flags, origin, on_cpu=on_cpu)
     _ = settings.parameters  # checks them
-    settings = _with_strategy_defaults(settings)
+    try:
+        _ = settings.strategy
+    except ValueError as error:
+        raise UsageError(f"--{error}") from error
     return dataclasses.replace(settings, values=_finished(settings.values, group_baseline=estimator == NO_ESTIMATOR))
 
 
@@ -279,18 +282,3 @@ def _finished(values: Mapping[str, Any], *, group_baseline: bool) -> dict[str, A
     """The values after OpenRLHF's own checks and adjustments."""
     args = upstream.finish_arguments(argparse.Namespace(**values), group_baseline=group_baseline)
     return {flag: attrgetter(flag)(args) for flag in values}
-
-
-def _with_strategy_defaults(settings: Settings) -> Settings:
-    """The settings with the defaults of the rollout strategy that depend on other flags."""
-    try:
-        given, facts = settings.strategy, settings.facts
-        complete = given.complete(facts)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    for field in dataclasses.fields(complete):
-        value = getattr(complete, field.name)
-        if value != getattr(given, field.name):
-            origin = field.metadata.get("default_text") or f"--rollout.strategy {settings.args.rollout.strategy}"
-            settings = settings.with_values({f"{given.name}.{field.name}": value}, origin)
-    return settings

@@ -6,7 +6,6 @@ What a single estimator or rollout strategy allows is checked in its own file, w
 from __future__ import annotations
 
 import json
-import math
 import re
 from operator import attrgetter
 from pathlib import Path
@@ -174,26 +173,10 @@ def _check_strategy(settings: Settings) -> None:
 
 def _check_replay(settings: Settings) -> None:
     args, replay = settings.args, settings.args.replay
-    for name in ("samples", "cache", "min_cache"):
-        value = getattr(replay, name)
-        if value < 1:
-            raise UsageError(f"--replay.{name} {value} is below 1")
-    if max(replay.samples, replay.min_cache) > replay.cache:
+    if not 1 <= replay.samples <= replay.cache:
         raise UsageError(
-            f"--replay.samples {replay.samples} and --replay.min_cache {replay.min_cache} cannot exceed "
-            f"--replay.cache {replay.cache}, the rollouts that are kept of a prompt"
-        )
-    if not 0 < replay.coef < math.inf:
-        raise UsageError(f"--replay.coef {replay.coef:g} is not above 0; --replay.samples 0 turns replay off")
-    if replay.normalization == "mixed" and settings.estimator != "point":
-        raise UsageError(
-            f"--replay.normalization mixed takes mean and deviation from new and replayed rewards together, where "
-            f"--estimator {settings.estimator} has its own; use split, or --estimator point"
-        )
-    if replay.normalizer == "formula" and args.actor.loss_agg_mode == "token-mean":
-        raise UsageError(
-            "--replay.normalizer formula weighs rollouts, --actor.loss_agg_mode token-mean weighs tokens; "
-            "use seq-mean-token-mean, or --replay.normalizer code"
+            f"--replay.samples {replay.samples} is not in [0, {replay.cache}]; --replay.cache {replay.cache} rollouts "
+            "of a prompt are kept"
         )
     for flag, used, why in (
         ("train.dynamic_batch_enable", args.train.dynamic_batch_enable, "it makes the micro-batches itself"),

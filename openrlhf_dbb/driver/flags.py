@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import estimators
-from estimators.registry import parameter_fields
+from estimators.parameters import parameter_fields
 from openrlhf_dbb import methods, presets, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
-from openrlhf_dbb.core.replay.normalization import NORMALIZERS
-from openrlhf_dbb.core.replay.selection import SELECTIONS
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
 from openrlhf_dbb.spelling import did_you_mean
 
 NO_ESTIMATOR = "none"
 PROGRAM = "openrlhf-dbb train"
-
-NORMALIZATIONS = ("split", "mixed")
 
 # OpenRLHF's flags that --help shows beside ours; --help-all shows all of them.
 _MOST_USED = (
@@ -118,24 +113,7 @@ _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": int, "default": 0},
         "earlier rollouts of each prompt that are trained on beside the new ones; 0: none",
     ),
-    ("--replay.cache", {"type": int, "default": 16}, "newest rollouts of each prompt that are kept"),
-    ("--replay.min_cache", {"type": int, "default": 16}, "a prompt is replayed once it has this many"),
-    (
-        "--replay.select",
-        {"choices": list(SELECTIONS), "default": "reward"},
-        "reward: highest rewards; recency: newest; variance: largest variance of rewards; full: all",
-    ),
-    (
-        "--replay.normalization",
-        {"choices": NORMALIZATIONS, "default": "split"},
-        "split: replayed rewards are normalised by themselves; mixed: with the new ones",
-    ),
-    (
-        "--replay.normalizer",
-        {"choices": NORMALIZERS, "default": "code"},
-        "code: one mean over new and replayed rollouts, as RePO's code; formula: the sum of two means, as its paper",
-    ),
-    ("--replay.coef", {"type": float, "default": 1.0}, "factor on the loss of replayed rollouts, > 0"),
+    ("--replay.cache", {"type": int, "default": 16}, "newest rollouts kept of each prompt; full, it is replayed from"),
 )
 
 
@@ -302,7 +280,7 @@ def estimator_parameters(name: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: a value is outside its range.
     """
     cls = estimator_class(name)
-    parameters = {field: flags[f"{cls.name}.{field}"] for field in cls.parameter_names()}
+    parameters = {field.name: flags.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)}
     try:
         cls(**parameters)
     except ValueError as error:
@@ -327,26 +305,21 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, classes: Ma
             continue
         group = parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls))
         for field in fields:
+            if not field.metadata.get("flag", True):
+                continue
             options: dict[str, Any] = {"default": field.default}
             if isinstance(field.default, bool):
                 options["action"] = argparse.BooleanOptionalAction
             else:
-                options["type"] = _type_of(cls, field)
+                options["type"] = type(field.default)
                 options["choices"] = field.metadata.get("choices") or None
             text = field.metadata.get("help", "")
             if not isinstance(field.default, bool):
-                text = f"{text} (default {field.metadata.get('default_text') or field.default})"
+                text = f"{text} (default {field.default})"
             try:
                 group.add_argument(f"--{name}.{field.name}", help=text, **options)
             except argparse.ArgumentError as error:
                 raise UsageError(f"{chosen_by} {name}: {error}; give the class another name") from error
-
-
-def _type_of(cls: type, field: dataclasses.Field[Any]) -> Any:
-    """The type of a field's default; where that is None, of its annotation (``int | None``)."""
-    if field.default is not None:
-        return type(field.default)
-    return next(kind for kind in typing.get_args(typing.get_type_hints(cls)[field.name]) if kind is not type(None))
 
 
 def _first_line(cls: type) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from estimators.registry import parameter_fields
+from estimators.parameters import parameter_fields
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors

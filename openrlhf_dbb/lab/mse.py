@@ -82,7 +82,7 @@ class Probabilities:
         """Return the prior that empirical Bayes would have on each visit, (T, 2); None for other estimators."""
         if not isinstance(estimator, EmpiricalBayes):
             return None
-        return fitted_prior(estimator, self.p_Q_T, rollouts, self.noise_Q_T)
+        return fitted_prior(self.p_Q_T, rollouts, self.noise_Q_T)
 
 
 def add_command(commands: Any) -> None:

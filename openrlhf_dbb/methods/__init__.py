@@ -1,19 +1,18 @@
 """Training methods: named recipes of flag values, one TOML file each, every value with its source.
 
-A method is a rollout strategy, an advantage form, a loss aggregation, a clip range and whether rollouts are replayed,
-with the estimator it is named after. It sets flags and nothing else: each piece can be asked for by its own flag.
-A method that sets the size of a group keeps a preset's rollouts, see :func:`same_rollouts`.
+A method sets a rollout strategy, an advantage form, a loss aggregation, a clip range and whether rollouts are replayed.
+It sets flags and nothing else, and each piece has its own flag.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from estimators import FORMS
+from estimators.parameters import parameter_fields
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError
@@ -28,49 +27,45 @@ _GROUP = "rollout.n_samples_per_prompt"
 CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 """The loss aggregation that we add to OpenRLHF's two: token sums over a constant length (Dr.GRPO)."""
 
+# A run must keep the values of flags that begin so, and of its strategy's flags, when it is continued.
 _PIECES = (
     "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
     "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
 )  # fmt: skip
-"""What the flags begin with, beside those of the strategies, that a run must keep when it is continued."""
 
 
 def is_piece(flag: str, strategy: RolloutStrategy) -> bool:
-    """Whether a run must keep the value of ``flag`` when it is continued.
+    """Return whether a run must keep the value of ``flag`` when it is continued.
 
     Args:
-        strategy: the run's, whose parameters count even if it is not registered.
+        strategy: the run's strategy; it need not be registered.
     """
-    if flag.startswith(_PIECES):
-        return True
     name, _, field = flag.partition(".")
     cls = {**strategies.available(), strategy.name: type(strategy)}.get(name)
-    return cls is not None and any(
-        known.name == field and not known.metadata.get("may_change") for known in dataclasses.fields(cls)
-    )
+    return flag.startswith(_PIECES) or (cls is not None and field in [known.name for known in parameter_fields(cls)])
 
 
 def names() -> list[str]:
-    """Methods that can be asked for by name."""
+    """Return the methods that can be asked for by name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 
 def check_name(name: str) -> None:
     """Raise UsageError if there is no method ``name``."""
-    if name not in (*names(), NONE):
-        known = [*names(), NONE]
+    known = [*names(), NONE]
+    if name not in known:
         raise UsageError(
             f"unknown --method {name!r}{did_you_mean(name, known)}; known: {', '.join(known)} (the flags alone decide)"
         )
 
 
 def default_estimator(name: str) -> str | None:
-    """The estimator of the method as published; None for no method."""
+    """Return the estimator of the method as published; None for no method."""
     return None if name == NONE else str(_read(name)["estimator"])
 
 
 def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
-    """The flag values of method ``name`` with ``estimator``, which decides the clip range."""
+    """Return the flag values of method ``name``; ``estimator`` decides the clip range."""
     if name == NONE:
         return {}
     common, own = _read(_COMMON), _read(name)
@@ -80,10 +75,10 @@ def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
 
 
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
-    """Prompts of a step and passes over the data that keep a preset's rollouts, of a step and in all.
+    """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts.
 
     Args:
-        flags: of the method; if it does not set the size of a group, nothing is to be kept.
+        flags: of the method. If it does not set the size of a group, nothing changes.
         preset: its flags, by name.
 
     Example:
@@ -98,7 +93,7 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 
 
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
-    """What is trained, piece by piece, in one paragraph; from the arguments, so that it holds whatever was changed."""
+    """Return one paragraph that describes every piece of the training, from the arguments."""
     low, high = args.actor.eps_clip_low_high
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
@@ -109,18 +104,14 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
     ]
     if args.replay.samples:
-        replay = args.replay
-        parts.append(
-            f"replay of {replay.samples} of {replay.cache} cached rollouts a prompt ({replay.select}, "
-            f"{replay.normalization} normalisation, {replay.normalizer} normaliser)"
-        )
+        parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     return f"{name}: " + "; ".join(parts)
 
 
 def _formula(advantage: SimpleNamespace) -> str:
-    """Of the advantage; by its name alone where OpenRLHF computes it by itself."""
+    """Return the advantage's formula, or its name if OpenRLHF alone computes it."""
     form = FORMS.available().get(advantage.estimator)
     if form is None:
         return str(advantage.estimator)

@@ -1,22 +1,20 @@
-"""Rollout strategies: which prompts are generated for, and which groups are trained on; one file each.
+"""Rollout strategies: which prompts are generated for, and which groups are trained on.
 
-    base        the contract: RolloutStrategy, Sampler, Decision; the registry
-    parameters  fields that say what they allow
-    plain       every prompt, every group
-    dynamic     groups of zero variance are replaced (DAPO)
-    greso       prompts whose groups had zero variance are skipped (GRESO)
-    posterior   prompts are drawn by the variance that their posterior expects
+    contract   RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
+    dynamic    groups of zero variance are replaced (DAPO)
+    greso      prompts whose groups had zero variance are skipped (GRESO)
+    posterior  prompts are drawn by the variance that their posterior expects
 
-They know neither torch nor OpenRLHF: prompts are ids, groups are arrays of scores. ``actors/generation.py`` does what
-they decide.
+They know neither torch nor OpenRLHF: prompts are ids, groups are arrays of scores. ``actors/generation.py`` carries out
+their decisions.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from estimators.registry import parameter_fields
-from openrlhf_dbb.core.strategies.base import (
+from estimators.parameters import parameter, parameter_fields
+from openrlhf_dbb.core.strategies.contract import (
     STRATEGIES,
     Decision,
     Drawn,
@@ -27,7 +25,6 @@ from openrlhf_dbb.core.strategies.base import (
     SamplingError,
     register,
 )
-from openrlhf_dbb.core.strategies.parameters import parameter
 
 __all__ = [
     "Decision",
@@ -50,10 +47,10 @@ available, get = STRATEGIES.available, STRATEGIES.get
 
 
 def of(args: SimpleNamespace) -> RolloutStrategy:
-    """The strategy that the arguments ask for: ``--rollout.strategy`` with its parameters.
+    """Return the strategy that the arguments name, with its parameters.
 
     Raises:
-        ValueError: unknown, or a parameter is outside its range.
+        ValueError: the strategy is unknown, or a parameter is outside its range.
     """
     name = args.rollout.strategy
     cls = get(name)
@@ -63,19 +60,16 @@ def of(args: SimpleNamespace) -> RolloutStrategy:
 
 
 def facts(args: SimpleNamespace) -> RunFacts:
-    """What a strategy is told about the run."""
+    """Return the facts about a run that a strategy may need."""
     filtering = args.algo.dynamic_filtering_enable
     return RunFacts(
         groups=args.rollout.batch_size,
         rollouts=args.rollout.n_samples_per_prompt,
         seed=args.train.seed,
         score_range=tuple(args.algo.dynamic_filtering_range) if filtering else None,
-        form=args.algo.advantage.estimator,
-        loss=args.actor.loss_agg_mode,
-        asynchronous=args.train.async_enable,
     )
 
 
 def build(args: SimpleNamespace) -> Sampler:
-    """The sampler of a training; the arguments are those of a complete strategy."""
+    """Return the sampler of a training."""
     return of(args).sampler(facts(args))

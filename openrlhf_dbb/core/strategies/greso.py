@@ -6,14 +6,14 @@ docs/methods.md lists the differences.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies.base import (
+from estimators.parameters import parameter
+from openrlhf_dbb.core.strategies.contract import (
     Decision,
     RolloutStrategy,
     RunFacts,
@@ -22,7 +22,12 @@ from openrlhf_dbb.core.strategies.base import (
     register,
     varies,
 )
-from openrlhf_dbb.core.strategies.parameters import parameter
+
+# GRESO's published settings.
+INITIAL_P = 0.5
+STEP = 0.01  # change of p_easy and p_hard after a training step
+LOWEST_P, HIGHEST_P = 0.05, 0.95
+SAFETY = 1.25  # factor on the number of prompts that a later round is expected to need
 
 MOST_IDLE_PASSES = 200
 """Passes over the data in which every prompt was skipped, before the run is given up."""
@@ -33,55 +38,26 @@ MOST_IDLE_PASSES = 200
 class Greso(RolloutStrategy):
     """Prompts whose last groups had zero variance are skipped before generation.
 
-    A prompt is skipped with probability 1 - max(p^z, floor) after z groups in a row of zero variance. p is ``p_easy``
-    if these groups succeeded and ``p_hard`` if they failed; a group that varies resets z, one of zero variance of the
-    other kind starts at 1; skipping does not change z. After every training step from the second pass on, each p falls
-    by ``step`` if the share of such groups among all generated for the step was at its target or above, and rises by it
-    otherwise, within [min_p, max_p].
+    A prompt is skipped with probability 1 - max(p^z, floor) after z groups in a row of zero variance. p is p_easy if
+    these groups succeeded and p_hard if they failed. A group that varies resets z, and a group of zero variance of the
+    other kind sets z to 1. Skipping does not change z. After every training step from the second pass on, each p falls
+    by STEP if the share of such groups among all generated for the step was at its target or above, and rises by STEP
+    otherwise, within [LOWEST_P, HIGHEST_P]. A third of ``target`` is for groups with only successes, two thirds are for
+    groups with only failures.
 
-    The batch is filled in rounds: the first of ``batch`` prompts, later ones of ``safety * missing / (1 - z)`` with z
-    the share of groups of zero variance in the round before, between ``min_batch`` and ``batch``. Groups of zero
-    variance are not trained on.
+    A step's first round has 1.5 batches of prompts. A later round has ``SAFETY * missing / (1 - z)`` prompts, with z
+    the share of groups of zero variance in the round before, between half a batch and the size of the first round.
+    Groups of zero variance are not trained on.
     """
 
-    p_easy: float = parameter(0.5, "initial p of prompts whose last groups all succeeded", within="(0, 1]")
-    p_hard: float = parameter(0.5, "initial p of prompts whose last groups all failed", within="(0, 1]")
-    target_easy: float = parameter(1 / 12, "share of groups with only successes to aim at", within="(0, 1)")
-    target_hard: float = parameter(1 / 6, "share of groups with only failures to aim at", within="(0, 1)")
-    step: float = parameter(0.01, "change of p_easy and p_hard after each training step", within="(0, 1)")
-    min_p: float = parameter(0.05, "lowest p_easy and p_hard", within="(0, 1]")
-    max_p: float = parameter(0.95, "highest p_easy and p_hard", within="(0, 1]")
+    target: float = parameter(0.25, "share of zero-variance groups to aim at", within="(0, 1)")
     floor: float = parameter(0.01, "lowest probability that a prompt is generated for", within="(0, 1]")
-    batch: int | None = parameter(
-        None, "prompts of a step's first round", least=1, default_text="1.5 x --rollout.batch_size"
-    )
-    min_batch: int | None = parameter(
-        None, "fewest prompts of a later round", least=1, default_text="--rollout.batch_size / 2"
-    )
-    safety: float = parameter(
-        1.25,
-        "factor on the expected number of prompts that a later round needs",
-        least=1,
-        why="rounds would ask for fewer prompts than needed",
-    )
 
     name: ClassVar[str] = "greso"
     needs_scores: ClassVar[bool] = True
     min_rollouts: ClassVar[int] = 2
     discards: ClassVar[bool] = True
     needs_budget: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_p > self.max_p:
-            raise ValueError(f"--greso.min_p {self.min_p:g} is above --greso.max_p {self.max_p:g}")
-
-    def complete(self, facts: RunFacts) -> Greso:
-        return dataclasses.replace(
-            self,
-            batch=facts.groups * 3 // 2 if self.batch is None else self.batch,
-            min_batch=-(-facts.groups // 2) if self.min_batch is None else self.min_batch,
-        )
 
     def describe(self) -> str:
         return "GRESO's pre-rollout filtering"
@@ -95,11 +71,11 @@ class GresoSampler(Sampler):
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
         super().__init__(facts)
-        assert strategy.batch is not None and strategy.min_batch is not None, "a complete strategy is needed"
-        self._strategy = strategy
-        self._batch, self._min_batch = strategy.batch, min(strategy.min_batch, strategy.batch)
-        self.p_easy, self.p_hard = strategy.p_easy, strategy.p_hard
-        # Groups in a row of zero variance: z if they succeeded, -z if they failed; others are not in it.
+        self._floor = strategy.floor
+        self._targets = (strategy.target / 3, strategy.target * 2 / 3)
+        self._most, self._fewest = facts.groups * 3 // 2, -(-facts.groups // 2)
+        self.p_easy = self.p_hard = INITIAL_P
+        # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}
         self._passes = self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
@@ -109,26 +85,27 @@ class GresoSampler(Sampler):
         self._shares = (0.0, 0.0)
 
     def probability(self, prompt_id: int) -> float:
-        """The probability that a drawn prompt is generated for."""
+        """Return the probability that a drawn prompt is generated for."""
         streak = self._streak.get(prompt_id, 0)
         base = self.p_easy if streak > 0 else self.p_hard
-        return max(float(base ** abs(streak)), self._strategy.floor)
+        return max(float(base ** abs(streak)), self._floor)
 
     def rollouts(self, prompt_id: int) -> int:
         return 0 if self._random.random() >= self.probability(prompt_id) else self.facts.rollouts
 
     def round_size(self, missing: int) -> int:
         last = self._last_round
+        # The published code divides by zero if all groups of a round have zero variance.
         if last is None or last.easy + last.hard == last.groups:
-            return self._batch
+            return self._most
         # Not by z, whose rounding the floor would show: 1.25 * 12 / (1 - 0.7) is 49.999...
-        needed = self._strategy.safety * missing * last.groups / (last.groups - last.easy - last.hard)
-        return int(max(min(needed, self._batch), self._min_batch))
+        needed = SAFETY * missing * last.groups / (last.groups - last.easy - last.hard)
+        return int(max(min(needed, self._most), self._fewest))
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         self._idle_passes = 0
         if np.isnan(scores_N).all():
-            return Decision.DISCARD  # nothing is known of it: neither trained on nor counted
+            return Decision.DISCARD  # a group without any score is neither trained on nor counted
         self._in_step.groups += 1
         self._in_round.groups += 1
         if varies(scores_N):
@@ -150,22 +127,18 @@ class GresoSampler(Sampler):
     def end_step(self) -> None:
         counts = self._in_step
         self._shares = (counts.easy / counts.groups, counts.hard / counts.groups)
-        if self._passes:
-            self.p_easy = self._moved(self.p_easy, self._shares[0], self._strategy.target_easy)
-            self.p_hard = self._moved(self.p_hard, self._shares[1], self._strategy.target_hard)
+        if self._passes:  # in the first pass no prompt has a history
+            self.p_easy = _moved(self.p_easy, self._shares[0], self._targets[0])
+            self.p_hard = _moved(self.p_hard, self._shares[1], self._targets[1])
         self._in_step, self._last_round = _Counts(), None
-
-    def _moved(self, p: float, share: float, target: float) -> float:
-        moved = p - self._strategy.step if share >= target else p + self._strategy.step
-        return min(max(moved, self._strategy.min_p), self._strategy.max_p)
 
     def end_pass(self) -> None:
         self._passes += 1
         self._idle_passes += 1
         if self._idle_passes > MOST_IDLE_PASSES:
             raise SamplingError(
-                f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise --greso.floor or "
-                "--greso.min_p, or use more prompts"
+                f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, or use "
+                "more prompts"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -191,8 +164,14 @@ class GresoSampler(Sampler):
         self._random.bit_generator.state = state["random"]
 
 
+@dataclass
 class _Counts:
     """Groups generated, and those of zero variance."""
 
-    def __init__(self) -> None:
-        self.groups = self.easy = self.hard = 0
+    groups: int = 0
+    easy: int = 0
+    hard: int = 0
+
+
+def _moved(p: float, share: float, target: float) -> float:
+    return min(max(p - STEP if share >= target else p + STEP, LOWEST_P), HIGHEST_P)

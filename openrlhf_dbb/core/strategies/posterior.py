@@ -1,4 +1,4 @@
-"""Prompts drawn by their posterior: more often where a rollout is expected to teach more.
+"""Prompts drawn by their posterior: more often where a reward is expected to vary more.
 
 Axes: P prompts of the run, B of a batch.
 """
@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies.base import (
+from estimators.parameters import parameter
+from openrlhf_dbb.core.strategies.contract import (
     Drawn,
     Predictive,
     RolloutStrategy,
@@ -22,7 +23,6 @@ from openrlhf_dbb.core.strategies.base import (
     SamplingError,
     register,
 )
-from openrlhf_dbb.core.strategies.parameters import parameter
 
 Floats = NDArray[np.float64]
 
@@ -32,20 +32,18 @@ Floats = NDArray[np.float64]
 class PosteriorSampling(RolloutStrategy):
     """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
-    With Beta(a_i, b_i) the estimator's distribution of prompt i's next success probability, just before the batch, and
-    B prompts of P in a batch::
+    Beta(a_i, b_i) is the estimator's forecast of prompt i's success probability just before the batch. With B prompts
+    of P in a batch::
 
         v_i   = E[p (1 - p)] = a_i b_i / ((a_i + b_i) (a_i + b_i + 1))
         q_i   = (1 - floor) v_i^power / sum(v^power) + floor / P
         pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
 
-    and one systematic draw, so that a batch has exactly B different prompts. A rollout's advantage is multiplied by
-    ``(B / (P pi_i)) ** weight_power``: with power 1 the expected gradient is that of prompts drawn evenly, and no
-    weight exceeds 1 / floor; with 0 the policy is trained on the mixture that was drawn, a curriculum. As pi is fixed
-    before anything is generated, the weights are exact. With weights, power 1/2 is what makes the gradient least noisy
-    if v is right; without, a higher one makes a steeper curriculum.
-
-    A prompt's v is as good as the estimator's forecast of it; the floor bounds what a wrong one costs.
+    One systematic draw gives a batch of exactly B different prompts. A rollout's advantage is multiplied by
+    ``(B / (P pi_i)) ** weight_power``. With 1 the expected gradient is that of prompts drawn evenly, and no weight
+    exceeds 1 / floor. With 0 the policy is trained on the mixture that was drawn, a curriculum. The weights are exact,
+    since pi is fixed before anything is generated. If v is right, power 1/2 with weights makes the gradient least
+    noisy; ``floor`` bounds the cost of a wrong v.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -70,7 +68,7 @@ class PosteriorSampling(RolloutStrategy):
 
 
 class PosteriorSampler(Sampler):
-    """Draws a batch whenever the last one has been handed out."""
+    """Draws a batch when the last one has been handed out."""
 
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -88,8 +86,8 @@ class PosteriorSampler(Sampler):
         prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
         if batch > prompts:
             raise SamplingError(
-                f"--rollout.strategy posterior draws each prompt at most once in a batch of {batch} "
-                f"(--rollout.batch_size), but only {prompts} prompts differ; lower it"
+                f"strategy posterior draws each prompt at most once in a batch of {batch} prompts, but only {prompts} "
+                "prompts differ; lower the batch size"
             )
         variance = expected_variance(predictive.alpha, predictive.beta)
         pi = inclusion(variance**strategy.power, batch, strategy.floor)
@@ -100,14 +98,14 @@ class PosteriorSampler(Sampler):
             "posterior/certain": float(np.mean(pi == 1)),
             "posterior/effective": float(weights.sum() ** 2 / (batch * (weights @ weights))),
         }
-        columns = (predictive.prompt_ids[drawn], np.full(batch, self.facts.rollouts), pi[drawn], weights)
+        columns = (predictive.prompt_ids[drawn], pi[drawn], weights)
         return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def metrics(self) -> dict[str, float]:
-        """Of the last batch drawn.
+        """Return numbers of the last batch drawn.
 
-        posterior/lift: mean E[p (1 - p)] of its prompts, over that of all. posterior/certain: share of all prompts with
-        pi = 1. posterior/effective: what the weights leave of the batch, (sum w)^2 / (B sum w^2), in (0, 1].
+        posterior/lift: mean E[p (1 - p)] of its prompts, over the mean of all prompts. posterior/certain: share of all
+        prompts with pi = 1. posterior/effective: (sum w)^2 / (B sum w^2), in (0, 1]; 1 for equal weights.
         """
         return self._metrics
 
@@ -125,16 +123,16 @@ class PosteriorSampler(Sampler):
 
 
 def expected_variance(alpha: Floats, beta: Floats) -> Floats:
-    """E[p (1 - p)] for p ~ Beta(alpha, beta), in [0, 1/4]: the variance that a reward is expected to have, given p."""
+    """Return E[p (1 - p)] for p ~ Beta(alpha, beta), in [0, 1/4]."""
     total = alpha + beta
     return np.asarray(alpha / total * (beta / (total + 1)))
 
 
 def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
-    """Probability that each prompt is in a batch, (P,) in (0, 1], with the sum ``batch``.
+    """Return the probability that each prompt is in a batch, (P,) in (0, 1], with the sum ``batch``.
 
     Args:
-        value_P: >= 0; what the draws are in proportion to, but for the floor and the limit of 1.
+        value_P: >= 0. The draws are in proportion to it, apart from the floor and the limit of 1.
         batch: at most P.
         floor: share in (0, 1] that all prompts get alike. No probability is below ``floor * batch / P``.
     """
@@ -148,11 +146,11 @@ def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
     scale_P = (batch - np.arange(prompts)) / rest_P
     certain = int(np.argmax(scale_P * sorted_P <= 1 + 1e-12))
     pi_P = scale_P[certain] * share_P
-    return np.where(pi_P > 1 - 1e-9, 1.0, pi_P)  # what is certain is so exactly
+    return np.where(pi_P > 1 - 1e-9, 1.0, pi_P)  # rounding must not make a certain prompt uncertain
 
 
 def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
-    """One systematic draw: as many different prompts as ``pi_P`` sums to, each with its probability; in random order.
+    """Draw as many different prompts as ``pi_P`` sums to, each with its probability, in random order.
 
     Args:
         pi_P: in (0, 1], with a whole sum.
@@ -162,6 +160,6 @@ def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
     size = round(float(pi_P.sum())) - len(certain)
     ends = np.cumsum(pi_P[others])
     if size:
-        ends *= size / ends[-1]  # its last is whole but for rounding
+        ends *= size / ends[-1]  # rounding must not move the last end away from a whole number
     drawn = others[np.searchsorted(ends, random.random() + np.arange(size), side="right")]
     return random.permutation(np.concatenate([certain, drawn]))

@@ -1,0 +1,151 @@
+"""Advantage forms: how the rewards of a group and an estimate become advantages.
+
+X is a reward, p and v are the estimated mean and variance of one reward.
+
+Example:
+    >>> import numpy as np
+    >>> from estimators import FORMS, build
+    >>> dbb, rewards_P_G = build("dbb", discount=0.5), np.array([[1.0, 0.0, 0.0, 0.0]])
+    >>> state, estimate = dbb.observe(dbb.initial_state(1), rewards_P_G, leave_one_out=True)  # alpha 1.5, beta 3.5
+    >>> estimate.without_each  # 0.5 / 4, 1.5 / 4
+    array([[0.125, 0.375, 0.375, 0.375]])
+    >>> FORMS.build("rloo").advantages(rewards_P_G, estimate)
+    array([[ 0.875, -0.375, -0.375, -0.375]])
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from estimators.base import Estimate, Floats
+from estimators.registry import Registry
+
+
+class Form(ABC):
+    """How rewards and an estimate become advantages; without state and parameters.
+
+    Class attributes:
+        name: the registered name.
+        formula: the advantage in a few words.
+        whitened: True if the trainer has the last step. Once the advantages are spread over the response tokens (with a
+            KL penalty in the reward, summed over the tokens that follow), it subtracts their mean over all response
+            tokens of the batch and divides by their standard deviation.
+        leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``.
+    """
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    whitened: ClassVar[bool] = False
+    leave_one_out: ClassVar[bool] = False
+
+    @abstractmethod
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
+
+
+FORMS: Registry[Form] = Registry(
+    "advantage form",
+    Form,  # type: ignore[type-abstract]
+    "estimators.forms",
+    "openrlhf_dbb.forms",
+)
+"""The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
+
+register = FORMS.register
+
+
+def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
+    """Return ``X - baseline``, shape (P, G); 0 for a missing rollout (NaN), or one with nothing to compare it with.
+
+    The baseline is the mean, or the mean without the rollout (:attr:`Estimate.baseline`).
+    """
+    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.baseline)
+
+
+def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
+    """Return ``(X - baseline) / sqrt(v)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0."""
+    deviation = np.sqrt(estimate.variance)[:, None]
+    return np.divide(
+        centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0
+    )
+
+
+@register
+class GroupNorm(Form):
+    """``(X - p) / sqrt(v)``: GRPO.
+
+    Source: paper, section 2.2; GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1. OpenRLHF adds 1e-9 to the
+    deviation; here nothing is added.
+    """
+
+    name: ClassVar[str] = "group_norm"
+    formula: ClassVar[str] = "(X - p) / sqrt(variance)"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        return standardized(rewards_P_G, estimate)
+
+
+@register
+class DrGrpo(Form):
+    """``X - p``: Dr. GRPO.
+
+    Source: paper, section 5; Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.
+    """
+
+    name: ClassVar[str] = "dr_grpo"
+    formula: ClassVar[str] = "X - p"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        return centered(rewards_P_G, estimate)
+
+
+@register
+class Rloo(Form):
+    """``X - p_without``: p_without is the estimated mean, had this rollout not been seen.
+
+    A baseline that does not depend on the rollout it scores leaves the policy gradient unbiased. With c the share of
+    one rollout in the mean p, the advantage is ``(X - p) / (1 - c)``:
+
+    - ``point``: c = 1 / N, so N / (N - 1) (X - p), the published form.
+    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p).
+
+    If the estimator has seen the score behind X (before a length penalty), the score is left out of p and X is compared
+    with the rest. An estimator that reads before the update has c = 0. If the prior is fitted to all prompts (``auto``,
+    ``empirical_bayes``), it has also seen X, which stays in it; the form is then exact up to that.
+
+    Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO (Ahmadian et al. 2024, arXiv
+    2402.14740); with a posterior: our own.
+    """
+
+    name: ClassVar[str] = "rloo"
+    formula: ClassVar[str] = "X - (p without X)"
+    leave_one_out: ClassVar[bool] = True
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
+            raise ValueError("form 'rloo' needs the mean without each rollout; observe with leave_one_out=True")
+        return centered(rewards_P_G, estimate)
+
+
+@register
+class ReinforceBaseline(Form):
+    """``X - p`` here; the trainer then whitens over all response tokens of the batch.
+
+    With A_t the advantage of a token, and m and s its mean and standard deviation over all response tokens of verified
+    rollouts in the batch, the token is trained with ``(A_t - m) / s``, or with ``A_t - m`` if the trainer is told not
+    to divide. With ``point`` m is small, since the rewards of a group differ from their mean by 0 on average. With a
+    posterior m holds what all groups of the batch have in common, and whitening takes it away.
+
+    Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline; OpenRLHF 0.11.2,
+    ``compute_advantages_and_returns``.
+    """
+
+    name: ClassVar[str] = "reinforce_baseline"
+    formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
+    whitened: ClassVar[bool] = True
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        return centered(rewards_P_G, estimate)

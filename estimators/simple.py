@@ -1,0 +1,156 @@
+"""Estimators to compare with: the current group alone, and a moving average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
+from estimators.parameters import parameter
+from estimators.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class PointEstimator(RewardEstimator):
+    """Sample mean and N-1 variance of the current group; nothing is kept between visits.
+
+    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
+    variance is exactly 0 if all N rewards are equal (or N = 1); such a group has no advantage.
+
+    Example:
+        >>> point = PointEstimator()
+        >>> point.observe(point.initial_state(1), [[1.0, 0.0, 0.0, 0.0]])[1]
+        Estimate(mean=array([0.25]), variance=array([0.25]))
+
+    Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
+    """
+
+    name: ClassVar[str] = "point"
+    min_rollouts: ClassVar[int] = 2
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        return {}
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        total, rollouts = counts(rewards_P_G)
+        mean = total / rollouts
+        squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
+        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as variance.
+        zero_variance = np.fmin.reduce(rewards_P_G, axis=1) == np.fmax.reduce(rewards_P_G, axis=1)
+        return Estimate(mean, np.where(zero_variance, 0.0, squares / np.maximum(rollouts - 1, 1)))
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        return np.ones(len(rewards_P_G))
+
+
+@register
+@dataclass(frozen=True)
+class LaplaceSmoothing(RewardEstimator):
+    """Shrink each group's mean towards 1/2; nothing is kept between visits.
+
+    With S successes among N rollouts::
+
+        mean     = (S + smoothing) / (N + 2 * smoothing)
+        variance = mean * (1 - mean)                        of ONE reward, > 0
+
+    A first visit of DBB with prior (a, a) gives the same estimate for ``smoothing = discount * a``, so the comparison
+    with DBB shows the value of the history. Scores in [0, 1] count as fractional successes.
+
+    Example:
+        >>> laplace = LaplaceSmoothing(smoothing=0.5)
+        >>> laplace.observe(laplace.initial_state(1), [[1.0, 1.0, 1.0, 1.0]])[1]
+        Estimate(mean=array([0.9]), variance=array([0.09]))
+
+    Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
+    """
+
+    smoothing: float = parameter(1.0, "pseudo-successes and as many pseudo-failures, in rollouts", within="(0, inf)")
+
+    name: ClassVar[str] = "laplace"
+    support: ClassVar[Support] = "unit"
+    never_collapses: ClassVar[bool] = True
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        return {}
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        successes, rollouts = counts(rewards_P_G)
+        return bernoulli(successes + self.smoothing, rollouts - successes + self.smoothing)
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        rollouts = counts(rewards_P_G)[1]
+        return rollouts / (rollouts + 2 * self.smoothing)
+
+
+@register
+@dataclass(frozen=True)
+class MovingAverage(RewardEstimator):
+    """Average a prompt's group means; each past one weighs less by ``discount``.
+
+    With S successes among the N rollouts of a visit::
+
+        mean     = S / N                                             on the first visit
+        mean    <- discount * mean + (1 - discount) * S / N          on later ones
+        variance = mean * (1 - mean)                                 of ONE reward
+
+    There is no prior, so the variance is exactly 0 as long as all rewards of a prompt have been 0, or all 1. Such
+    groups have no advantage. Scores in [0, 1] count as fractional successes.
+
+    State:
+        mean: the average, in [0, 1]; 0 before any rollout.
+        visits: number of groups in the average.
+
+    Example:
+        >>> ema = MovingAverage(discount=0.5)
+        >>> state, estimate = ema.observe(ema.initial_state(1), [[1.0, 1.0, 1.0, 1.0]])
+        >>> ema.observe(state, [[1.0, 0.0, 0.0, 0.0]])[1]
+        Estimate(mean=array([0.625]), variance=array([0.234375]))
+
+    Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean; the variance is read
+    as DBB's, without N - 1.
+    """
+
+    discount: float = parameter(0.3, "weight of the past per visit", within="[0, 1)")
+
+    name: ClassVar[str] = "ema"
+    support: ClassVar[Support] = "unit"
+    state_fields: ClassVar[tuple[str, ...]] = ("mean", "visits")
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {"mean": np.zeros(num_prompts), "visits": np.zeros(num_prompts)}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        successes, rollouts = counts(rewards_P_G)
+        visits = state["visits"] + 1
+        # In this form the average of equal group means is exact: 1 stays 1.
+        mean = state["mean"] + self._weight(visits) * (successes / rollouts - state["mean"])
+        return {"mean": mean, "visits": visits}
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        return Estimate(state["mean"], state["mean"] * (1 - state["mean"]))
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        return self._weight(state["visits"])
+
+    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
+        rest = super().mean_without_each(state, rewards_P_G, estimate)
+        if rest is None or self.reads == "before":
+            return rest
+        # A group's mean has the same weight for any number of rollouts, down to one.
+        successes, rollouts = (column[:, None] for column in counts(rewards_P_G))
+        moved = (rewards_P_G - successes / rollouts) / np.maximum(rollouts - 1, 1)
+        weight = self.group_weight(state, rewards_P_G)[:, None]
+        return np.where(rollouts > 1, estimate.mean[:, None] - weight * moved, rest)
+
+    def _weight(self, visits: Floats) -> Floats:
+        """Return the weight of the latest of ``visits`` groups."""
+        return np.where(visits == 1, 1.0, 1 - self.discount)

@@ -1,0 +1,214 @@
+"""The contract of a rollout strategy, and the strategy ``plain``.
+
+Axes: N rollouts of a group, P prompts of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimators.parameters import check
+from estimators.registry import Registry
+from openrlhf_dbb.errors import RunError
+
+
+class SamplingError(RunError):
+    """No batch can be filled; the run ends, since going on would only cost rollouts."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts about a run that a strategy may need.
+
+    Attributes:
+        groups: groups of a rollout batch.
+        rollouts: rollouts of a group, N.
+        seed: of the strategy's own random numbers.
+        score_range: a group is trained on only if its mean score lies strictly between these two; None for no limit.
+    """
+
+    groups: int
+    rollouts: int
+    seed: int = 0
+    score_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """The estimator's forecast for every prompt: its next success probability is Beta(alpha, beta).
+
+    Attributes:
+        prompt_ids: (P,) int, ascending.
+        alpha, beta: (P,) float, > 0.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    alpha: NDArray[np.float64]
+    beta: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A prompt that the strategy has chosen.
+
+    Attributes:
+        inclusion: probability with which the prompt is in the batch, in (0, 1]; fixed before anything is generated.
+        weight: factor on the prompt's advantages, > 0.
+    """
+
+    prompt_id: int
+    inclusion: float
+    weight: float
+
+
+class Decision(Enum):
+    """What is done with a generated group. The estimator observes the group in every case."""
+
+    TRAIN = auto()
+    """The group is trained on."""
+    DISCARD = auto()
+    """The group is not trained on."""
+    REPLACE = auto()
+    """The group is not trained on, and another prompt takes its place in the same round."""
+
+
+class Sampler:
+    """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
+
+    A step draws prompts in rounds of :meth:`round_size` and leaves out those for which :meth:`rollouts` returns 0. Each
+    other prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be
+    trained on; surplus groups are discarded.
+
+    If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the order of the data. A pass then
+    ends when as many prompts were drawn as there are.
+    """
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+
+    def round_size(self, missing: int) -> int:
+        """Return the number of prompts to generate for in the next round.
+
+        Args:
+            missing: groups that the batch still needs, >= 1.
+        """
+        return missing
+
+    def rollouts(self, prompt_id: int) -> int:
+        """Return the rollouts to generate for a prompt that has just been drawn: N, or 0 to skip the prompt."""
+        return self.facts.rollouts
+
+    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the next prompt to generate for; called only if the strategy ``draws``.
+
+        Args:
+            predictive: returns the estimator's present forecast; a call takes the time of a pass over all prompts.
+
+        Raises:
+            SamplingError: no prompt can be drawn.
+        """
+        raise NotImplementedError
+
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
+        """Take note of a generated group, and decide what is done with it.
+
+        Args:
+            scores_N: the verifier's scores before any penalty; NaN where missing.
+        """
+        return Decision.TRAIN
+
+    def end_round(self) -> None:
+        """All groups of a round have been judged."""
+
+    def end_step(self) -> None:
+        """The batch is full and will be trained on."""
+
+    def end_pass(self) -> None:
+        """Every prompt has been drawn once more.
+
+        Raises:
+            SamplingError: the strategy gives up.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers to log after a step, by name."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold; called between steps."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+
+
+@dataclass(frozen=True)
+class RolloutStrategy:
+    """Decides which prompts are generated for and which groups are trained on.
+
+    A strategy is a frozen dataclass. Its fields, made by :func:`estimators.parameters.parameter`, are its parameters
+    and become the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
+
+    Class attributes:
+        name: the registered name.
+        needs_scores: True if it reads scores, so that rewards must be known at generation.
+        min_rollouts: the smallest group that it can use.
+        discards: True if some rollouts are never trained on, so that a step may need more than a batch of groups.
+        needs_budget: True if a pass over the prompts has no fixed cost, so that a number of rollouts ends the training.
+        draws: True if it chooses the prompts by the estimator's forecast; the estimator then needs a ``predictive``.
+        reads_score_range: True if it honours ``RunFacts.score_range``.
+
+    Raises:
+        ValueError: a parameter is outside its range.
+    """
+
+    name: ClassVar[str]
+    needs_scores: ClassVar[bool] = False
+    min_rollouts: ClassVar[int] = 1
+    discards: ClassVar[bool] = False
+    needs_budget: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    reads_score_range: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def describe(self) -> str:
+        """Return a few words for the line that the start prints."""
+        raise NotImplementedError
+
+    def sampler(self, facts: RunFacts) -> Sampler:
+        """Return the mutable part, for one training."""
+        raise NotImplementedError
+
+
+STRATEGIES: Registry[RolloutStrategy] = Registry(
+    "rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies"
+)
+register = STRATEGIES.register
+
+
+@register
+@dataclass(frozen=True)
+class Plain(RolloutStrategy):
+    """Every prompt is generated for, and every group is trained on."""
+
+    name: ClassVar[str] = "plain"
+
+    def describe(self) -> str:
+        return "all prompts, all groups"
+
+    def sampler(self, facts: RunFacts) -> Sampler:
+        return Sampler(facts)
+
+
+def varies(scores_N: NDArray[np.float64]) -> bool:
+    """Return whether the known scores of a group differ; False if fewer than two are known."""
+    known = scores_N[~np.isnan(scores_N)]
+    return bool(len(known) and known.min() < known.max())
