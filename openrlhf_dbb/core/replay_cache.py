@@ -23,6 +23,7 @@ import estimators
 from estimators import FORMS
 
 Floats = NDArray[np.float64]
+_COLUMNS = ("prompts", "rewards", "lengths", "responses", "tokens", "actions", "log_probs")
 
 
 class CachedRollout(NamedTuple):
@@ -95,8 +96,8 @@ class ReplayCache:
         """
         try:
             with np.load(path, allow_pickle=False) as file:  # reading a member to its end compares its checksum
-                stored = {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+                stored = {name: file[name] for name in _COLUMNS}
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"replay cache {path} is missing or damaged ({error}); resume from a checkpoint that has an intact one"
             ) from error
