@@ -71,7 +71,7 @@ def moments(
         Bias and variance, NaN where ``p_Q_T`` is.
 
     Raises:
-        ValueError: no closed form is known for the estimator, or a probability is not in [0, 1].
+        ValueError: no closed form is known for the estimator, or an argument is outside its range.
 
     Example:
         >>> from estimators import build
@@ -82,6 +82,8 @@ def moments(
     Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing and
     empirical Bayes. Their formulas are special cases of the three lines above.
     """
+    if rollouts < 1:
+        raise ValueError(f"rollouts must be at least 1, got {rollouts}")
     p_Q_T = np.asarray(p_Q_T, dtype=np.float64)
     if ((p_Q_T < 0) | (p_Q_T > 1)).any():
         raise ValueError(f"probabilities lie in [{np.nanmin(p_Q_T):g}, {np.nanmax(p_Q_T):g}], not in [0, 1]")

@@ -59,7 +59,7 @@ def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
     assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
 
 
-@pytest.mark.parametrize("spec", ["point", "dbb:discount=0.4", "dbb:discount=1.0,prior_alpha=4", "ema", "gaussian"])
+@pytest.mark.parametrize("spec", ["point", "dbb:discount=0.4", "dbb:discount=1.0,prior_alpha=4", "ema", "laplace"])
 def test_simulation_agrees_with_closed_form(spec):
     estimator, setting = specs.parse(spec), Setting(prompts=10_000, batch=10_000)
     runs = [training("paper-walk", "visits", 8, setting, seed) for seed in range(4)]
