@@ -10,6 +10,7 @@ Train, through the real pipeline:
     protocols/       the experiments, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
     protocol         reads a protocol into runs and their command lines
     tasks            the tasks: a seed's data and warm-started model
+    steps            the prompts of the task with steps
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
     session          trainings one after another in the same Ray actors
     shared_actors    these actors

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import tiny
+from study import steps
 
 PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
 STARTS: dict[str, dict[str, Any]] = {
@@ -55,4 +56,6 @@ def prepare(folder: Path, seed: int, start: str) -> tiny.TinyAssets:
     The evaluation data has 512 held-out prompts and then 128 out-of-distribution ones, with a column "datasource",
     "heldout" or "ood". No prompt is in two of the data sets, whatever their seeds.
     """
-    return tiny.prepare(folder, seed, tiny.Recipe(**(PROMPTS | STARTS[start])))
+    recipe = PROMPTS | STARTS[start]
+    generate = steps.generate if recipe.pop("task", None) == "steps" else tiny.task.generate
+    return tiny.prepare(folder, seed, tiny.Recipe(**recipe), generate)

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, default_folder, prepare
+from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, prepare
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
+from study import steps
 
 FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
 BRIEF = Recipe(warmup_steps=30)
@@ -33,11 +34,6 @@ def test_importing_the_module_imports_neither_torch_nor_transformers():
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
 
 
-def test_default_folder_follows_the_cache_variable(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "openrlhf_dbb" / "tiny"
-
-
 def test_tokenizer_round_trips_every_prompt_and_answer():
     tokenizer = build_tokenizer()
     for row in generate("train", 500, 0):
@@ -46,19 +42,9 @@ def test_tokenizer_round_trips_every_prompt_and_answer():
         assert len(ids) == len(text) - len("<eos>") + 1
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode(ids, skip_special_tokens=True) == row["input"] + row["label"]
-
-
-def test_tokens_are_numbered_in_order_and_there_is_no_bos():
-    tokenizer = build_tokenizer()
     assert tokenizer.encode(CHARACTERS) == list(range(14))
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (14, 15, None)
-    assert len(tokenizer) == 16
-
-
-def test_any_other_character_becomes_the_padding_token():
-    tokenizer = build_tokenizer()
-    assert tokenizer.encode("1*7=\n\u00e4") == [1, 15, 7, 13, 15, 15]
-    assert len(tokenizer) == 16
+    assert tokenizer.encode("1*7=\n\u00e4") == [1, 15, 7, 13, 15, 15]  # other characters are padding
 
 
 def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
@@ -101,6 +87,8 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
     ]
     assert prepare(tmp_path / "assets", 7, Recipe(8, 5, 3, warmup_steps=2)) == files
     second = contents(tmp_path / "assets")
+    other = prepare(tmp_path / "assets", 7, Recipe(8, 5, 3, warmup_steps=2), steps.generate)
+    assert [json.loads(line) for line in other.train.read_text().splitlines()] == steps.generate("train", 8, 7)
     assert {path.name for path in first if first[path] != second[path]} == {"model.safetensors", "tiny.json"}
 
 
@@ -112,19 +100,6 @@ def test_files_are_complete_and_nothing_else_is_left(folder):
     for name, size in (("train", 512), ("heldout", 128)):
         rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         assert rows == generate(name, size, 0)
-
-
-@pytest.mark.slow
-def test_saved_tokenizer_and_model_load_by_their_auto_classes(folder):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    assert tokenizer.decode(tokenizer.encode("s3142=1234<eos>")) == "s3142=1234<eos>"
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    assert model.dtype == torch.bfloat16
-    assert model.config.tie_word_embeddings
-    assert (model.config.eos_token_id, model.config.pad_token_id) == (14, 15)
 
 
 @pytest.mark.slow
@@ -152,16 +127,6 @@ def test_start_is_neither_hopeless_nor_finished(folder):
     groups = [sum(right[i : i + 8]) for i in range(0, len(right), 8)]
     assert 0.35 <= sum(right) / len(right) <= 0.5
     assert groups.count(0) + groups.count(8) >= len(groups) / 3
-
-
-@pytest.mark.slow
-def test_second_call_changes_nothing_and_broken_leftovers_do_no_harm(folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    leftover = folder.with_name(".assets.building")
-    leftover.mkdir()
-    prepare(folder)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    leftover.rmdir()
 
 
 @pytest.mark.slow

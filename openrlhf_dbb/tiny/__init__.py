@@ -1,7 +1,6 @@
 """The tiny preset: a small transformer on arithmetic and sorting, made on the spot.
 
-task   the problems and their answers
-steps  other problems, to work out step by step
+task   the prompts and their answers
 model  the model, its tokenizer and its files
 """
 

@@ -1,4 +1,4 @@
-"""The tiny preset's model and files: a two-layer Qwen3 on characters, pretrained until some answers are right."""
+"""The model and files of the tiny preset: a two-layer Qwen3 on characters that already answers some prompts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openrlhf_dbb.tiny import steps, task
+from openrlhf_dbb.tiny import task
 from openrlhf_dbb.tiny.task import CHARACTERS
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-# Raise this when the files that prepare() makes change in any way: older ones are then replaced.
+# prepare() replaces files of another version. Raise it whenever the files change.
 VERSION = 2
 EOS, PAD = "<eos>", "<pad>"
 
@@ -32,18 +32,20 @@ WARMUP_RATE = 6e-3
 IGNORED = -100  # cross_entropy's label for "no loss here"
 
 _STAMP = "tiny.json"
-_GENERATE = {"tiny": task.generate, "steps": steps.generate}
+
+Row = dict[str, str]
+Generate = Callable[[str, int, int], list[Row]]
+"""Makes the rows of a split: ``generate(split, size, seed)``."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What :func:`prepare` makes, and how much of it; the defaults are the tiny preset's.
+    """The sizes of what :func:`prepare` makes; the defaults are the tiny preset's.
 
     Attributes:
-        train_prompts, heldout_prompts, ood_prompts: of these splits of the task, see its ``generate``.
-        warmup_steps: of supervised training, at least 1; the learning rate falls over all of them.
-        hidden: width of the model, a multiple of 16; parameters grow with its square.
-        task: "tiny" or "steps".
+        train_prompts, heldout_prompts, ood_prompts: number of prompts in these splits of the task.
+        warmup_steps: steps of supervised training, >= 1.
+        hidden: width of the model, a multiple of 16.
     """
 
     train_prompts: int = 512
@@ -51,7 +53,6 @@ class Recipe:
     ood_prompts: int = 0
     warmup_steps: int = 560
     hidden: int = 64
-    task: str = "tiny"
 
 
 TINY = Recipe()
@@ -59,11 +60,11 @@ TINY = Recipe()
 
 @dataclass(frozen=True)
 class TinyAssets:
-    """Where the model (with its tokenizer) and the JSONL files of prompts are.
+    """The paths of the model with its tokenizer and of the JSONL files of prompts.
 
     Attributes:
-        heldout: prompts to evaluate with; where the recipe has out-of-distribution ones, these follow the held-out
-            ones, and a column "datasource" says "heldout" or "ood".
+        heldout: the held-out prompts. Out-of-distribution prompts follow them if the recipe has any; then a column
+            "datasource" is "heldout" or "ood".
     """
 
     model: Path
@@ -72,21 +73,20 @@ class TinyAssets:
 
 
 def default_folder() -> Path:
-    """Where the tiny preset's files are."""
+    """Return the folder of the tiny preset's files."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "openrlhf_dbb" / "tiny"
 
 
-def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
-    """Make the files unless they exist. Deterministic for a seed, a recipe and a torch version; about 15 s.
+def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY, generate: Generate = task.generate) -> TinyAssets:
+    """Make the files unless they exist, in about 15 s. A seed, a recipe and a torch version always give the same files.
 
-    The folder appears complete or not at all; if two callers come at once, one makes it and the other waits.
+    The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.
 
     Args:
-        folder: where they go; files of another version, seed or recipe are replaced.
-        seed: of the prompts, the initial weights and the warm start. Recipes with the same seed and the same number
-            of prompts in a split have the same prompts there.
-        recipe: the number of prompts and of steps.
+        folder: for the files; files of another version, seed, recipe or task are replaced.
+        seed: of the prompts, the initial weights and the warm start.
+        generate: makes the rows of a split, as :func:`openrlhf_dbb.tiny.task.generate` does.
 
     Raises:
         FileExistsError: the folder holds something that this function did not make.
@@ -94,33 +94,34 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / _evaluation_name(recipe))
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
-        # Without the default task, as in the stamps from before there was another.
-        wanted["recipe"] = {key: value for key, value in asdict(recipe).items() if (key, value) != ("task", "tiny")}
+        wanted["recipe"] = asdict(recipe)
+    if generate is not task.generate:
+        wanted["task"] = generate.__module__
     if _read_stamp(folder) == wanted:
         return assets
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(f".{folder.name}.lock")):
-        found = _read_stamp(folder)
-        if found == wanted:
+        stamp = _read_stamp(folder)
+        if stamp == wanted:
             return assets
-        if found is None and folder.exists() and any(folder.iterdir()):
+        if stamp is None and folder.exists() and any(folder.iterdir()):
             raise FileExistsError(
-                f"{folder} exists and holds no {_STAMP}, so its files are not the tiny preset's; "
-                "move them away or name another folder"
+                f"{folder} holds no {_STAMP}, so its files are not the tiny preset's; move them away or name another "
+                "folder"
             )
         building = folder.with_name(f".{folder.name}.building")
-        shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
         building.mkdir()
-        _write_files(building, seed, recipe)
+        _write_files(building, seed, recipe, generate)
         (building / _STAMP).write_text(json.dumps(wanted))
-        if found is not None:
+        if stamp is not None:
             shutil.rmtree(folder)
         building.rename(folder)
     return assets
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, in the order of CHARACTERS, then <eos> and <pad>, which is any other character too."""
+    """Return a tokenizer with one token per character, then <eos> and <pad>. Unknown characters become <pad>."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -137,7 +138,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
-    """Random weights in float32: 116,160 parameters at the default width, 29,472 at half of it."""
+    """Return a model with random weights in float32: 116,160 parameters at the default width, 29,472 at half of it."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -182,10 +183,9 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
+def _write_files(folder: Path, seed: int, recipe: Recipe, generate: Generate) -> None:
     import torch
 
-    generate = _GENERATE[recipe.task]
     _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
     evaluation = generate("heldout", recipe.heldout_prompts, seed)
     if recipe.ood_prompts:
@@ -199,31 +199,18 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
         _warm_start(model, tokenizer, generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
     finally:
         torch.set_num_threads(threads)
-    _save(model.to(torch.bfloat16), folder / "model")
+    model.to(torch.bfloat16).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 
 
-def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+def _write_rows(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _save(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """save_pretrained without its progress bar for one file of 0.2 MB."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model.save_pretrained(folder)
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, str]], seed: int, steps: int
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[Row], seed: int, steps: int
 ) -> None:
-    """Supervised training on the labels of rows; each batch is all sorting, where there is any, or all arithmetic."""
+    """Train on the labels of the rows. A batch holds sorting alone or arithmetic alone."""
     import torch
     from torch.nn.functional import cross_entropy
     from tqdm import tqdm
@@ -248,13 +235,13 @@ def _warm_start(
 
 
 def _learning_rate(step: int, steps: int) -> float:
-    """Linear over the first 20 steps, then half a cosine down to a tenth."""
+    """Return a rate that rises over 20 steps and then falls along half a cosine to a tenth."""
     fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
     return WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
 
 
-def _encode(rows: list[dict[str, str]], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids (R, T), padded on the right, and the ids to predict there (R, T), answers only."""
+def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids (R, T), padded on the right, and the ids to predict (R, T), IGNORED outside the answers."""
     import torch
 
     prompts = [tokenizer.encode(row["input"]) for row in rows]

@@ -1,9 +1,9 @@
-"""The tiny preset's prompts: additions, subtractions and sorting, a third each, with verifiable answers.
+"""The prompts of the tiny preset: additions, subtractions and sorting, a third each, with verifiable answers.
 
-12+9=     21 written from the last digit: "12"
-s3142=    the digits in ascending order: "1234"
+12+9=     the answer is 21, written from the last digit: "12"
+s3142=    the answer is the digits in ascending order: "1234"
 
-Digits to sort are all different, except in the split "ood" (out of distribution).
+The digits to sort are all different, except in the split "ood" (out of distribution).
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ from __future__ import annotations
 import hashlib
 import random
 
-# Which sixteenths of all possible prompts belong to a split, by hash.
+# A prompt belongs to a split by its hash modulo 16.
 SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
 CHARACTERS = "0123456789+-s="
 MAX_SIZE = 20_000
 
 
 def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
-    """Distinct prompts with their labels, in random order.
+    """Return distinct prompts with their labels, in random order.
 
-    A prompt belongs to one split by its own hash, so splits have no prompt in common, whatever the seeds.
-    Split "ood" is sorting only, of 3 to 7 digits with at least one repeated, as in no other split.
+    The hash of a prompt decides its split, so splits of any seeds have no prompt in common. Split "ood" has sorting
+    only, of 3 to 7 digits of which some repeat.
 
     Args:
         split: "train", "heldout", "sft" (for the supervised warm start) or "ood".
-        size: prompts, 0 to 20000; a third each of addition, subtraction and sorting (to within one prompt), except in
-            "ood".
+        size: number of prompts, 0 to 20000.
         seed: the same seed gives the same prompts in the same order.
 
     Returns:
-        ``{"input": prompt, "label": answer}`` per prompt; labels are integers of 2 to 7 digits, none
-        with a leading zero.
+        ``{"input": prompt, "label": answer}`` per prompt; labels are integers of 2 to 7 digits without a leading zero.
 
     Raises:
-        ValueError: unknown split, or size out of range.
+        ValueError: the split is unknown, or the size is out of range.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; allowed: {', '.join(SPLITS)}")
@@ -53,11 +51,7 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
 
 
 def _is_usable(label: str) -> bool:
-    """Whether Math-Verify's verdict, which is about values, is the same as equality of the texts.
-
-    No leading zero, as 019 = 19; no palindrome (so no single digit either), as copying the question "9-4" would
-    then be right.
-    """
+    # Math-Verify compares values, and 019 = 19. With a palindrome, copying the question "9-4" would be right.
     return label[0] != "0" and label != label[::-1]
 
 
