@@ -2,8 +2,8 @@
 
 7+5-8+9=     12, 4 and 13, each written from the last digit: "21=4=31", of which "31" is the answer
 
-A chain is hard if many of its steps carry or borrow (here two: to 12 and to 4), and the warm start shows few of these. The
-prompt does not show the carries; they follow from the results on the way.
+A chain is hard if many of its steps carry or borrow (here two: to 12 and to 4); the warm start shows few of these.
+The prompt does not show the carries, which follow from the results on the way.
 """
 
 from __future__ import annotations
