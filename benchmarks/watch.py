@@ -154,14 +154,13 @@ def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
     """Play ``CLIENTS`` pages that show the curves of run "fast": they ask while ``watching`` is set, until ``stop``."""
 
     def page() -> None:
-        version, after, width = "", 0, ""
+        version = ""
         while not stop.is_set():
             if watching.wait(0.1):
                 found = [run for run in ask(address, "state")["runs"] if run["name"] == "fast"]
                 if found and found[0]["version"] != version:
                     version = found[0]["version"]
-                    answer = ask(address, f"runs/{found[0]['id']}/series?points=500&after={after}{width}")
-                    width, after = f"&width={answer['width']}&tag={answer['tag']}", answer["settled"]
+                    ask(address, f"runs/{found[0]['id']}/series")
                 time.sleep(1)
 
     with ThreadPoolExecutor(CLIENTS) as pool:

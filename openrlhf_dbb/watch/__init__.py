@@ -1,15 +1,12 @@
-"""Show runs in the browser: serve keeps one page up to date, report writes the same page into one file.
+"""Runs in the browser: serve keeps one page up to date, and report writes the same page into one file.
 
-serve       the command serve: listens, prints the address
-report      the command report: collects the same answers into a file
-server      the web application: its routes, and who may ask; the only module that needs starlette
-answers     maps a path such as runs/3/series to its answer
-cache       keeps answers, and makes each of them once however many clients ask
-runs        the list of runs, with a version that changes when a run does
-series      the curves of a run over its steps
-visits      the prompts of a run over their visits: mastered, forgotten, ...
-details     one prompt with its visits, and the kept rollouts of a step
-about       facts, configuration, lineage and events of a run
-numbers     numbers as JSON holds them
-page        puts page.html, page.css and page.*.js together
+serve     the command serve: listens, and prints the address
+server    the web application: its routes, and who may ask; the only module that needs starlette
+report    the command report: puts the same answers into a file
+api       maps a path such as runs/3/series to its answer, and keeps answers
+run_list  the list of runs, with a version that changes when a run does
+series    the curves of a run over its steps
+visits    the prompts of a run over their visits: mastered, forgotten, ...
+details   one prompt with its visits, the kept rollouts of a step, and what a run is
+page      puts page.html, page.css and page.*.js together, and numbers into JSON
 """

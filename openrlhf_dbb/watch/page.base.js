@@ -156,7 +156,7 @@ function once(key, ask) {
 
 const answers = new Map(); // path -> {version, answer, error, restsUntil}
 
-// Returns a promise if the answer of this version has to be asked for, otherwise null.
+// Return a promise if the answer of this version has to be asked for, otherwise null.
 // An answer that took long is not asked for again at once; of a large run, it may also be some steps behind.
 function need(path, version, step = null) {
   const kept = answers.get(path), isBehind = step !== null && kept?.answer && kept.answer.last !== step;

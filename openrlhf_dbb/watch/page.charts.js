@@ -1,6 +1,5 @@
-// ---- charts: curves or stacked bars over one axis, with a cursor, a readout and a table of the values
+// ---- charts: curves or stacked bars over one axis, with a cursor and a readout of the values
 
-const MOST_ROWS = 50; // of a chart's table
 const FEW = 12; // so few points are drawn as dots, too
 
 function ticks(low, high, most) {
@@ -53,8 +52,7 @@ function chartOf(figure, options = {}) {
 // lines [{run, name, slot, second, x, y, raw, low, high, dots}], where run and name may be empty, second tells a run's second measure and low, high are a band, or
 // bars {x, edges, parts [{name, className, y}]}; legend [[mark, name]]; whole: ticks at whole numbers only; marked: a chosen x.
 function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
-  const caption = element("figcaption"), toggle = element("button", { type: "button", class: "small", "aria-expanded": "false" }, "Table");
-  const note = element("p", { class: "note" }), legend = element("ul", { class: "legend" });
+  const caption = element("figcaption"), note = element("p", { class: "note" }), legend = element("ul", { class: "legend" });
   const [gridY, textY, textX, bands, faint, curves, dots, bars] = ["grid", "y", "x", "bands", "faint", "curves", "dots", "bars"].map((name) => svg("g", { class: name }));
   const [cursor, marked] = ["cursor", "marked"].map((name) => svg("path", { class: name }));
   const label = svg("text", { "text-anchor": "middle" }), dragged = svg("rect", { class: "dragged" });
@@ -62,8 +60,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   const drawing = svg("svg", { role: "img", tabindex: "0", height, class: onZoom ? "zoomable" : null },
     gridY, textY, textX, label, plot, marked, dragged, cursor);
   const readout = element("p", { class: "readout" });
-  const table = element("div", { class: "wide tall", hidden: true, tabindex: "0", role: "region" });
-  figure.replaceChildren(element("div", { class: "over" }, caption, toggle), note, legend, drawing, readout, table);
+  figure.replaceChildren(caption, note, legend, drawing, readout);
 
   let spec = null, visible = false, stale = false, width = 0, cursorAt = null, dragFrom = null;
   let across = null, back = null, left = 52;
@@ -148,11 +145,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       const next = x[Math.max(0, Math.min(x.length - 1, to))];
       onPick?.(next);
       showCursor(next, true);
-    } else if (onZoom && ["+", "=", "-"].includes(event.key)) {
-      const middle = cursorAt ?? (spec.from + spec.to) / 2, reach = (spec.to - spec.from) * (event.key === "-" ? 1 : 0.25);
-      onZoom(middle - reach, middle + reach);
-    } else if (onZoom && (event.key === "0" || event.key === "Escape")) onZoom(null, null);
-    else return;
+    } else return;
     event.preventDefault();
   });
   drawing.addEventListener("pointerleave", () => {
@@ -162,29 +155,6 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   });
   // A live chart must not speak by itself: its readout is only read out while the keys move the cursor.
   drawing.addEventListener("blur", () => readout.removeAttribute("aria-live"));
-  toggle.addEventListener("click", () => {
-    table.hidden = !table.hidden;
-    setAttributes(toggle, { "aria-expanded": String(!table.hidden) });
-    drawTable();
-  });
-
-  function drawTable() {
-    if (table.hidden || !spec) return;
-    const x = inside(mainX()), rows = evenly(x.length, MOST_ROWS).map((i) => x[i]);
-    const columns = spec.bars ? spec.bars.parts.map((part) => ({ name: part.name, x: spec.bars.x, y: part.y })) : spec.lines;
-    const value = (column, at_) => {
-      const i = nearest(column.x, at_);
-      return column.x.length && Math.abs(column.x[i] - at_) <= (spec.to - spec.from) / 100 ? spec.yText((column.raw ?? column.y)[i]) : "-";
-    };
-    const header = [spec.xLabel, ...columns.map((column) => [column.run, column.name].filter(Boolean).join(", ") || spec.title)];
-    const made = element("table", {}, element("thead", {}, element("tr", {}, ...header.map((name) => element("th", { scope: "col" }, name)))),
-      element("tbody", {}, ...rows.map((at_) => element("tr", {}, element("th", { scope: "row" }, spec.xText(at_)),
-        ...columns.map((column) => element("td", {}, value(column, at_)))))));
-    const top = table.scrollTop;
-    table.replaceChildren(made);
-    table.scrollTop = top;
-  }
-
   function range() {
     let { low = Infinity, high = -Infinity } = spec;
     if (spec.bars) {
@@ -291,14 +261,13 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     setAttributes(marked, { d: isNumber(spec.marked) ? `M${across(spec.marked).toFixed(1)} ${top - 6}V${bottom}` : "" });
     const x = inside(mainX()), last = x[x.length - 1];
     const summary = x.length ? ` First, ${describe(x[0])}. Last, ${describeLast(last).replace(/^last: /, "")}.` : "";
-    setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it${onZoom ? "; plus, minus and 0 zoom" : ""}.` });
+    setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it.` });
     if (!x.length) { setText(readout, "nothing in this range"); setAttributes(cursor, { d: "" }); }
     else if (cursorAt === null || cursorAt < spec.from || cursorAt > spec.to) showCursor(isNumber(spec.marked) ? spec.marked : last, false);
     else {
       setAttributes(cursor, { d: `M${across(cursorAt).toFixed(1)} 8V${bottom}` });
       if (!readout.hasAttribute("aria-live")) setText(readout, describe(cursorAt));
     }
-    drawTable();
   }
 
   return {
@@ -315,8 +284,6 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       setText(note, spec.note ?? "");
       note.hidden = !spec.note;
       if (!drawing.hasAttribute("aria-label")) setAttributes(drawing, { "aria-label": spec.title }); // until it is drawn
-      setAttributes(toggle, { "aria-label": `Table of ${spec.title}` });
-      setAttributes(table, { "aria-label": `Values of ${spec.title}` });
       keyed(legend, spec.legend ?? [], ([, name]) => name, ([mark, name]) => element("li", {}, mark(), name));
       legend.hidden = !spec.legend?.length;
       draw();

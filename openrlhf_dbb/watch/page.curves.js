@@ -1,12 +1,11 @@
 // ---- the curves of several runs, drawn over each other
 
-const MOST_POINTS = 1000;
 const MOST_RUNS = 8;
 const AXES = {
   steps: { xLabel: "step", xText: whole, whole: true },
   rollouts: { xLabel: "rollouts generated", xText: whole, whole: true },
   tokens: { xLabel: "tokens generated", xText: short },
-  hours: { xLabel: "hours of training", xText: or((value) => `${value.toFixed(2)} h`) },
+  hours: { xLabel: "hours since the first step", xText: or((value) => `${value.toFixed(2)} h`) },
 };
 const CHARTS = [
   { key: "held-out", title: "Held-out accuracy", dots: true, ...percentAxis,
@@ -30,34 +29,10 @@ const CHARTS = [
     note: () => "Between the policy that wrote a rollout and the one that trained on it, mean over the rollouts; 0: on-policy." },
 ];
 
-const seriesOf = new Map(); // run id -> {version, answer}
 const slots = new Map(); // run id -> its colour and dashes
-
-// A promise if points are to be asked for; only those after the last complete ones.
-function needSeries(run) {
-  const kept = seriesOf.get(run.id);
-  if (kept?.version === run.version) return null;
-  return once(`series ${run.id}`, async () => {
-    const path = `runs/${run.id}/series`;
-    const { curves: { step: steps }, width, tag, settled } = kept?.answer ?? { curves: { step: [] } };
-    // The last points may still grow: metrics are written a moment after their step.
-    const after = settled ?? steps[steps.length - 3] ?? 0;
-    let answer = await source.get(`${path}?points=${MOST_POINTS}` + (after ? `&after=${after}&width=${width}${tag ? `&tag=${tag}` : ""}` : ""));
-    if (after && !answer.full) {
-      // Fewer steps than before: the run was rolled back.
-      if (answer.last < steps[steps.length - 1]) answer = await source.get(`${path}?points=${MOST_POINTS}`);
-      else answer.curves = appended(kept.answer.curves, answer.curves, after);
-    }
-    seriesOf.set(run.id, { version: run.version, answer });
-  });
-}
-
-function appended(old, added, after) {
-  const keep = old.step.filter((step) => step <= after).length, size = added.step.length;
-  const names = new Set([...Object.keys(old), ...Object.keys(added)]);
-  const part = (values, length) => values ?? Array(length).fill(null);
-  return Object.fromEntries([...names].map((name) => [name, [...part(old[name]?.slice(0, keep), keep), ...part(added[name], size)]]));
-}
+const seriesPath = (run) => `runs/${run.id}/series`;
+const seriesOf = (run) => got(seriesPath(run));
+const needSeries = (run) => need(seriesPath(run), run.version);
 
 const axesOf = new WeakMap(); // answer -> its axes by name
 
@@ -131,7 +106,7 @@ function readChart(chart, answer) {
 }
 
 function chartLines(chart, run, several) {
-  const all = seriesOf.get(run.id)?.answer;
+  const all = seriesOf(run);
   if (!all) return [];
   const axis = axisOf(all, chosenAxis()), found = readChart(chart, all);
   if (!axis || !found) return [];
@@ -156,7 +131,7 @@ function drawCurveCharts(host, list, drawn) {
   // All charts have the same axis, whatever part of it their own curves cover.
   let low = Infinity, high = -Infinity;
   for (const run of drawn) {
-    const answer = seriesOf.get(run.id)?.answer, own = answer && axisOf(answer, chosenAxis());
+    const answer = seriesOf(run), own = answer && axisOf(answer, chosenAxis());
     if (!own) continue;
     low = Math.min(low, own(Math.min(answer.first, answer.held_out?.step[0] ?? answer.first)));
     high = Math.max(high, own(answer.last));
@@ -166,7 +141,7 @@ function drawCurveCharts(host, list, drawn) {
   const nameOf = (x) => `${before}${axis.xText(x)}${unit}`;
   keyed(host, specs, ({ chart }) => chart.key, ({ chart }) => element("figure", { "data-chart": chart.key }), (figure, { chart, lines }) => {
     const measures = (chart.names ?? []).filter((_, m) => lines.some((line) => line.second === m > 0));
-    const notes = new Set(chart.note ? drawn.map((run) => chart.note(seriesOf.get(run.id).answer)).filter(Boolean) : []);
+    const notes = new Set(chart.note ? drawn.map((run) => chart.note(seriesOf(run))).filter(Boolean) : []);
     const slot = drawn.length > 1 ? "x" : slots.get(drawn[0].id);
     chartOf(figure, { onZoom: zoomTo, height: host.id === "charts" ? 230 : 180 }).update({
       title: chart.title, note: notes.size === 1 ? [...notes][0] : "", lines, ...axis, ...span, nameOf,
@@ -179,13 +154,11 @@ function drawCurveCharts(host, list, drawn) {
 VIEWS.curves = {
   needs: () => [...drawnRuns().map(needSeries), needComparison(drawnRuns())].filter(Boolean),
   draw() {
-    const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf.has(run.id));
+    const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf(run));
     for (const radio of byId("axis").elements) radio.checked = radio.value === axis;
     if (byId("smooth") !== document.activeElement) byId("smooth").value = positionOf(smoothing());
     setText(byId("smooth-text"), smoothing() ? `${smoothing().toFixed(2)}, about ${plural(Math.round(1 / (1 - smoothing())), "step")}` : "none");
     setAttributes(byId("smooth"), { "aria-valuetext": byId("smooth-text").textContent });
-    setValue(byId("from"), from === null ? "" : String(from));
-    setValue(byId("to"), to === null ? "" : String(to));
     byId("reset").disabled = from === null && to === null;
     const entry = (run) => element("li", {}, lineMark(slots.get(run.id))(), element("a", { dir: "auto" }), element("span", { class: "note" }));
     keyed(byId("legend"), drawn, (run) => `${run.id} ${slots.get(run.id)}`, entry, (item, run) => {
@@ -195,8 +168,8 @@ VIEWS.curves = {
     });
     const count = drawCurveCharts(byId("charts"), CHARTS, loaded);
     const known = new Set(CHARTS.flatMap((chart) => (chart.of ?? []).flat()));
-    const metrics = new Set(loaded.filter((run) => axisOf(seriesOf.get(run.id).answer, axis)).flatMap((run) => {
-      const { curves } = seriesOf.get(run.id).answer;
+    const metrics = new Set(loaded.filter((run) => axisOf(seriesOf(run), axis)).flatMap((run) => {
+      const { curves } = seriesOf(run);
       return Object.keys(curves).filter((name) => name.startsWith("m:") && name !== "m:plan/steps" && !known.has(name) && curves[name].some(isNumber));
     }));
     const others = [...metrics].sort(), filter = (at.metric ?? "").trim().toLowerCase();
@@ -210,13 +183,13 @@ VIEWS.curves = {
     if (byId("others").open) drawCurveCharts(byId("other-charts"), own, loaded);
     setText(byId("curves-note"), curvesNote(drawn, loaded, axis, count));
     drawComparison(drawn);
-    return Math.max(0, ...loaded.map((run) => seriesOf.get(run.id).answer.last ?? 0));
+    return Math.max(0, ...loaded.map((run) => seriesOf(run).last ?? 0));
   },
 };
 
 function curvesNote(drawn, loaded, axis, count) {
   const names = (list) => list.map((run) => inSentence(run.name)).join(", ");
-  const answer = (run) => seriesOf.get(run.id).answer;
+  const answer = (run) => seriesOf(run);
   const notes = [];
   if (!drawn.length) notes.push("No run is chosen: tick some in the view Runs.");
   const empty = loaded.filter((run) => !answer(run).curves.step.length), rest = loaded.filter((run) => !empty.includes(run));
@@ -229,7 +202,7 @@ function curvesNote(drawn, loaded, axis, count) {
   const widest = Math.max(1, ...loaded.map((run) => answer(run).width));
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);
   if (count && smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
-  if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it, plus, minus and 0 zoom.");
+  if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it.");
   return notes.join(" ");
 }
 
@@ -253,7 +226,6 @@ function setUpCurves() {
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
   byId("axis").addEventListener("change", (event) => go({ x: event.target.value === "steps" ? null : event.target.value, from: null, to: null }));
   byId("smooth").addEventListener("input", (event) => go({ smooth: Number(weightOf(Number(event.target.value)).toFixed(3)) }, { replace: true }));
-  for (const name of ["from", "to"]) byId(name).addEventListener("change", (event) => go({ [name]: event.target.value === "" ? null : event.target.value }));
   byId("reset").addEventListener("click", () => zoomTo(null, null));
   byId("others").addEventListener("toggle", (event) => { if (at.view === "curves") go({ more: event.target.open ? "1" : null }, { replace: true }); });
   byId("metric").addEventListener("input", (event) => go({ metric: event.target.value || null }, { replace: true }));

@@ -66,7 +66,6 @@ function liveText() {
   const newest = runs.reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
   if (!isLive) return shownState.now ? `as of ${shownState.now.slice(0, 16).replace("T", " ")}` : "a file";
   if (lost) return lost;
-  if (shownState.error) return shownState.error;
   if (!newest) return "live";
   return `live, ${newest.state === "running" ? `step ${whole(newest.step ?? 0)},` : "no run is being written; last write"} ${duration(sinceWrite(newest))} ago`;
 }
@@ -76,9 +75,9 @@ function drawHead() {
   setText(byId("store"), visible(shownState.store));
   setText(byId("count"), plural(runs.length, "run"));
   setText(byId("live"), liveText());
-  byId("live").className = isLive && (lost || shownState.error) ? "is-lost" : isLive && runs.some((run) => run.state === "running") ? "is-live" : "";
+  byId("live").className = isLive && lost ? "is-lost" : isLive && runs.some((run) => run.state === "running") ? "is-live" : "";
   // Read out: only that the connection is lost or back, not every step.
-  setText(byId("status"), isLive ? lost ? "Connection lost, trying again." : shownState.error ? visible(shownState.error) : "Live." : "");
+  setText(byId("status"), isLive ? lost ? "Connection lost, trying again." : "Live." : "");
 }
 
 function drawFrame() {
@@ -145,7 +144,6 @@ function render() {
 
 // After a roll back, steps of the same numbers hold something else.
 function forget(id) {
-  seriesOf.delete(id);
   for (const path of answers.keys()) if (path.startsWith(`runs/${id}/`)) answers.delete(path);
 }
 
@@ -159,8 +157,7 @@ async function poll() {
     lost = null;
     arrived = performance.now();
     shownState = next;
-    // A store that cannot be reached has not lost its runs.
-    if (next.runs.length || !next.error) runs = next.runs;
+    runs = next.runs;
     if (first) render();
     else if (changed) {
       performance.clearMarks("update-start");
@@ -169,7 +166,7 @@ async function poll() {
     } else if (needed().length) await refresh();
     else { drawHead(); if (at.view === "runs") view().draw(); }
   } catch (problem) {
-    lost = problem.status === 401 || problem.status === 403 ? `access refused: ${problem.message}` : "connection lost, trying again";
+    lost = problem.status ? visible(problem.message) : "connection lost, trying again"; // with a status, the server says why
     wait = RETRY_MS;
     drawHead();
   }

@@ -1,17 +1,20 @@
-"""Put page.html, page.css and the scripts together; nothing but the page's own style and script may run in it."""
+"""Put page.html, page.css and the scripts together; no other style and script may run in the page."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import json
+import math
 import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from openrlhf_dbb.terminal import shown
-from openrlhf_dbb.watch.numbers import encoded
 
 _SCRIPTS = (
     "page.base.js",
@@ -49,6 +52,32 @@ def policy(*, live: bool) -> str:
     only = f"default-src 'none'; style-src {_hash(_asset('page.css'))}; script-src {_hash(_script())}"
     server = "; connect-src 'self'" if live else ""
     return f"{only}; base-uri 'none'; form-action 'none'{server}"
+
+
+def encoded(answer: Any) -> bytes:
+    """Return an answer as JSON in UTF-8.
+
+    Fractions have six significant digits. NaN and infinite numbers, which JSON does not have, become null.
+
+    Example:
+        >>> encoded({"mean": np.array([0.123456789, 1234567.0, np.nan])})
+        b'{"mean":[0.123457,1234567,null]}'
+    """
+    return json.dumps(_plain(answer), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
 def _script() -> str:

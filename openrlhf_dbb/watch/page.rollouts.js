@@ -57,7 +57,7 @@ function drawPager(host, { page, pages }) {
   host.lastChild.disabled = page >= pages;
 }
 
-let groupsDrawn = null, resting = 0;
+let groupsDrawn = null;
 
 VIEWS.rollouts = {
   ofOneRun: true,
@@ -83,15 +83,10 @@ VIEWS.rollouts = {
       : !found.length ? `No rollout of step ${whole(step)} was kept. Kept: steps ${whole(steps[0])} to ${whole(steps[1])}.`
       : `Step ${whole(step)}: ${plural(found.length, "kept rollout")}, ${tally(found)}.`);
     if (any) {
-      const there = source.steps(run.id);
-      const slider = byId("step"), [low, high] = there?.length ? [there[0], there[there.length - 1]] : [steps[0], Math.max(steps[1], step ?? 0)];
-      for (const field of [slider, byId("step-number")]) setAttributes(field, { min: low, max: high });
-      if (!resting) {
-        slider.value = step;
-        setValue(byId("step-number"), String(step));
-      }
+      const there = source.steps(run.id), [low, high] = there?.length ? [there[0], there[there.length - 1]] : [steps[0], Math.max(steps[1], step ?? 0)];
+      setAttributes(byId("step"), { min: low, max: high });
+      setValue(byId("step"), String(step));
       byId("follow").checked = follows;
-      setText(byId("follow-text"), isLive ? "follow the latest" : "latest");
       setValue(byId("kind"), at.show ?? "");
       setValue(byId("rollout-search"), at.q ?? "");
     }
@@ -131,18 +126,8 @@ function setUpRollouts() {
   const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];
   byId("kind").append(...kinds.map(([value, word]) => element("option", { value }, word)));
   byId("rollout-tools").addEventListener("submit", (event) => event.preventDefault());
-  // A dragged slider asks only for the steps where it rests.
-  byId("step").addEventListener("input", (event) => {
-    const step = Number(event.target.value);
-    byId("step-number").value = step;
-    clearTimeout(resting);
-    resting = setTimeout(() => {
-      resting = 0;
-      go({ step, page: null }, { replace: true });
-    }, isLive ? 150 : 0);
-  });
-  byId("step-number").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value), page: null }); });
-  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step-number").value), page: null }));
+  byId("step").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value), page: null }); });
+  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step").value), page: null }));
   byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null, page: null }));
   byId("rollout-search").addEventListener("input", (event) => go({ q: event.target.value || null, page: null }, { replace: true }));
 }

@@ -21,7 +21,7 @@ VIEWS.usage = {
   ofOneRun: true,
   needs: () => [needSeries(theRun())].filter(Boolean),
   draw() {
-    const answer = seriesOf.get(theRun().id)?.answer;
+    const answer = seriesOf(theRun());
     if (!answer) return 0;
     const { curves, totals, width } = answer, { step } = curves;
     const recorded = Boolean(totals) && step.length > 0;
@@ -119,17 +119,8 @@ VIEWS.posteriors = {
     for (const link of byId("state-parts").querySelectorAll("a")) {
       setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null, page: null }) });
     }
-    for (const list of ["improved", "regressed"]) {
-      const rows = answer[list].length ? answer[list] : [null];
-      keyed(byId(list), rows, (row) => row?.id, () => element("li", {}), (item, row) => {
-        if (!row) return setText(item, "None yet.");
-        if (!item.firstChild) item.append(element("a", {}, element("span", { class: "figures" }), element("span", { class: "text", dir: "auto" })));
-        setAttributes(item.firstChild, { href: addressWith({ prompt: row.id, visit: null }) });
-        setText(item.firstChild.children[0], `${row.first.toFixed(2)} \u2192 ${row.last.toFixed(2)} (${signed(row.last - row.first)})`);
-        setText(item.firstChild.children[1], brief(row.text, theRun()));
-      });
-    }
-    setText(byId("movers-note"), `By ${meanName}, from a prompt's first visit to its last.`);
+    const moved = (down) => element("a", { href: viewHash("prompts", { sort: "change", down, state: null, q: null, page: null }) }, down ? "that improved most" : "that regressed most");
+    byId("movers").replaceChildren("List the prompts ", moved("1"), ", or those ", moved(null), ".");
     return answer.last;
   },
 };
@@ -146,9 +137,6 @@ VIEWS.run = {
     toldAbout = told;
     byId("facts").replaceChildren(...pairs(told.facts));
     byId("config").replaceChildren(...pairs(told.config));
-    byId("lineage").replaceChildren(...told.lineage.map(([relation, name, text]) =>
-      element("li", {}, `${relation}: `, element("strong", {}, inSentence(name)), ` (${inSentence(text)})`)));
-    if (!told.lineage.length) byId("lineage").append(element("li", {}, "Started by itself; no run was started from it."));
     byId("events").replaceChildren(...told.events.map(([when, kind, from, to]) =>
       element("li", {}, `${when} ${kind.replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`))));
     if (!told.events.length) byId("events").append(element("li", {}, "None."));

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
-from http.cookies import SimpleCookie
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch import page
-from openrlhf_dbb.watch.answers import Answers, BadRequest, NoSuchAnswer
+from openrlhf_dbb.watch.api import Api, NoSuchAnswer
 from storage import StoreError
 
 HEADERS = {
@@ -27,12 +27,12 @@ HEADERS = {
 }
 
 
-def application(answers: Answers, *, hosts: Collection[str] = (), token: str = "", cookie: str = "dbb") -> Any:
+def application(api: Api, *, hosts: Collection[str] = (), token: str = "", cookie: str = "dbb") -> Any:
     """Return the ASGI application.
 
     Args:
         hosts: names by which a browser may call this server; none: any, since a token is asked for.
-        token: what a client must know; "": nothing is asked for.
+        token: a client must know it; "": nothing is asked for.
         cookie: name of the cookie that keeps the token.
     """
     html = page.render("openrlhf-dbb", {"live": True})
@@ -43,97 +43,49 @@ def application(answers: Answers, *, hosts: Collection[str] = (), token: str = "
 
     def answer(request: Request) -> Response:
         try:
-            content = answers.ask(request.path_params["path"], dict(request.query_params))
+            content = api.ask(request.path_params["path"], request.query_params.get("prompt"))
         except NoSuchAnswer as problem:
-            return refusal(404, str(problem))
-        except BadRequest as problem:
-            return refusal(400, str(problem))
+            return _refusal(404, str(problem))
         except StoreError as problem:
-            return refusal(503, str(problem))
+            return _refusal(503, str(problem))
         return Response(content, media_type="application/json")
 
-    routes = [Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])]
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
-    return Guard(inner, hosts=hosts, token=token, cookie=cookie)
+    async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = _refused(request, hosts, token, cookie) or await call(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _refusal(error.status_code, f"{error.detail}; the page about the runs is at /")
+
+    return Starlette(
+        routes=[Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])],
+        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
+        exception_handlers={HTTPException: refuse},
+    )
 
 
-def refusal(status: int, text: str) -> Response:
-    """Return a response that says in one line why there is no answer."""
+def _refusal(status: int, text: str) -> Response:
     return JSONResponse({"error": shown(text, width=None)}, status_code=status)
 
 
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    said = {
-        404: "there is no such page; the page about the runs is at /",
-        405: "only GET is answered; nothing is written",
-    }
-    return refusal(error.status_code, said.get(error.status_code, str(error.detail)))
+def _refused(request: Request, hosts: Collection[str], token: str, cookie: str) -> Response | None:
+    """Return the refusal, or a redirect that sets the cookie; None if the client may ask."""
 
-
-def _failed(request: Request, error: Exception) -> Response:
-    return refusal(500, f"a fault of the server, {type(error).__name__}; its terminal says more")
-
-
-class Guard:
-    """Refuses clients that do not call the server by its name or do not know its token; adds ``HEADERS``.
-
-    A page of another site may have its own name point to this host; the browser then calls it by that name.
-    """
-
-    def __init__(self, inner: Any, *, hosts: Collection[str], token: str, cookie: str) -> None:
-        self._inner = inner
-        self._hosts = frozenset(host.lower() for host in hosts)
-        self._token = token
-        self._cookie = cookie
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                present = {name.lower() for name, _ in message["headers"]}
-                more = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                added = [header for header in more if header[0] not in present]
-                message = message | {"headers": [*message["headers"], *added]}
-            await send(message)
-
-        refused = self._refused(scope)
-        await (refused or self._inner)(scope, receive, send_with_headers)
-
-    def _refused(self, scope: Any) -> Response | None:
-        """Return the refusal; None if the client may ask."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        name = _host_name(headers.get("host", ""))
-        if self._hosts and name not in self._hosts:
-            return refusal(403, f"this server is not called {name!r}; open the address that it printed")
-        if not self._token:
-            return None
-        token = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
-        if token is not None and self._is_token(token):
-            return self._let_in(scope["path"])
-        kept = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if (kept is not None and self._is_token(kept.value)) or (kind.lower() == "bearer" and self._is_token(bearer)):
-            return None
-        return refusal(403, "the token is missing or wrong; open the address that openrlhf-dbb serve printed")
-
-    def _is_token(self, text: str) -> bool:
+    def is_token(text: str) -> bool:
         # Takes the same time wherever the first difference is, so that no client can find the token letter by letter.
-        return hmac.compare_digest(text.encode(), self._token.encode())
+        return hmac.compare_digest(text.encode(), token.encode())
 
-    def _let_in(self, path: str) -> Response:
-        """Redirect to the address without the token, which then is in no history and no log."""
-        response = RedirectResponse(
-            path if path.startswith("/") and not path.startswith("//") else "/", status_code=303
-        )
-        response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+    # A page of another site that makes its own name resolve to this host calls it by that name.
+    if hosts and request.url.hostname not in hosts:
+        return _refusal(403, f"this server is not called {request.url.hostname!r}; open the address that it printed")
+    if not token or is_token(request.cookies.get(cookie, "")):
+        return None
+    if is_token(request.query_params.get("token", "")):
+        # The address without the token leaves it out of the browser's history.
+        response = RedirectResponse("/", status_code=303)
+        response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
         return response
-
-
-def _host_name(host: str) -> str:
-    """Return the name in a Host header, without the port and the brackets of an IPv6 address."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    return _refusal(403, "the token is missing or wrong; open the address that openrlhf-dbb serve printed")

@@ -7,13 +7,13 @@ Axes: P prompts, V visits (one group of rollouts each), E epochs, B bins of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.watch.numbers import rounded
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
 
@@ -22,23 +22,20 @@ Whole = NDArray[np.int64]
 
 STATES = ("mastered", "learning", "forgotten", "impossible", "no visits")
 MASTERED, LEARNING, FORGOTTEN, IMPOSSIBLE, NO_VISITS = range(5)
-MASTERED_FROM = 0.9
-FORGOTTEN_BY = 0.3
-IMPOSSIBLE_TO = 0.1
+THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "impossible": 0.1}
+"""Of the mean: at least; below its peak by at least; at most."""
 
 BINS = 20
-LISTED = 10
 
-_MEAN = "coalesce(alpha / nullif(alpha + beta, 0), mean)"
-_VISITS = f"""
-    SELECT step, prompt_id, rollouts, successes, {_MEAN} FROM dbb_history
+_VISITS = """
+    SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
 _PROMPTS = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 
 
 @dataclass(frozen=True)
 class Visits:
-    """What became of the prompts of a run.
+    """The states of a run's prompts.
 
     Attributes:
         last: the last step that was read, 0 if there is none.
@@ -46,8 +43,7 @@ class Visits:
         visits: (P,) steps that trained on the prompt.
         first, mean: (P,) mean after the first and after the last visit; without visits, NaN and the mean now.
         state: (P,) index into ``STATES`` after the last visit.
-        last_step: (P,) step of the last visit, 0 without visits.
-        epochs: totals of each epoch as lists: epoch, prompts, success_rate, mean, states (E, 4), histogram (E, B).
+        epochs: totals of each epoch: epoch, prompts, success_rate, mean, states (E, 4), histogram (E, B).
         unit: whether all rewards may be in [0, 1].
     """
 
@@ -57,25 +53,12 @@ class Visits:
     first: Floats
     mean: Floats
     state: Whole
-    last_step: Whole
     epochs: dict[str, list[Any]]
     unit: bool
 
-    def movers(self) -> tuple[Whole, Whole]:
-        """Return the rows of the prompts whose mean rose most and fell most, from the first visit to the last."""
-        visited = np.flatnonzero(self.visits)
-        change = (self.mean - self.first)[visited]
-        order = np.lexsort((self.prompt_id[visited], change))
-        rising, falling = order[::-1][:LISTED], order[:LISTED]
-        return visited[rising[change[rising] > 0]], visited[falling[change[falling] < 0]]
-
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
-    """Read the whole history of a run: about 2 s for a million visits.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Read the whole history of a run: about 2 s for a million visits."""
     key = {"run": run.run_id}
     with store.database.transaction() as connection:
         prompts = _table(chunks(connection, _PROMPTS, key), 2)
@@ -84,7 +67,7 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
 
 
 def summed(prompts: Floats, visits: Floats) -> Visits:
-    """Return what became of prompts, from their visits.
+    """Return the states of prompts, from their visits.
 
     Args:
         prompts: (P, 2) id, ascending, and mean now.
@@ -97,10 +80,8 @@ def summed(prompts: Floats, visits: Floats) -> Visits:
     mean = np.full(len(ids), np.nan)
     mean[np.searchsorted(ids, prompts[:, 0])] = prompts[:, 1]
     solved, state = np.zeros(len(ids), dtype=bool), np.full(len(ids), NO_VISITS)
-    last_step = np.zeros(len(ids), dtype=np.int64)
-    epochs: dict[str, list[Any]] = {
-        name: [] for name in ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
-    }
+    names = ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
+    epochs: dict[str, list[Any]] = {name: [] for name in names}
     # One epoch after the other: in each of them a prompt has one visit at most, so whole columns can be updated.
     for epoch, visit in enumerate(_by_epoch(row_V), start=1):
         row, now = row_V[visit], mean_V[visit]
@@ -108,15 +89,13 @@ def summed(prompts: Floats, visits: Floats) -> Visits:
             first[row] = now
         peak[row] = np.maximum(peak[row], now)
         solved[row] |= successes_V[visit] > 0
-        mean[row], last_step[row] = now, step_V[visit].astype(np.int64)
+        mean[row] = now
         state[row] = _state(now, peak[row], solved[row])
-        epochs["epoch"].append(epoch)
-        epochs["prompts"].append(len(visit))
-        epochs["success_rate"] += rounded(successes_V[visit].sum(keepdims=True) / rollouts_V[visit].sum())
-        epochs["mean"] += rounded(now.mean(keepdims=True))
-        epochs["states"].append(np.bincount(state[row], minlength=4).tolist())
         bins = np.clip((now * BINS).astype(np.int64), 0, BINS - 1)
-        epochs["histogram"].append(np.bincount(bins, minlength=BINS).tolist())
+        rate = successes_V[visit].sum() / rollouts_V[visit].sum()
+        states, histogram = np.bincount(state[row], minlength=4), np.bincount(bins, minlength=BINS)
+        for name, value in zip(names, (epoch, len(visit), rate, now.mean(), states, histogram), strict=True):
+            epochs[name].append(value)
     return Visits(
         last=int(step_V[-1]) if len(visits) else 0,
         prompt_id=ids,
@@ -124,7 +103,6 @@ def summed(prompts: Floats, visits: Floats) -> Visits:
         first=first,
         mean=mean,
         state=state,
-        last_step=last_step,
         epochs=epochs,
         unit=bool(((successes_V >= 0) & (successes_V <= rollouts_V)).all()),
     )
@@ -142,9 +120,9 @@ def states(mean: Floats, successes: Floats) -> Whole:
 
 def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Whole:
     """Return states from the mean, the highest mean so far, and whether any reward was above 0 so far."""
-    state = np.where(mean >= MASTERED_FROM, MASTERED, LEARNING)
-    state[peak - mean >= FORGOTTEN_BY] = FORGOTTEN
-    state[~solved & (mean <= IMPOSSIBLE_TO)] = IMPOSSIBLE
+    state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
+    state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
+    state[~solved & (mean <= THRESHOLDS["impossible"])] = IMPOSSIBLE
     return state
 
 
@@ -159,6 +137,6 @@ def _by_epoch(row_V: Whole) -> list[Whole]:
     return np.split(by_prompt[by_epoch], np.cumsum(np.bincount(epoch))[:-1])
 
 
-def _table(parts: Any, columns: int) -> Floats:
+def _table(parts: Iterable[Any], columns: int) -> Floats:
     """Return rows of numbers as one (rows, columns) array, converting part by part to save memory."""
     return np.concatenate([np.empty((0, columns)), *(np.array(rows, dtype=np.float64) for rows in parts)])

@@ -1,0 +1,215 @@
+"""Answer what the page asks for; a server and a file give the same answers.
+
+An answer is a dict for ``page.encoded``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
+from openrlhf_dbb.terminal import readable, shown
+from openrlhf_dbb.watch import details, page, visits
+from openrlhf_dbb.watch.run_list import Listed, listed
+from openrlhf_dbb.watch.series import series
+from openrlhf_dbb.watch.visits import Visits
+from storage import PosteriorStore
+from storage.inspection import prompt_texts
+from storage.retry import impatient
+
+EVERY_S = 0.5
+"""The list of runs is read at most this often, however many clients ask."""
+
+# A history of millions of visits takes seconds to read. The server spends a fifth of its time on it at most.
+_REST = 4.0
+_MOST_ANSWERS = 100
+_LARGEST = 2**63 - 1
+_TEXT = 500  # characters of a prompt in the table
+
+
+class NoSuchAnswer(Exception):
+    """There is nothing of this name; the text says so in one line."""
+
+
+class Cache:
+    """The last answers, each with its version. Any number of threads may use it; each answer is made once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[Hashable, _Kept] = {}
+
+    def get(self, key: Hashable, version: Hashable, make: Callable[[], Any], *, rest: float = 0.0) -> Any:
+        """Return the answer of this version: the kept one, or a new one that ``make`` returns.
+
+        Args:
+            rest: an answer of an older version is still returned until this multiple of its making time has passed.
+        """
+        with self._lock:
+            kept = self._kept.pop(key, None) or _Kept()
+            self._kept[key] = kept  # last in the order, so that the oldest is dropped
+            while len(self._kept) > _MOST_ANSWERS:
+                del self._kept[next(iter(self._kept))]
+        with kept.lock:
+            if kept.version != version and time.monotonic() >= kept.rests_until:
+                began = time.monotonic()
+                kept.content, kept.version = make(), version
+                kept.rests_until = time.monotonic() + rest * (time.monotonic() - began)
+            return kept.content
+
+
+class _Kept:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.version: Hashable = None
+        self.content: Any = None
+        self.rests_until = 0.0
+
+
+class Api:
+    """Answers about the runs of a store, for any number of threads.
+
+    Attributes:
+        runs: newest first, as :meth:`refresh` read them last.
+    """
+
+    def __init__(self, store: PosteriorStore, *, live: bool) -> None:
+        self._store = store
+        self._live = live
+        self._cache = Cache()
+        self.runs: list[Listed] = []
+
+    def refresh(self) -> None:
+        """Read the list of runs, unless that was done a moment ago.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+
+        def read() -> list[Listed]:
+            with impatient():
+                return listed(self._store, self._cache.get)
+
+        self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, read)
+
+    def ask(self, path: str, prompt: str | None = None) -> bytes:
+        """Return an answer as JSON: the kept one if its run has not changed. Raises as :meth:`answer`."""
+        self.refresh()
+
+        def make() -> bytes:
+            with impatient():
+                return page.encoded(self.answer(path, prompt))
+
+        if path == "state":
+            return make()
+        _, *ids = path.split("/")
+        compared = ids[2:3] if ids[1:2] == ["compare"] else []
+        version = tuple(self._run(name).version for name in (*ids[:1], *compared))
+        return bytes(self._cache.get((path, prompt), version, make))
+
+    def answer(self, path: str, prompt: str | None = None) -> dict[str, Any]:
+        """Return the answer to a path, such as ``runs/3/series``.
+
+        Args:
+            prompt: id of the prompt, for its rollouts in a step.
+
+        Raises:
+            NoSuchAnswer: nothing has this path.
+            StoreError: the store cannot be read.
+        """
+        match path.split("/"):
+            case ["state"]:
+                return self._state()
+            case ["runs", run, "series"]:
+                return series(self._store, self._run(run).record)
+            case ["runs", run, "posteriors"]:
+                return self._posteriors(self.visits(self._run(run)))
+            case ["runs", run, "prompts"]:
+                return self._prompts(self.visits(self._run(run)))
+            case ["runs", run, "prompts", name]:
+                return self._prompt(self._run(run), name)
+            case ["runs", run, "rollouts", step]:
+                last = None if step == "latest" else _integer(step)
+                return details.rollouts(
+                    self._store, self._run(run).record, last, None if prompt is None else _integer(prompt)
+                )
+            case ["runs", run, "compare", other]:
+                return self._compare(self._run(run), self._run(other))
+            case ["runs", run, "about"]:
+                return details.about(self._store, self._run(run).record)
+        raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
+
+    def _run(self, name: str) -> Listed:
+        for run in self.runs:
+            if str(run.record.run_id) == name:
+                return run
+        raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "store": shown(self._store.location, width=None),
+            "live": self._live,
+            "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "runs": [run.numbers for run in self.runs],
+        }
+
+    def visits(self, run: Listed) -> Visits:
+        """Return the state of the prompts of a run; of a large run, the state of a few steps ago."""
+
+        def read() -> Visits:
+            return visits.read_visits(self._store, run.record)
+
+        found: Visits = self._cache.get(("visits", run.record.uuid), run.version, read, rest=_REST)
+        return found
+
+    def _posteriors(self, of_run: Visits) -> dict[str, Any]:
+        return {
+            "last": of_run.last,
+            "unit": of_run.unit,
+            "states": visits.STATES,
+            "thresholds": visits.THRESHOLDS,
+            "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
+            "all_prompts": len(of_run.prompt_id),
+            "bins": visits.BINS,
+            "epochs": of_run.epochs,
+        }
+
+    def _prompts(self, of_run: Visits) -> dict[str, Any]:
+        texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
+        return {
+            "last": of_run.last,
+            "columns": {
+                "id": of_run.prompt_id,
+                "state": of_run.state,
+                "mean": of_run.mean,
+                "change": of_run.mean - of_run.first,
+                "visits": of_run.visits,
+                "text": [readable(text) for _, text, _, _ in texts],
+                "label": [readable(label) for _, _, label, _ in texts],
+            },
+        }
+
+    def _prompt(self, run: Listed, name: str) -> dict[str, Any]:
+        described = details.prompt(self._store, run.record, _integer(name))
+        if described is None:
+            raise NoSuchAnswer(f"run {run.record.name!r} has no prompt {name[:80]!r}")
+        return described
+
+    def _compare(self, first: Listed, second: Listed) -> dict[str, Any]:
+        difference = held_out_difference(self._store, first.record, second.record)
+        if difference is None:
+            return {"difference": None}
+        return {"difference": asdict(difference), "verdict": difference.verdict, "caution": ONE_PAIR}
+
+
+def _integer(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+    if not 0 <= number <= _LARGEST:
+        raise NoSuchAnswer(f"{text[:80]!r} is no step and no prompt id; give a number")
+    return number

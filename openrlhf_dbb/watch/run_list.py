@@ -1,0 +1,137 @@
+"""List the runs of a store in numbers, each with a version that changes when anything of the run does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import text
+
+from openrlhf_dbb.inspect.overview import held_out_numbers, method, seconds_since, state, usage_totals
+from openrlhf_dbb.terminal import readable, shown, without_passwords
+from storage import PosteriorStore, RunRecord
+
+_RECENT = 20  # steps, for the success rate and the time per step of the list
+_LATE = 16  # steps whose metrics may be written a moment after them
+_SHORTEST_TEMPLATE = 10
+_SAMPLED_PROMPTS = 200
+_common_start = os.path.commonprefix
+
+# One row per run; only tables that are small or keyed by run and step are read.
+_MARKS = f"""
+    SELECT r.run_id, r.status, r.last_step, e.event, v.evaluations, v.evaluated_at,
+           (SELECT count(s.metrics) FROM dbb_step s
+            WHERE s.run_id = r.run_id AND s.step > r.last_step - {_LATE}) AS measured,
+           (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
+    FROM dbb_run r
+    LEFT JOIN (SELECT run_id, max(event_id) AS event FROM dbb_event GROUP BY run_id) e ON e.run_id = r.run_id
+    LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
+               FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id"""
+_LAST_STEPS = f"""
+    SELECT rollouts, successes, created_at, metrics FROM dbb_step
+    WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT + 1}"""
+_SAMPLE = f"""
+    SELECT prompt FROM dbb_prompt WHERE prompt_id IN
+    (SELECT prompt_id FROM dbb_posterior WHERE run_id = :run ORDER BY prompt_id LIMIT {_SAMPLED_PROMPTS})"""
+
+
+class Listed(NamedTuple):
+    """One run of the list.
+
+    Attributes:
+        version: changes when anything of the run does.
+        numbers: everything the list shows, ready for JSON.
+    """
+
+    record: RunRecord
+    version: str
+    numbers: dict[str, Any]
+
+
+def listed(store: PosteriorStore, cached: Callable[..., Any]) -> list[Listed]:
+    """Return all runs, newest first.
+
+    Args:
+        cached: ``Cache.get``; only runs that have changed are read again.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    records = store.runs()[::-1]
+    with store.database.transaction() as connection:
+        marks = {row.run_id: row for row in connection.execute(text(_MARKS))}
+    runs = []
+    for run in records:
+        if run.run_id not in marks:  # begun since
+            continue
+        version = "-".join([run.uuid[:8], *map(str, marks[run.run_id])])
+        numbers = cached(("run", run.uuid), version, lambda run=run: _describe(store, run))
+        written = {
+            "state": state(run),
+            "last_write": run.heartbeat_at,
+            "age_s": round(max(seconds_since(run.heartbeat_at), 0), 1),
+            "version": version,
+            "keeps_rollouts": marks[run.run_id].kept is not None,
+        }
+        runs.append(Listed(run, version, numbers | written))
+    return runs
+
+
+def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    recent = store.query(_LAST_STEPS, run=run.run_id)
+    rollouts = sum(row.rollouts for row in recent[:_RECENT])
+    totals = usage_totals(store, run)
+    planned = next((json.loads(row.metrics).get("plan/steps") for row in recent if row.metrics), None)
+    # The median leaves out the pause between two sessions of a training.
+    ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
+    seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
+    return {
+        "id": run.run_id,
+        "name": _safe(run.name),
+        "uuid": run.uuid,
+        "method": _safe(method(run)),
+        "estimator": _safe(run.estimator),
+        "model": _safe(run.model),
+        "dataset": _safe(run.dataset),
+        "started": run.created_at,
+        "step": run.last_step,
+        "planned": planned,
+        "rollouts": totals["generated"],
+        "tokens": totals["generated_tokens"],
+        "reward": sum(row.successes for row in recent[:_RECENT]) / rollouts if rollouts else None,
+        "seconds_per_step": seconds,
+        "time_left_s": None if planned is None or seconds is None else max(planned - run.last_step, 0) * seconds,
+        "held_out": held_out_numbers(store, run),
+        "mean_name": _mean_name(run),
+        "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
+    }
+
+
+def _mean_name(run: RunRecord) -> str:
+    """Return the name of the run's estimate of a prompt: only some estimators have a posterior."""
+    if {"alpha", "beta"} <= set(run.state_fields):
+        return "posterior mean"
+    return "estimated mean" if run.state_fields else "group mean"
+
+
+def template_of(texts: Sequence[str]) -> tuple[str, str]:
+    """Return what all texts begin and end with up to a mark, such as a chat template; "" for a part that is short.
+
+    Example:
+        >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])
+        ('<|im_start|>user\\n', '<|im_end|>\\n')
+    """
+    if len(texts) < 3:
+        return "", ""
+    # Not in the middle of a line: its first words belong to the question even if all questions share them.
+    start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
+    end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
+    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
+
+
+def _safe(value: str) -> str:
+    return shown(without_passwords(value), width=None)
