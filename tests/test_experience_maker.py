@@ -2,9 +2,7 @@
 
 import functools
 import math
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,12 +19,11 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, whiten  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, log_prob_difference, whiten  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
-from openrlhf_dbb.core.step import Probes  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
 PROMPTS = [f"{i}+1=" for i in range(4)]
@@ -223,15 +220,6 @@ def test_a_posterior_is_whitened_over_the_batch(ours):
         torch.testing.assert_close(group, torch.full((8, TOKENS), expected))
 
 
-def test_rloo_compares_each_rollout_with_the_posterior_of_the_others(ours):
-    mine, _ = ours("dbb", *FORMS["rloo"], discount=0.5)
-    batch = advantages(mine, experiences(np.eye(4, 8)))[0]
-    # alpha, beta = 1.5, 7.5: 1 against 0.5 / 8, 0 against 1.5 / 8
-    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
-    torch.testing.assert_close(rows[0, 0], torch.full((TOKENS,), 1 - 0.5 / 8))
-    torch.testing.assert_close(rows[0, 1:], torch.full((7, TOKENS), -1.5 / 8))
-
-
 def test_point_reproduces_openrlhf_under_length_penalties(ours):
     lengths = [1 + row % TOKENS for row in range(32)]
     flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
@@ -240,21 +228,6 @@ def test_point_reproduces_openrlhf_under_length_penalties(ours):
     mine = advantages(ours("point", *flags)[0], experiences(RANDOM, lengths=lengths))[0]
     torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
     assert column(theirs, "rewards").min() < 0  # the penalty did something
-
-
-def test_point_reproduces_openrlhf_on_what_is_left_of_incomplete_groups(ours):
-    """Upstream has no missing rewards: it gets the groups without them, each with its own size."""
-    rewards_P_G = RANDOM.copy()
-    rewards_P_G[0, 3], rewards_P_G[1, :5], rewards_P_G[3, 7] = np.nan, np.nan, np.nan
-    mine = column(advantages(ours("point")[0], experiences(rewards_P_G))[0], "advantages")
-    for p, group in enumerate(rewards_P_G):
-        left = ~np.isnan(group)
-        args = settings("--estimator", "none").openrlhf_args()
-        args.rollout.n_samples_per_prompt = int(left.sum())
-        alone = maker(RemoteExperienceMaker, args).compute_advantages_and_returns(experiences(group[None, left]))
-        rows = mine.reshape(4, 8, TOKENS)[p]
-        torch.testing.assert_close(rows[left], column(alone, "advantages"), rtol=2e-6, atol=2e-6)
-        assert torch.all(rows[~left] == 0)
 
 
 def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
@@ -273,24 +246,6 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     right = (8, 8.0, 8.5, 0.5, 8.5 / 9, 0.5 * 8.5 / 81)
     for row, want in zip(rows, [wrong, right, wrong, right], strict=True):
         assert tuple(row) == pytest.approx(want, rel=1e-12)
-
-
-def test_probes_and_run_wide_numbers_are_logged_beside_the_estimates(ours):
-    mine, store = ours("auto")
-    _, metrics = advantages(mine, experiences(RANDOM), probed=Probes([(PROMPTS[0], "1")], np.array([[1.0, 0.0]])))
-    assert {"estimator/mean", "estimator/discount", "estimator/weight", "probe/mse"} <= set(metrics)
-    assert (metrics["probe/groups"], metrics["estimator/prompts"]) == (1, 4)
-    # the group's own mean against 1/2, less the noise 1/4 / (2 - 1)
-    assert metrics["probe/mse_point"] == pytest.approx((RANDOM[0].mean() - 0.5) ** 2 - 0.25)
-    assert [tuple(row) for row in stored(mine, store, "SELECT samples, successes FROM probes")] == [(2, 1.0)]
-
-
-def test_a_second_visit_continues_from_the_first(ours):
-    mine, store = ours("dbb", discount=0.5)
-    advantages(mine, experiences(np.ones((4, 8))))
-    advantages(mine, experiences(np.zeros((4, 8))), 2)
-    rows = stored(mine, store, "SELECT alpha, beta FROM posterior_history WHERE step = 2")
-    assert [tuple(row) for row in rows] == [(0.5 * 8.5, 0.5 * 0.5 + 8)] * 4
 
 
 def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
@@ -313,120 +268,27 @@ def test_advantages_beyond_the_reward_clip_are_kept(ours):
     assert column(batch, "advantages").min().item() == pytest.approx(-math.sqrt(32 / 2), rel=1e-6)
 
 
-def test_missing_rollouts_are_left_out_of_group_and_gradient(ours):
-    rewards_P_G = RANDOM.copy()
-    rewards_P_G[0] = [1, 1, np.nan, np.nan, 0, 0, 0, 0]
+def test_a_late_group_is_stored_with_its_lag(ours):
+    """In step 3 prompt 1 is one step late, prompt 2 is two, and of prompt 3 half of the rollouts are one step late."""
     mine, store = ours("dbb", discount=0.5)
-    batch, metrics = advantages(mine, experiences(rewards_P_G))
-    first = stored(mine, store, f"SELECT rollouts, successes, alpha, beta {BY_PROMPT}")[0]
-    assert tuple(first) == (6, 2.0, 2.5, 4.5)
-    assert torch.all(column(batch, "advantages")[2:4] == 0)
-    assert metrics["estimator/missing"] == 2 / 32
-
-
-def test_a_prompt_whose_rollouts_are_all_missing_keeps_its_posterior(ours):
-    rewards_P_G = RANDOM.copy()
-    rewards_P_G[2] = np.nan
-    mine, store = ours("dbb")
-    batch = advantages(mine, experiences(rewards_P_G))[0]
-    assert len(stored(mine, store, "SELECT prompt_id FROM posterior_history")) == 3
-    assert torch.all(column(batch, "advantages").reshape(4, 8, TOKENS)[2] == 0)
-    with pytest.raises(ValueError, match="none of the 32 rollouts of the step could be verified"):
-        advantages(mine, experiences(np.full((4, 8), np.nan)), 2)
-
-
-def test_a_score_that_is_no_0_or_1_names_prompt_and_value(ours):
-    rewards_P_G = RANDOM.copy()
-    rewards_P_G[1, 2] = 0.25
-    mine, store = ours("dbb")
-    with pytest.raises(ValueError, match=r"score 0.25 of prompt '1\+1=' is not 0 or 1, .*partial_credit"):
-        advantages(mine, experiences(rewards_P_G))
-    assert stored(mine, store, "SELECT * FROM posterior_history") == []
-    lenient, store = ours("dbb", partial_credit=True)
-    advantages(lenient, experiences(rewards_P_G))
-    total = np.nansum(rewards_P_G[1])
-    assert stored(lenient, store, f"SELECT successes {BY_PROMPT}")[1][0] == total
-
-
-def test_a_prompt_twice_in_a_batch_is_one_group(ours):
-    batch = experiences(np.array([[1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]))
-    for experience in batch:
-        experience.prompts, experience.labels = [PROMPTS[0]] * 4, ["1"] * 4
-    mine, store = ours("dbb", discount=0.5)
-    advantages(mine, batch)
-    assert [
-        tuple(r) for r in stored(mine, store, "SELECT rollouts, successes, alpha, beta FROM posterior_history")
-    ] == [(32, 16.0, 16.5, 16.5)]
-
-
-def test_a_late_group_is_observed_as_of_its_policy_and_stored_with_its_lag(ours):
-    """By updates, E = 4: in step 3 prompt 1 is one step late, prompt 2 is two, of prompt 3 half the rollouts is one."""
-    mine, store = ours("dbb", discount=0.5, forgetting="updates", updates_per_epoch=4.0)
     for step in (1, 2):
         advantages(mine, experiences(RANDOM), step)
     batch = experiences(RANDOM)
     versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
     for experience, of_rows in zip(batch, versions, strict=True):
         experience.info["policy_version"] = of_rows
-    training = TrainingStep(3, RolloutBatch())
-    mine.add_advantages(batch, training)
+    batch, metrics = advantages(mine, batch, 3)
     assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
-    assert training.metrics["async/lag"] == pytest.approx((1 + 2 + 0.5 + 0) / 4)
-    assert training.metrics["async/lag_max"] == 2
-    by_prompt = "JOIN prompts USING (prompt_id)"
-    late = f"SELECT policy_version, lag FROM posterior_history {by_prompt} WHERE step = 3 ORDER BY prompt"
-    stored_lags = stored(mine, store, late)
-    assert [tuple(row) for row in stored_lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
-    # Seen as of updates 1 and 2; the group of step 3 as of 2, 1, 2.5 and 3, a quarter of a discount for each update.
-    weight = lambda updates: 0.5 ** (updates / 4)  # noqa: E731
-    wanted = []
-    for successes, at in zip(RANDOM.sum(axis=1), (2, 1, 2.5, 3), strict=True):
-        last = max(2, at)
-        prior = 0.5 * weight(last - 1)
-        wanted.append(prior + successes * (weight(last - 1) + weight(last - 2) + weight(last - at)))
-    alphas = [row.alpha for row in stored(mine, store, f"SELECT alpha FROM posteriors {by_prompt} ORDER BY prompt")]
-    assert alphas == pytest.approx(wanted, rel=1e-12)
+    assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
+    by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
+    lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")
+    assert [tuple(row) for row in lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
 
 
-def test_a_version_that_cannot_be_is_refused_and_nothing_changes(ours):
-    mine, store = ours("dbb")
-    batch = experiences(RANDOM)
-    for experience in batch:
-        experience.info["policy_version"] = torch.ones(4).double()
-    with pytest.raises(ValueError, match=r"lag\[0\] = -1 is not"):
-        advantages(mine, batch)
-    assert stored(mine, store, "SELECT * FROM posterior_history") == []
-
-
-def test_an_unknown_prompt_is_named(ours):
-    batch = experiences(RANDOM)
-    batch[0].prompts = ["who are you"] * 4
-    with pytest.raises(ValueError, match="prompt 'who are you' with label '1' is not in the data set"):
-        advantages(ours("dbb")[0], batch)
-
-
-def test_a_busy_database_holds_up_no_training_and_no_step_is_lost(ours):
-    mine, store = ours("dbb", discount=0.5)
-    with closing(sqlite3.connect(store.location, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")  # another process writes
-        batch = advantages(mine, experiences(np.ones((4, 8))))[0]
-        assert torch.all(column(batch, "advantages") > 0)
-        assert other.execute("SELECT count(*) FROM dbb_history").fetchone() == (0,)
-        other.execute("ROLLBACK")
-    advantages(mine, experiences(np.zeros((4, 8))), 2)  # waits for step 1
-    assert [tuple(row) for row in store.query("SELECT DISTINCT alpha FROM dbb_history WHERE step = 1")] == [(8.5,)]
-    rows = stored(mine, store, "SELECT step, count(*) FROM dbb_history GROUP BY step ORDER BY step")
-    assert [tuple(row) for row in rows] == [(1, 4), (2, 4)]
-
-
-def test_a_step_that_could_not_be_stored_stops_the_run(ours):
-    mine, store = ours("dbb")
-    run = mine.posteriors.run
-    store.claim_run(run.record.run_id, take_over=True)
-    advantages(mine, experiences(RANDOM))
-    with pytest.raises(storage.StoreError, match="was taken over by"):
-        mine.posteriors.settle()
-    assert store.query("SELECT * FROM dbb_history") == []
+def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_tokens():
+    (batch,) = experiences(np.ones((1, 2)), lengths=[1, 3], log_prob=-1.0)
+    batch.rollout_log_probs = torch.tensor([[-1.5, 9, 9, 9, 9], [-1.0, -1.0, -0.9, 9, 9]])
+    assert log_prob_difference([batch]) == pytest.approx((0.5 + 0.1) / 4)
 
 
 def filtered_group(prompt, scores, length=TOKENS):

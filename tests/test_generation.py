@@ -1,10 +1,8 @@
 """Rollout batches over a real data loader: whole, in order, within the budget. Only the engine is a stand-in."""
 
-import dataclasses
 import math
 import pickle
 import time
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,17 +14,12 @@ cpu.prepare_driver()
 
 import ray  # noqa: E402
 import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator  # noqa: E402
-from openrlhf_dbb.core.strategies import Decision, Predictive, RunFacts, Sampler, SamplingError  # noqa: E402
-from openrlhf_dbb.core.strategies.contract import varies  # noqa: E402
-from openrlhf_dbb.core.strategies.dynamic import DynamicSampling  # noqa: E402
-from openrlhf_dbb.core.strategies.greso import Greso  # noqa: E402
-from openrlhf_dbb.core.strategies.posterior import PosteriorSampling  # noqa: E402
+from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 
 BATCH, GROUP = 2, 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
@@ -55,9 +48,6 @@ def shared_engines(ray_node):
             temperature, logprobs = sampling["temperature"], sampling["logprobs"]
             groups = (self.group(prompt, label, temperature, samples, logprobs) for prompt, label, _ in prompts)
             return await asyncio.gather(*groups)
-
-        async def generate_responses(self, prompt, label, sampling_params, num_samples, **_):  # OpenRLHF's own asks so
-            return await self.group(prompt, label, sampling_params.temperature, num_samples)
 
         async def group(self, prompt, label, temperature, num_samples, logprobs=None):
             self.calls.append((prompt, label, temperature, num_samples))
@@ -116,25 +106,22 @@ def engine(engines):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, cls=RolloutGenerator, sleep=False, engines=(engine,), at_a_time=None, **options):
+    def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, **options):
         sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
             rollout=SimpleNamespace(
                 batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
             ),
             vllm=SimpleNamespace(enable_sleep=sleep),
-            algo=SimpleNamespace(
-                advantage=SimpleNamespace(is_correction_level="off"),
-                dynamic_filtering_enable=True,
-                dynamic_filtering_range=(0, 1),
-            ),
+            algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")),
         )
         rows = [("", str(i), label, None) for i, label in enumerate(labels, 1)]
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
-        if cls is RolloutGenerator:
-            options["sampler"] = sampler
-            options["prompt_ids"] = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
-        return cls(SimpleNamespace(args=args), loader, None, "tokenizer", list(engines), **options)
+        ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
+        return RolloutGenerator(
+            SimpleNamespace(args=args), loader, None, "tokenizer", list(engines), sampler=sampler, prompt_ids=ids,
+            **options,
+        )  # fmt: skip
 
     return make
 
@@ -143,28 +130,55 @@ def columns(rows):
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
-def one_for_one(groups=BATCH):
-    return DynamicSampling().sampler(RunFacts(groups=groups, rollouts=GROUP))
+class Mixed(Sampler):
+    """Trains on groups of different scores. Others are replaced, or discarded if rounds are of a fixed size."""
 
-
-class Batches(Sampler):
-    """Rounds of three batches; groups that agree are discarded, and so is the surplus."""
+    def __init__(self, groups=BATCH, a_round=None):
+        super().__init__(RunFacts(groups=groups, rollouts=GROUP))
+        self._a_round = a_round
 
     def round_size(self, missing):
-        return 3 * self.facts.groups
+        return self._a_round or missing
 
     def judge(self, prompt_id, scores_N):
-        return Decision.TRAIN if varies(scores_N) else Decision.DISCARD
+        if len(np.unique(scores_N[~np.isnan(scores_N)])) > 1:
+            return Decision.TRAIN
+        return Decision.DISCARD if self._a_round else Decision.REPLACE
+
+
+class Resting(Mixed):
+    """Skips a prompt for the pass after a group of equal scores."""
+
+    def __init__(self, a_round=None, passes=1):
+        super().__init__(a_round=a_round)
+        self._pass, self._passes, self._rests_until = 0, passes, {}
+
+    def rollouts(self, prompt_id):
+        return 0 if self._rests_until.get(prompt_id, -1) >= self._pass else GROUP
+
+    def judge(self, prompt_id, scores_N):
+        decision = super().judge(prompt_id, scores_N)
+        if decision is not Decision.TRAIN:
+            self._rests_until[prompt_id] = self._pass + self._passes
+        return decision
+
+    def end_pass(self):
+        self._pass += 1
+
+    def metrics(self):
+        return {"resting": float(sum(until >= self._pass for until in self._rests_until.values()))}
+
+    def state(self):
+        return {"pass": self._pass, "rests_until": dict(self._rests_until)}
+
+    def load(self, state):
+        self._pass, self._rests_until = state["pass"], dict(state["rests_until"])
 
 
 def draw(made):
     """One call, as OpenRLHF's fit() makes it: the prompts of the batch, prompts generated for, end of the pass."""
-    batch, _, consumed, exhausted = made.generate_samples()
-    rollouts = batch
-    if not isinstance(batch, list):  # ours
-        rollouts = batch.trained
-        made.last_batch = batch if batch else None
-    prompts = [rollout.prompts[0] for rollout in rollouts]
+    made.last_batch, _, consumed, exhausted = made.generate_samples()
+    prompts = [rollout.prompts[0] for rollout in made.last_batch.trained]
     assert prompts[::GROUP] == prompts[1::GROUP]  # whole groups, side by side
     return "".join(prompts[::GROUP]), consumed, exhausted
 
@@ -181,11 +195,6 @@ def beside(made):
 MIXED, EASY, HARD = "10", "11", "00"
 
 
-def test_openrlhf_emits_a_short_batch_at_the_end_of_an_episode(generator):
-    upstream = generator([MIXED, MIXED, EASY, MIXED], cls=SamplesGenerator)
-    assert [draw(upstream) for _ in range(2)] == [("12", 2, False), ("4", 2, True)]
-
-
 def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
     made = generator([MIXED, EASY, HARD])
     passes = [draw(made) for _ in range(4)]
@@ -195,77 +204,28 @@ def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
     assert made.unused() == (0, 0)
 
 
-@pytest.mark.parametrize("labels", [[MIXED] * 4, [MIXED] * 3])
-def test_a_pass_that_has_ended_is_known_once_the_data_loader_has_said_so(generator, labels):
-    made = generator(labels)
-    assert made.at_end_of_pass  # before the first
-    draw(made)
-    assert not made.at_end_of_pass
-    second = draw(made)
-    if len(labels) == 4:  # its last prompts fill the batch: nothing is drawn beyond them
-        assert (second, made.at_end_of_pass) == (("34", 2, False), False)
-        assert draw(made) == ("", 0, True)
-    else:
-        assert second == ("", 1, True)
-    assert made.at_end_of_pass
-
-
 def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generator):
-    """4 of 4 prompts in a batch: each is drawn for certain and counts once."""
-    facts = RunFacts(groups=4, rollouts=GROUP, seed=3)
-    strategy = PosteriorSampling()
-    known = Predictive(np.arange(4), np.array([50, 0.01, 0.01, 0.01]), np.array([50.0, 9, 9, 9]))
-    rows = [("", str(i), "10101", None) for i in range(1, 5)]
+    class Drawing(Sampler):
+        def next_prompt(self, predictive):
+            assert predictive() == "predictive"
+            return Drawn(next(order), GROUP, inclusion=0.5, weight=2.0)
+
+    order = iter([2, 0, 2, 1, 1, 0])
+    rows = [("", str(i), MIXED, None) for i in range(1, 4)]
     data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), columns(rows), strict=True)))
     ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
-
-    def make():
-        made = generator(["10101"] * 4, strategy.sampler(facts))
-        made.prompts_dataloader = DrawnPrompts(data, made.sampler, ids, lambda: known)
-        return made
-
-    made, sizes = make(), []
-    for passes in range(3):
-        full, _, consumed, over = made.generate_samples()
-        asked = Counter(rollout.prompts[0] for rollout in full.trained)
-        sizes.append(asked)
-        assert (len(full), consumed, over, full.skipped) == (4 * GROUP, 4, False, {})
-        assert asked == {"1": GROUP, "2": GROUP, "3": GROUP, "4": GROUP}
-        info = {
-            rollout.prompts[0]: (rollout.info["inclusion"].item(), rollout.info["weight"].item())
-            for rollout in full.trained
-        }
-        assert info == {"1": (1, 1), "2": (1, 1), "3": (1, 1), "4": (1, 1)}
-        assert made.generated == (passes + 1) * 4 * GROUP
-        assert made.generate_samples()[3]  # a pass is as many prompts as there are
-    assert made.metrics()["posterior/certain"] == 1
+    made = generator([MIXED] * 3, Drawing(FACTS))
+    made.prompts_dataloader = DrawnPrompts(data, made.sampler, ids, lambda: "predictive")
+    assert draw(made) == ("31", 2, False)
+    assert [rollout.info["weight"].item() for rollout in made.last_batch.trained] == [2.0] * 4
+    assert [rollout.info["inclusion"].item() for rollout in made.last_batch.trained] == [0.5] * 4
+    assert made.position(0) == {"episode": 0, "data_loader_state_dict": {"place": 2}}
+    assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
+    assert draw(made) == ("32", 1, False)
 
 
-def test_a_checkpoint_in_the_middle_of_a_pass_continues_with_the_same_draws(generator):
-    facts = RunFacts(groups=2, rollouts=GROUP, seed=4)
-    known = Predictive(np.arange(6), np.arange(1.0, 7), np.ones(6))
-    rows = [("", str(i), MIXED, None) for i in range(1, 7)]
-    data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), columns(rows), strict=True)))
-    ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
-
-    def make(seed):
-        made = generator([MIXED] * 6, PosteriorSampling().sampler(dataclasses.replace(facts, seed=seed)))
-        made.prompts_dataloader = DrawnPrompts(data, made.sampler, ids, lambda: known)
-        return made
-
-    made = make(4)
-    draw(made)
-    state, position = pickle.dumps(made.state()), made.position(0)
-    expected = [draw(made) for _ in range(6)]
-    assert [over for _, _, over in expected] == [False, False, True, False, False, False]  # 3 batches a pass
-    resumed = make(99)
-    resumed.load(pickle.loads(state))
-    resumed.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
-    assert [draw(resumed) for _ in range(6)] == expected
-
-
-def test_dynamic_sampling_replaces_rejected_groups_until_the_pass_ends(generator):
-    made = generator([EASY, MIXED, HARD, MIXED, EASY, MIXED, HARD], one_for_one())
+def test_rejected_groups_are_replaced_until_the_pass_ends(generator):
+    made = generator([EASY, MIXED, HARD, MIXED, EASY, MIXED, HARD], Mixed())
     # 1 is rejected, for it 3, for it 4. Then 5 is, for it 7, then nothing is left: 6 waits.
     assert draw(made) == ("24", 4, False)
     assert beside(made) == ("13", {})
@@ -280,12 +240,6 @@ def test_dynamic_sampling_replaces_rejected_groups_until_the_pass_ends(generator
     assert beside(made) == ("35", {})
 
 
-def test_the_share_of_kept_groups_counts_those_of_the_pass_before(generator):
-    made = generator([EASY, MIXED, HARD], one_for_one())
-    assert made.generate_samples()[1] is None
-    assert made.generate_samples()[1] == 100 * 2 / 5  # of 1, 2, 3, and of 1, 2 in the next pass
-
-
 def test_a_strategy_that_takes_every_group_asks_for_several_prompts_a_call(generator, engine):
     made = generator([MIXED] * 20, Sampler(RunFacts(groups=20, rollouts=GROUP)))
     rollouts = made.generate_samples()[0].trained
@@ -294,7 +248,7 @@ def test_a_strategy_that_takes_every_group_asks_for_several_prompts_a_call(gener
 
 
 def test_a_strategy_that_judges_hears_of_each_group_by_itself(generator, engine):
-    assert draw(generator([MIXED, EASY, MIXED], one_for_one())) == ("13", 3, False)
+    assert draw(generator([MIXED, EASY, MIXED], Mixed())) == ("13", 3, False)
     assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1]
 
 
@@ -318,12 +272,12 @@ def test_prompts_go_to_the_engine_with_the_least_left_to_do(generator):
 def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engine):
     # 1 is answered only after 4, which is sent in the place of 3 once 3 is rejected; 2 is kept by then.
     ray.get(engine.start_over.remote({"1": "4"}))
-    made = generator([MIXED, MIXED, EASY, MIXED], one_for_one(groups=3))
+    made = generator([MIXED, MIXED, EASY, MIXED], Mixed(groups=3))
     assert draw(made) == ("124", 4, False)
 
 
-def test_generation_batches_discard_their_surplus_and_show_it(generator):
-    made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Batches(FACTS))
+def test_the_surplus_of_a_round_is_observed(generator):
+    made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Mixed(a_round=6))
     assert draw(made) == ("23", 6, False)
     assert made.generated == 6 * GROUP
     taken = sorted(made.last_batch.filtered, key=lambda rollout: rollout.prompts)
@@ -337,50 +291,30 @@ def test_generation_batches_discard_their_surplus_and_show_it(generator):
 
 
 def test_a_batch_that_is_full_when_the_pass_ends_says_both(generator):
-    made = generator([MIXED, MIXED, HARD], Batches(FACTS))
+    made = generator([MIXED, MIXED, HARD], Mixed(a_round=6))
     assert draw(made) == ("12", 3, True)
-    assert made.at_end_of_pass
     assert draw(made) == ("12", 3, True)
-
-
-def greso(groups=BATCH, seed=1, p=1e-9):
-    """A prompt whose group agreed is skipped, almost surely."""
-    sampler = Greso(floor=1e-9).sampler(RunFacts(groups=groups, rollouts=GROUP, seed=seed))
-    sampler.p_easy = sampler.p_hard = p
-    return sampler
 
 
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
-    made = generator([EASY, MIXED, MIXED, MIXED, MIXED], greso())
-    assert draw(made) == ("23", 3, False)  # 1 agreed; the third kept group would be surplus
+    made = generator([EASY, MIXED, MIXED, MIXED, MIXED], Resting(a_round=3))
+    assert draw(made) == ("23", 3, False)
     assert beside(made) == ("1", {})
     assert draw(made) == ("45", 2, True)
-    assert beside(made) == ("", {})
-    assert draw(made) == ("23", 3, False)  # 1 is skipped, almost surely
+    assert draw(made) == ("23", 3, False)  # 1 rests; the third kept group is surplus
     assert beside(made) == ("4", {"1": 1})
     assert made.generated == (3 + 2 + 3) * GROUP
 
 
-def test_a_round_is_as_large_as_the_one_before_makes_likely(generator):
-    made = generator([MIXED, MIXED, EASY, HARD, MIXED, EASY, MIXED], greso(groups=3))
-    # One of 1 to 4 is missing, half of them agree: floor(1.25 * 1 / (1 - 1/2)) = 2 more.
-    assert draw(made) == ("125", 4 + 2, False)
-    assert beside(made) == ("346", {})
-
-
 def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generator):
-    made = generator([EASY, HARD], greso())
+    made = generator([EASY, HARD], Resting(a_round=3, passes=9))
     assert draw(made) == ("", 2, True)
     assert [draw(made) for _ in range(2)] == [("", 0, True)] * 2
     assert made.unused() == (2 * GROUP, 2 * GROUP * 3)  # of three tokens each
-    assert made.generated == 2 * GROUP
-    with pytest.raises(SamplingError, match="GRESO skipped every prompt in 200 passes over the data"):
-        for _ in range(200):
-            draw(made)
 
 
 def test_what_was_not_verified_is_no_score(generator):
-    made = generator(["1?", "0?", "??", MIXED], one_for_one())
+    made = generator(["1?", "0?", "??", MIXED], Mixed())
     assert draw(made)[0] == ""
     assert made.unused()[0] == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
@@ -390,7 +324,7 @@ def test_what_was_not_verified_is_no_score(generator):
 
 
 def test_without_a_score_the_reward_decides(generator):
-    made = generator(["--", MIXED, MIXED], one_for_one())  # all rewards are 9
+    made = generator(["--", MIXED, MIXED], Mixed())  # all rewards are 9
     assert draw(made) == ("23", 3, False)
 
 
@@ -405,15 +339,15 @@ def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(
 
 def test_replacements_stop_with_the_budget(generator):
     # 7 rollouts are three groups: 1 and 2, and 3 for 1, but nothing for 3.
-    made = generator([EASY, MIXED, HARD, MIXED], one_for_one(), max_rollouts=7)
+    made = generator([EASY, MIXED, HARD, MIXED], Mixed(), max_rollouts=7)
     with pytest.raises(BudgetSpent):
         draw(made)
     assert made.generated == 6
     assert made.unused() == (6, 6 * 3)  # of three tokens each
 
 
-def test_a_generation_batch_is_cut_to_the_budget(generator, engine):
-    made = generator([MIXED] * 9, Batches(FACTS), max_rollouts=6 * GROUP + 2 * GROUP)
+def test_a_round_is_cut_to_the_budget(generator, engine):
+    made = generator([MIXED] * 9, Mixed(a_round=6), max_rollouts=6 * GROUP + 2 * GROUP)
     assert draw(made) == ("12", 6, False)
     assert beside(made)[0] == "3456"
     assert draw(made) == ("78", 2, False)  # of six
@@ -432,20 +366,20 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
         """Batches, with what came with them."""
         done = []
         while len(done) < count:
-            batch = draw(made)[0]
-            if batch:
-                done.append((batch, *beside(made), made.generated, made.sampler.metrics()))
+            text = draw(made)[0]
+            if text:
+                done.append((text, *beside(made), made.generated, made.metrics()))
         return done
 
-    expected = train(generator(labels, greso(p=0.5)), steps + 4)
-    stopped = generator(labels, greso(p=0.5))
+    expected = train(generator(labels, Resting(a_round=3)), steps + 4)
+    stopped = generator(labels, Resting(a_round=3))
     train(stopped, steps)
-    assert stopped.at_end_of_pass == (len(labels) == 5 and steps == 2)
     loader = stopped.position(0)["data_loader_state_dict"]
-    resumed = generator(labels, greso(seed=99))
+    assert bool(loader) == (not (len(labels) == 5 and steps == 2))
+    resumed = generator(labels, Resting(a_round=3))
     if loader:
         resumed.prompts_dataloader.load_state_dict(loader)
-    resumed.load(stopped.state())
+    resumed.load(pickle.loads(pickle.dumps(stopped.state())))
     assert train(resumed, 4) == expected[steps:]
 
 
@@ -472,19 +406,13 @@ def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(ge
     assert (made.generated, made.unused()) == (0, (0, 0))
 
 
-def test_a_reward_that_fails_in_a_probe_is_raised_and_an_engine_without_sleep_is_left_awake(generator, engine):
-    with pytest.raises(ArithmeticError, match="the reward function failed"):
-        generator([]).score_more([rollout("a", "broken")], 2)
-    assert ray.get(engine.recorded.remote()) == [("a", "broken", 1.0, 2)]
-
-
 def versions():
     return PolicyVersions(now=0, first=0)
 
 
 def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
     # The engine answers that it has seen 0.5 updates since it was made.
-    made = generator([MIXED, EASY, MIXED], one_for_one(), versions=PolicyVersions(now=9, first=7))
+    made = generator([MIXED, EASY, MIXED], Mixed(), versions=PolicyVersions(now=9, first=7))
     draw(made)
     for rollout in made.last_batch.all:
         assert rollout.info["policy_version"].tolist() == [7.5]
@@ -601,11 +529,11 @@ def until(condition):
 
 def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator, ahead):
     labels = [MIXED] * 8
-    handed = ahead(labels, greso(p=0.5))
+    handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
     until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
-    assert handed.generated == 3 * GROUP  # greso's first round is of three prompts
-    resumed = generator(labels, greso(seed=99), versions=versions())
+    assert handed.generated == 3 * GROUP  # a round is of three prompts
+    resumed = generator(labels, Resting(a_round=3), versions=versions())
     resumed.prompts_dataloader.load_state_dict(handed.position(0)["data_loader_state_dict"])
     resumed.load(handed.state())
     assert draw(resumed)[0] == draw(handed)[0]
