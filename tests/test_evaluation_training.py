@@ -13,7 +13,6 @@ from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 
 import ray  # noqa: E402
-from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from store_invariants import check  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
@@ -26,7 +25,6 @@ from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.evaluation.benchmarks import Benchmark  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts  # noqa: E402
-from openrlhf_dbb.evaluation.verifiers import mathematics  # noqa: E402
 from storage import read_evaluations  # noqa: E402
 
 NAN = math.nan
@@ -117,39 +115,9 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
     assert evaluated.accuracy == pytest.approx(expected["eval_mean@4"], rel=1e-12)
 
 
-def test_openrlhfs_own_measures_count_missing_samples_as_0(evaluated):
-    # This is why ours stand beside them: 2 of 4, 0 of 4, 0 of 4.
-    loaded = [(DATA.datasources, DATA.prompts, None, None)]
-    logs = compute_eval_metrics(loaded, SAMPLES, 4)
-    assert logs["eval_sums_pass1"] == pytest.approx((2 / 4 + 0 + 0) / 3)
-    assert logs["eval_sums_pass4"] == pytest.approx(1 / 3)
-    assert logs["eval_sums_truncated_rate"] == pytest.approx(5 / 12)
-    assert logs["eval_sorting_response_length_mean"] == 3
-    ours = evaluated.logs()  # where both have a measure of this name, they agree
-    assert {name: logs[name] for name in logs.keys() & ours.keys()} == pytest.approx(
-        {name: ours[name] for name in logs.keys() & ours.keys()}
-    )
-
-
 def test_there_is_no_majority_where_answers_cannot_be_read():
     evaluated = collect(DATA, SAMPLES, Letters(), None)
     assert not [key for key in evaluated.logs() if "majority" in key]
-
-
-def test_there_is_no_pass_at_k_of_partial_credit():
-    data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
-    logs = collect(data, [sample("1+1=", "2", 0.5), sample("1+1=", "3", 0.0)], Letters(), None).logs()
-    assert logs == {
-        "eval_sums_mean@2": 0.25, "eval_sums_best@2": 0.5, "eval_sums_missing": 0.0,
-        "eval_sums_truncated_rate": 0.0, "eval_sums_response_length_mean": 2.0,
-        "eval_mean@2": 0.25, "eval_best@2": 0.5,
-    }  # fmt: skip
-
-
-def test_scores_count_and_not_rewards_after_penalties():
-    data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
-    logs = collect(data, [sample("1+1=", "2", 1.0, reward=0.3)], Letters(), None).logs()
-    assert logs["eval_sums_mean@1"] == 1.0
 
 
 def test_a_sample_without_any_score_is_refused():
@@ -252,19 +220,6 @@ def test_each_response_is_verified_by_its_benchmarks_verifier():
     assert logs["eval_math_mean@3"] == logs["eval_letters_mean@3"] == pytest.approx(2 / 3)
     assert (logs["eval_math_majority@3"], logs["eval_letters_majority@3"]) == (1, 1)
     assert evaluated.rollouts == 9
-
-
-def test_a_verification_that_failed_is_missing(monkeypatch):
-    monkeypatch.setattr(mathematics._pool, "verify", lambda answer, label: None)  # a time-out of each
-
-    def sample(requests, _):
-        yield [Finished(each.number, ["7", r"\boxed{\frac{15}{2}}"], [1, 8], [False, False]) for each in requests]
-
-    # a plain number needs no mathematics and is right; the fraction is missing, and not wrong
-    evaluated = validate({"math": benchmark("math", "math", ["7"])}, SamplingSettings(2, 1.0, 1.0), sample)
-    np.testing.assert_array_equal(evaluated.results["math"].scores_R_P_N, [[[1, NAN]]])
-    logs = evaluated.logs()
-    assert (logs["eval_math_mean@2"], logs["eval_math_missing"], logs["eval_mean@2"]) == (1.0, 0.5, 1.0)
 
 
 def test_benchmarks_and_held_out_data_weigh_the_same_in_the_mean(evaluated):

@@ -28,6 +28,11 @@ from openrlhf_dbb.actors.policy_actor import PolicyActor
 actor = PolicyActor(2, rank, "127.0.0.1", port)
 actor.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
 
+prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+first = actor.prompt_features(prompts[::-1] if rank else prompts)
+again = actor.prompt_features(prompts)
+features = {"first": first.tolist(), "again": again.tolist(), "trains": actor.actor.training}
+
 def rollouts(rows, advantage):
     tokens = torch.randint(0, 14, (rows, 8), generator=torch.Generator().manual_seed(rank))
     actions = torch.arange(7).expand(rows, 7) > 2
@@ -46,14 +51,14 @@ actor.fit()
 weights = sum(parameter.double().abs().sum().item() for parameter in actor.actor.parameters())
 print(json.dumps({
     "loss": type(actor.trainer.actor_loss_fn).__name__, "length": actor.trainer.actor_loss_fn.length,
-    "steps": actor.actor.model.global_steps, "rows": sizes, "weights": weights,
+    "steps": actor.actor.model.global_steps, "rows": sizes, "weights": weights, "features": features,
 }))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-def test_ranks_with_and_without_replays_take_the_same_steps(two_ranks, tmp_path):
+def test_two_ranks_read_prompts_alike_and_take_the_same_steps_with_and_without_replays(two_ranks, tmp_path):
     tiny.build_model(0).save_pretrained(tmp_path)
     tiny.build_tokenizer().save_pretrained(tmp_path)
     # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
@@ -70,10 +75,16 @@ def test_ranks_with_and_without_replays_take_the_same_steps(two_ranks, tmp_path)
         "actor.num_gpus_per_node": 2,
         "actor.lr_warmup_ratio": 0,
         "algo.kl.init_coef": 0,
+        "ds.zero_stage": 3,
+        "rollout.micro_batch_size": 2,
         "reward.remote_url": "math_answer",
     }
     arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
     first, second = two_ranks(PROGRAM, str(tmp_path), *arguments)
+    one, other = first.pop("features"), second.pop("features")
+    np.testing.assert_allclose(one["first"], other["first"][::-1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(one["again"], one["first"], rtol=1e-4, atol=1e-5)
+    assert one["trains"] and np.std(one["first"], axis=0).min() > 0
     assert sorted(first.pop("rows")) == [3, 3, 3, 4]  # two fresh rows and one or two replays
     assert second.pop("rows") == [2, 2, 2, 2]
     assert first == second
@@ -165,49 +176,3 @@ def test_in_fp32_everything_is_fp32_and_a_checkpoint_continues_exactly(tmp_path)
         "saved": ["torch.float32"],
         "equal": True,
     }
-
-
-FEATURES = """
-import json, sys
-from openrlhf_dbb.driver import arguments
-from openrlhf_dbb.platform import cpu
-
-rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-args = arguments.parse(sys.argv[4:], world_size=2).args
-from openrlhf_dbb.driver.strategy import strategy
-from openrlhf_dbb.actors.policy_actor import PolicyActor
-
-actor = PolicyActor(2, rank, "127.0.0.1", port)
-actor.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
-tokens = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-first = actor.prompt_features(tokens[::-1] if rank else tokens)
-again = actor.prompt_features(tokens)
-print(json.dumps({"first": first.tolist(), "again": again.tolist(), "trains": actor.actor.training}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-@pytest.mark.parametrize("stage", [2, 3])
-def test_ranks_read_prompts_of_different_lengths_alike(two_ranks, tmp_path, stage):
-    tiny.build_model(0).save_pretrained(tmp_path)
-    tiny.build_tokenizer().save_pretrained(tmp_path)
-    flags = {
-        "preset": "none",
-        "estimator": "none",
-        "actor.model_name_or_path": tmp_path,
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 8,
-        "rollout.micro_batch_size": 2,
-        "train.batch_size": 8,
-        "train.micro_batch_size": 2,
-        "actor.num_gpus_per_node": 2,
-        "algo.kl.init_coef": 0,
-        "ds.zero_stage": stage,
-        "reward.remote_url": "math_answer",
-    }
-    arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
-    first, second = two_ranks(FEATURES, str(tmp_path), *arguments)
-    np.testing.assert_allclose(first["first"], second["first"][::-1], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(first["again"], first["first"], rtol=1e-4, atol=1e-5)
-    assert first["trains"] and np.std(first["first"], axis=0).min() > 0
