@@ -31,52 +31,34 @@ with cpu.lean_imports("vllm"):
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 
-class ConstantLengthLoss(PolicyLoss):
+class ConstantLengthLoss(torch.nn.Module):
     """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
 
     ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
     have at least one action. A token of a long response then weighs as much as a token of a short response. The KL loss
     and the entropy stay upstream's token means.
 
+    Args:
+        loss: upstream's; its clipping and its correction are kept.
+        length: L, in tokens; as published, the longest response that can be generated.
+
+    Raises:
+        ValueError: a sequence-level loss (GSPO), which has no token sum.
+
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
-    def __init__(self, like: PolicyLoss, length: int) -> None:
-        """Take the clipping and the correction of upstream's loss.
-
-        Args:
-            like: upstream's; not changed.
-            length: L, in tokens; as published, the longest response that can be generated.
-
-        Raises:
-            ValueError: a length below 1, or a sequence-level loss (GSPO), which has no token sum.
-        """
-        if length < 1:
-            raise ValueError(f"the length must be at least 1 token, got {length}")
-        if like.policy_loss_type == "gspo":
+    def __init__(self, loss: PolicyLoss, length: int) -> None:
+        super().__init__()
+        if loss.policy_loss_type == "gspo":
             raise ValueError(
-                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens, --actor.policy_loss_type gspo has one "
-                "ratio per sequence; use ppo"
+                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo"
             )
-        super().__init__(
-            clip_eps_low=like.clip_eps_low,
-            clip_eps_high=like.clip_eps_high,
-            dual_clip=like.dual_clip,
-            token_level_loss=True,
-            policy_loss_type=like.policy_loss_type,
-            is_correction_level=like.is_correction_level,
-            is_correction_mode=like.is_correction_mode,
-            is_correction_gating=like.is_correction_gating,
-            is_correction_threshold=like.is_correction_threshold,
-        )
-        self.length = length
+        loss.token_level_loss = True
+        self.loss, self.length = loss, length
 
     def forward(
-        self,
-        *args: Any,
-        batch_num_tokens: torch.Tensor | float | None = None,
-        global_batch_size: torch.Tensor | float | None = None,
-        **kwargs: Any,
+        self, *args: Any, batch_num_tokens: Any = None, global_batch_size: Any, **kwargs: Any
     ) -> tuple[torch.Tensor | None, ...]:
         """Return upstream's loss and metrics of one micro-batch.
 
@@ -84,13 +66,9 @@ class ConstantLengthLoss(PolicyLoss):
             batch_num_tokens: not used; upstream's trainer passes it to every loss.
             global_batch_size: rows of the optimizer step that have an action, divided by the number of its
                 micro-batches, which DeepSpeed divides the loss by.
-
-        Raises:
-            ValueError: ``global_batch_size`` is missing.
         """
-        if global_batch_size is None:
-            raise ValueError(f"{CONSTANT_LENGTH} needs global_batch_size, the rows of the optimizer step; give it")
-        return super().forward(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
+        # Upstream divides the sum over tokens by batch_num_tokens.
+        return self.loss(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
