@@ -208,7 +208,7 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
     class Drawing(Sampler):
         def next_prompt(self, predictive):
             assert predictive() == "predictive"
-            return Drawn(next(order), GROUP, inclusion=0.5, weight=2.0)
+            return Drawn(next(order), inclusion=0.5, weight=2.0)
 
     order = iter([2, 0, 2, 1, 1, 0])
     rows = [("", str(i), MIXED, None) for i in range(1, 4)]
