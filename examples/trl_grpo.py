@@ -3,8 +3,8 @@
     pip install ".[trl]"              (from the repository)
     python examples/trl_grpo.py       writes trl_grpo.db and the folder trl_grpo
 
-Stop it whenever you like: the same command goes on from the last checkpoint. Several processes share the work with
-``torchrun --nproc_per_node 2 examples/trl_grpo.py``.
+Stop it whenever you like: the same command goes on from the last checkpoint. A run that has ended needs another
+``--run_name``. Several processes share the work with ``torchrun --nproc_per_node 2 examples/trl_grpo.py``.
 """
 
 import argparse

@@ -21,8 +21,8 @@ def test_the_pandas_example(store, fill, tmp_path):
     probes = ProbeRows(ids[:1], np.array([4]), np.array([4.0]), np.array([4.0]))
     fill.step(run, 2, ids, [4, 4], probes=probes)  # (6.25, 0.25), (4.75, 1.75)
     done = subprocess.run(
-        [sys.executable, EXAMPLE, "run"], cwd=tmp_path, capture_output=True, text=True,
-        env=os.environ | {"OPENRLHF_DBB_STORE_URL": store.url},
+        [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"OPENRLHF_DBB_STORE_URL": store.url, "MPLBACKEND": "agg"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     parts = {part.partition("\n")[0]: part.splitlines()[1:] for part in done.stdout.split("\n\n")}
