@@ -119,11 +119,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
         rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
         prompts, labels = zip(*_prompts(experiences), strict=True)
+        old = [rollout for rollouts in replayed.values() for rollout in rollouts]
         extras = StepExtras(
             tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
             trained=np.arange(len(rewards_R)) < sum(len(experience.rewards) for experience in trained),
-            replayed={key: (len(old), sum(len(r.log_probs) for r in old)) for key, old in replayed.items()},
-            skipped=step.rollouts.skipped,
+            replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
+            skipped=sum(step.rollouts.skipped.values()),
             probes=step.probed,
             responses=self._responses(experiences),
             policy_versions=_of_info(experiences, VERSION),

@@ -279,10 +279,10 @@ class Posteriors:
 
         estimate, rows = self._update(step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        scored.metrics.update(self._run_wide() | _lags(step, rollouts))
+        scored.metrics.update({"rollout/skipped": float(extras.skipped)} | self._run_wide() | _lags(step, rollouts))
 
         ids_P = self._ids[groups.prompts_P]
-        rows.usage = steps.usage(rollouts, groups, scored)
+        rows.usage = steps.usage(rollouts, groups, scored, extras)
         if probes is not None:
             at_Q = np.searchsorted(groups.prompts_V, self._positions(probes.prompts))
             rows.probes = steps.probe_rows(rows.prompt_ids[at_Q], probes.scores_Q_M)

@@ -7,8 +7,8 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,8 @@ class StepExtras:
     Attributes:
         tokens: (R,) length of each response, for the token counts.
         trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
-        replayed: by prompt, the number of earlier rollouts that are trained on again, and their tokens.
-        skipped: by prompt, how often the prompt was drawn without generating for it.
+        replayed: number of earlier rollouts that are trained on again, and their tokens; only counted.
+        skipped: how often a prompt was drawn without generating for it; only counted.
         probes: probes of the step's prompts.
         responses: the generated texts; None stores no texts.
         policy_versions: (R,) in [0, step - 1], training steps that the policy had seen when it generated the rollout;
@@ -75,8 +75,8 @@ class StepExtras:
 
     tokens: ArrayLike | None = None
     trained: ArrayLike | None = None
-    replayed: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
-    skipped: Mapping[Key, int] = field(default_factory=dict)
+    replayed: tuple[int, int] = (0, 0)
+    skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
     policy_versions: ArrayLike | None = None
@@ -90,13 +90,8 @@ class Rollouts:
 
     Attributes:
         prompts: (prompt, label) of each rollout.
-        rewards: (R,) the optimized values; NaN where missing.
-        scores: (R,) the verifier's scores before penalties; NaN where missing.
-        tokens: (R,) length of each response.
-        trained: (R,) False for a rollout that is not trained on.
-        policy_versions, inclusion, weights, truncated, log_probs: (R,); see :class:`StepExtras` and
-            :class:`Responses`.
-        replayed, skipped: by prompt; see :class:`StepExtras`.
+        rewards, scores: (R,) the optimized values, and the verifier's scores before penalties; NaN where missing.
+        tokens, trained, policy_versions, inclusion, weights: (R,) as in :class:`StepExtras`.
     """
 
     prompts: list[Key]
@@ -107,10 +102,6 @@ class Rollouts:
     policy_versions: Floats | None
     inclusion: Floats | None
     weights: Floats | None
-    truncated: Floats
-    log_probs: Floats
-    replayed: Mapping[Key, tuple[int, int]]
-    skipped: Mapping[Key, int]
 
     @classmethod
     def checked(
@@ -128,39 +119,35 @@ class Rollouts:
         """
         size = len(prompts)
 
-        def column(name: str, values: ArrayLike, dtype: type = np.float64) -> NDArray[Any]:
-            array: NDArray[Any] = np.asarray(values, dtype=dtype)  # None becomes NaN
-            if array.shape != (size,):
-                raise ValueError(f"{name} has shape {array.shape}; pass one value for each of the {size} rollouts")
-            return array
-
         def optional(name: str) -> Floats | None:
             values = getattr(extras, name)
-            return None if values is None else column(name, values)
+            return None if values is None else _column(name, values, size)
 
-        responses = extras.responses or Responses([""] * size)
-        column("labels", labels, object)
-        column("response texts", np.empty(len(responses.texts)))
-        rewards_R = column("rewards", rewards)
-        scores_R = rewards_R if scores is None else column("scores", scores)
+        _column("labels", labels, size, object)
+        if extras.responses is not None:
+            _column("response texts", np.empty(len(extras.responses.texts)), size)
+        rewards_R = _column("rewards", rewards, size)
+        scores_R = rewards_R if scores is None else _column("scores", scores, size)
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        unknown_R = np.full(size, np.nan)
         return cls(
             prompts=list(zip(prompts, labels, strict=True)),
             rewards=np.where(missing_R, np.nan, rewards_R),
             scores=np.where(missing_R, np.nan, scores_R),
-            tokens=column("tokens", np.zeros(size) if extras.tokens is None else extras.tokens, np.int64),
-            trained=column("trained", np.ones(size) if extras.trained is None else extras.trained, np.bool_),
+            tokens=_column("tokens", np.zeros(size) if extras.tokens is None else extras.tokens, size, np.int64),
+            trained=_column("trained", np.ones(size) if extras.trained is None else extras.trained, size, np.bool_),
             policy_versions=optional("policy_versions"),
             inclusion=optional("inclusion"),
             weights=optional("weights"),
-            truncated=column("truncated", unknown_R if responses.truncated is None else responses.truncated),
-            log_probs=column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs),
-            replayed=extras.replayed,
-            skipped=extras.skipped,
         )
+
+
+def _column(name: str, values: ArrayLike, size: int, dtype: type = np.float64) -> NDArray[Any]:
+    column: NDArray[Any] = np.asarray(values, dtype=dtype)  # None becomes NaN
+    if column.shape != (size,):
+        raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
+    return column
 
 
 @dataclass(frozen=True)
@@ -225,7 +212,6 @@ class Scored:
     zero_variance: Floats
     rescued: Floats
     group_std: Floats
-    _: KW_ONLY
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -272,7 +258,6 @@ def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, floa
         "estimator/abs_advantage": mean(abs(scored.advantages)),
         "estimator/missing": mean(np.isnan(rollouts.scores)),
         "rollout/filtered": float((~rollouts.trained).mean()),
-        "rollout/skipped": float(sum(rollouts.skipped.values())),
     }
     if groups.slot_R.any():  # a single rollout always has zero variance
         metrics["estimator/zero_variance"] = mean(scored.zero_variance)
@@ -280,7 +265,7 @@ def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, floa
     return metrics
 
 
-def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
+def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras) -> storage.Usage:
     """Count where the rollouts of a step went."""
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
@@ -293,9 +278,9 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        replayed=sum(count for count, _ in rollouts.replayed.values()),
-        replayed_tokens=sum(tokens for _, tokens in rollouts.replayed.values()),
-        skipped=sum(rollouts.skipped.values()),
+        replayed=extras.replayed[0],
+        replayed_tokens=extras.replayed[1],
+        skipped=extras.skipped,
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),
     )
@@ -312,7 +297,10 @@ def kept_rows(
     rows_K = rows_to_keep(rollouts.prompts, step, responses.keep)
     if not len(rows_K):
         return None
-    versions_R = rollouts.policy_versions
+    size, versions_R = len(rollouts.prompts), rollouts.policy_versions
+    unknown_R = np.full(size, np.nan)
+    truncated_R = _column("truncated", unknown_R if responses.truncated is None else responses.truncated, size)
+    log_probs_R = _column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs, size)
     return storage.RolloutRows(
         prompt_ids=ids_P[groups.group_R[rows_K]],
         sample=groups.slot_R[rows_K],
@@ -320,8 +308,8 @@ def kept_rows(
         score=rollouts.scores[rows_K],
         advantage=advantages_R[rows_K],
         length=rollouts.tokens[rows_K],
-        truncated=rollouts.truncated[rows_K],
-        log_prob=rollouts.log_probs[rows_K],
+        truncated=truncated_R[rows_K],
+        log_prob=log_probs_R[rows_K],
         policy_version=None if versions_R is None else versions_R[rows_K],
         text=[responses.texts[row] for row in rows_K],
     )

@@ -1,0 +1,195 @@
+"""What a step holds beside its posteriors: counts of rollouts, stored texts, probes."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb import Posteriors, Probes, Responses, StepExtras
+from openrlhf_dbb.core.step import probe_metrics, probe_rows, probed_prompts, rows_to_keep
+
+NAN = math.nan
+KEYS = [(f"prompt {i}", str(i)) for i in range(4)]
+
+
+@pytest.fixture
+def create(new_url):
+    """Function: posteriors of four prompts in a new run, closed at the end."""
+    made = []
+
+    def create(estimator="dbb", **parameters):
+        url = new_url("sqlite")
+        made.append(Posteriors.create(url, "run", *zip(*KEYS, strict=True), estimator=estimator, parameters=parameters))
+        return made[-1]
+
+    yield create
+    for posteriors in made:
+        posteriors.close()
+
+
+def observe(ours, step, *groups, **extras):
+    """One step of (prompt, trained, scores) with responses of 10 tokens; the result, and advantages by group."""
+    scores = np.concatenate([scores for *_, scores in groups]).astype(float)
+    sizes = [len(scores) for *_, scores in groups]
+    texts, labels = zip(*(KEYS[prompt] for prompt, *_, scores in groups for _ in scores), strict=True)
+    trained = np.repeat([trained for _, trained, _ in groups], sizes)
+    extras = StepExtras(tokens=np.full(len(scores), 10), trained=trained, **extras)
+    scored = ours.observe(step, texts, labels, scores, extras=extras)
+    ours.settle()
+    return scored, np.split(scored.advantages, np.cumsum(sizes)[:-1])
+
+
+def query(ours, sql):
+    return [tuple(row) for row in ours.store.query(sql)]
+
+
+HISTORY = "SELECT prompt, rollouts, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
+COUNTS = """SELECT generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued, replayed,
+                   replayed_tokens, skipped, groups, informative_groups FROM steps"""
+
+
+def test_what_became_of_a_step_s_rollouts_by_hand(create):
+    """Prompt 0: all right, rescued. 1: mixed, one missing. 2: kept once and filtered once. 3: nothing verified."""
+    ours = create(discount=0.5)
+    groups = (0, True, [1, 1]), (1, True, [1, 0, NAN]), (2, False, [0, 0]), (2, True, [1, 0]), (3, True, [NAN, NAN])
+    scored, (sure, _, rejected, kept, nothing) = observe(ours, 1, *groups, replayed=(5, 50), skipped=2)
+    assert query(ours, HISTORY) == [("prompt 0", 2, 2.5, 0.5), ("prompt 1", 2, 1.5, 1.5), ("prompt 2", 4, 1.5, 3.5)]
+    assert sure == pytest.approx([math.sqrt(0.5 / 2.5)] * 2) and nothing.tolist() == [0, 0]
+    assert rejected == pytest.approx([-math.sqrt(1.5 / 3.5)] * 2) and kept[1] == rejected[0]
+    # of 11 rollouts 9 are trained on; informative are those of prompts 0, 1 and 2
+    assert query(ours, COUNTS) == [(11, 110, 9, 90, 2, 7, 2, 5, 50, 2, 4, 3)]
+    assert scored.metrics["rollout/filtered"] == pytest.approx(2 / 11) and scored.metrics["rollout/skipped"] == 2
+    assert scored.metrics["estimator/zero_variance"] == pytest.approx(2 / 9)
+
+
+def test_an_estimator_without_history_rescues_nothing(create):
+    ours = create("point")
+    _, (agreeing, _) = observe(ours, 1, (0, True, [1, 1, 1]), (1, True, [1, 0, 0]))
+    assert agreeing.tolist() == [0, 0, 0]
+    assert query(ours, "SELECT zero_variance, informative, rescued, informative_groups FROM steps") == [(3, 3, 0, 1)]
+
+
+def test_zero_variance_is_not_logged_where_a_group_is_one_rollout(create):
+    ours = create()
+    alone, _ = observe(ours, 1, (0, True, [1]), (1, True, [0]))
+    pairs, _ = observe(ours, 2, (0, True, [1, 1]), (1, True, [0, 1]))
+    assert pairs.metrics.keys() - alone.metrics.keys() == {"estimator/zero_variance", "estimator/rescued"}
+    assert pairs.metrics["estimator/zero_variance"] == 0.5
+
+
+# Stored texts
+
+PROMPTS = [(f"prompt {i}", str(i)) for i in range(200)]
+
+
+def kept_prompts(prompts, step, keep, group=8):
+    rows = [prompt for prompt in prompts for _ in range(group)]
+    return Counter(rows[row] for row in rows_to_keep(rows, step, keep))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 64, 65, 128, 1000, None])
+def test_as_many_as_asked_for_in_the_order_of_the_rows(keep):
+    rows = rows_to_keep([prompt for prompt in PROMPTS[:16] for _ in range(8)], 3, keep)
+    assert len(rows) == len(set(rows.tolist())) == min(128, 128 if keep is None else keep)
+    assert rows.tolist() == sorted(rows)
+
+
+def test_groups_are_kept_whole_whatever_their_order():
+    assert set(kept_prompts(PROMPTS[:16], 1, 64).values()) == {8}
+    assert kept_prompts(PROMPTS[:30], 5, 64) == kept_prompts(PROMPTS[:30][::-1], 5, 64)
+    assert kept_prompts(PROMPTS[:30], 5, 64) != kept_prompts(PROMPTS[:30], 6, 64)
+
+
+def test_half_of_them_are_followed_over_the_epochs_and_in_time_all_are_seen():
+    order = np.random.default_rng(7)
+    counts = Counter()
+    for epoch in range(200):
+        places = order.permutation(len(PROMPTS))
+        for start in range(0, 200, 50):  # four steps of 50 prompts
+            step = 1 + 4 * epoch + start // 50
+            counts.update(kept_prompts([PROMPTS[i] for i in places[start : start + 50]], step, 64).keys())
+    assert set(counts) == set(PROMPTS)
+    # Four groups of eight are followed in each step: the prompts that come first by their hash, in every epoch.
+    always = [prompt for prompt, count in counts.items() if count == 200]
+    assert 4 <= len(always) <= 16  # the four lowest hashes of all, at least
+    # Drawn anew: about 4 of the other 46 groups of a step, so about 200 * 4 / 46 = 17 times in 200 epochs.
+    others = np.array(sorted(counts.values()))[:150]
+    assert 12 < others.mean() < 20
+
+
+def test_only_stored_texts_are_decoded(create):
+    ours, asked = create(), []
+
+    class Texts(list):
+        def __getitem__(self, place):
+            asked.append(place)
+            return super().__getitem__(place)
+
+    texts = Texts(["0 right", "0 missing", "1 wrong", "1 right"])
+    responses = Responses(texts, truncated=[False, False, True, False], log_probs=[-1, NAN, -2, -4], keep=3)
+    observe(ours, 1, (0, True, [1, NAN]), (1, True, [0, 1]), responses=responses)
+    sql = "SELECT text, sample, reward, missing, length, truncated, log_prob FROM rollouts"
+    everything = {
+        ("0 right", 0, 1.0, 0, 10, 0, -1.0),
+        ("0 missing", 1, None, 1, 10, 0, None),
+        ("1 wrong", 0, 0.0, 0, 10, 1, -2.0),
+        ("1 right", 1, 1.0, 0, 10, 0, -4.0),
+    }
+    assert set(query(ours, sql)) < everything and len(asked) == 3
+
+
+def test_texts_that_do_not_fit_are_refused(create):
+    with pytest.raises(ValueError, match=r"response texts has shape \(1,\); pass one value for each of the 2"):
+        observe(create(), 1, (0, True, [1, 0]), responses=Responses(["only one"]))
+
+
+# Probes
+
+MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]
+
+
+def test_the_probed_prompts_depend_on_prompt_label_and_seed_alone():
+    chosen = probed_prompts(MANY, 0.1, seed=42)
+    # binomial: standard deviation sqrt(0.1 * 0.9 / 10000) = 0.003
+    assert abs(len(chosen) / 10_000 - 0.1) < 4 * 0.003
+    assert probed_prompts(MANY, 0.0, seed=42) == set() and probed_prompts(MANY, 1.0, seed=42) == set(MANY)
+    assert probed_prompts(reversed(MANY[:100]), 0.1, seed=42) == chosen & set(MANY[:100])
+    assert chosen < probed_prompts(MANY, 0.2, seed=42)
+    others = [probed_prompts(MANY, 0.1, seed=43), probed_prompts([(text, "?") for text, _ in MANY], 0.1, seed=42)]
+    for other in others:
+        overlap = {text for text, _ in chosen} & {text for text, _ in other}
+        assert len(overlap) < 0.02 * 10_000  # 100 expected of independent tenths
+
+
+def test_errors_against_probes_by_hand():
+    scores_Q_M = np.array([[1.0, 0, 0, 0], [0.2, 0.6, NAN, NAN], [1, NAN, NAN, NAN]])
+    # (0.5 - 0.25)^2 - 0.25 * 0.75 / 3 and (0.5 - 0.4)^2 - 0.08 / 2; a single score is not measured.
+    rows = probe_rows(np.arange(3), scores_Q_M)
+    logged = probe_metrics(np.array([0.5, 0.5, 0.5]), np.array([0.25, 0.4, 1]), rows)
+    assert logged == pytest.approx({"probe/groups": 3, "probe/mse": -0.03 / 2, "probe/mse_point": -0.1025 / 2})
+    single = probe_rows(np.array([1]), np.array([[1.0, NAN]]))
+    assert probe_metrics(np.array([0.5]), np.array([0.5]), single) == {"probe/groups": 1.0}
+
+
+GROUPS = (0, True, [1, 1, 1, 1]), (1, True, [1, 0, 0, 0]), (2, True, [NAN, NAN, NAN, NAN])
+PROBES = Probes(
+    [KEYS[1], KEYS[2], KEYS[0], KEYS[3]], np.array([[1.0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, NAN], [NAN] * 4])
+)
+
+
+def test_probes_are_stored_with_the_step_and_change_nothing_else(create):
+    """Prompt 2 has no estimate and prompt 3 no score: they are left out."""
+    ours, without = create(discount=0.5), create(discount=0.5)
+    scored, _ = observe(ours, 1, *GROUPS, probes=PROBES)
+    plain, _ = observe(without, 1, *GROUPS)
+    assert scored.advantages.tolist() == plain.advantages.tolist()
+    assert query(ours, "SELECT * FROM dbb_history") == query(without, "SELECT * FROM dbb_history")
+    sql = "SELECT prompt, p.samples, p.successes FROM probes p JOIN prompts USING (prompt_id)"
+    assert sorted(query(ours, sql)) == [("prompt 0", 3, 2.0), ("prompt 1", 4, 1.0)] and query(without, sql) == []
+    # dbb: 4.5 / 5 and 1.5 / 5; noise 2/9 / 2 and 3/16 / 3; the groups' own means are 1 and 1/4
+    assert scored.metrics["probe/groups"] == 2
+    dbb = [(0.9 - 2 / 3) ** 2 - 1 / 9, (0.3 - 0.25) ** 2 - 1 / 16]
+    assert scored.metrics["probe/mse"] == pytest.approx(np.mean(dbb))
+    point = [(1 - 2 / 3) ** 2 - 1 / 9, -1 / 16]
+    assert scored.metrics["probe/mse_point"] == pytest.approx(np.mean(point))
