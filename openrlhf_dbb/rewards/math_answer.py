@@ -1,18 +1,18 @@
 r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
 Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete ``\boxed{...}`` of
-the response is the answer; without a box the last number or formula that stands for itself is
-(:mod:`openrlhf_dbb.rewards.final_answer`). Math-Verify then compares it with the label. A calculation that is not
-carried out is no answer. OpenRLHF runs the file outside its package, so imports are absolute.
+the response is the answer. Without a box the last number or formula that stands for itself is the answer. Math-Verify
+compares it with the label. A calculation that the response did not carry out is no answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from openrlhf_dbb.rewards.answers import boxed, label_expression, response_text, same_integer
-from openrlhf_dbb.rewards.final_answer import final_answer, is_value
+# OpenRLHF runs this file outside its package, so imports are absolute.
+from openrlhf_dbb.rewards.answers import boxed, final_answer, is_value, label_expression, response_text, same_integer
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _pool = VerifierPool.from_environment()
@@ -22,13 +22,13 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     """Verify responses against labels, under OpenRLHF's interface for reward functions.
 
     Args:
-        queries: (B,) prompt + response, decoded with special tokens kept.
+        queries: (B,) prompt + response, decoded with special tokens.
         prompts: (B,) the prompts as the model got them.
         labels: (B,) right answers: LaTeX with or without box or dollars, or a number.
 
     Returns:
-        ``rewards`` and ``scores``: (B,) each 1.0, 0.0, or None. None is a missing observation, not a wrong
-        answer: the verification ran out of time or its process died, or Math-Verify failed on the response.
+        ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None. None is a missing observation, not a wrong answer: the
+        time ran out, the verifier's process died, or Math-Verify failed on the response.
 
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or a label cannot be read.
@@ -41,10 +41,20 @@ def _reward(query: str, prompt: str, label: str | int) -> float | None:
     response, label = response_text(query, prompt), str(label)
     if not label.strip():
         raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of the answers with --data.label_key")
-    correct = same_integer(response, label)
-    if correct is not None:  # the response is nothing else, as of a small model that was taught to answer so
-        return float(correct)
-    answer = final_answer(response, label, prompt)
+    correct = same_integer(response, label)  # a small model may be taught to write nothing but the answer
+    return score(final_answer(response, label, prompt), label) if correct is None else float(correct)
+
+
+def score(answer: str | None, label: str) -> float | None:
+    """Return 1.0 if the answer equals the label, 0.0 if it does not or is None, and None if nobody could verify it.
+
+    Args:
+        answer: from :func:`openrlhf_dbb.rewards.answers.final_answer`.
+        label: the right answer.
+
+    Raises:
+        ValueError: Math-Verify cannot read the label.
+    """
     if answer is None and is_value(label):
         return 0.0
     correct = same_integer(answer or "", label)
@@ -52,3 +62,17 @@ def _reward(query: str, prompt: str, label: str | int) -> float | None:
         # A missing answer goes to Math-Verify too, which refuses a label that it cannot read.
         correct = _pool.verify(boxed(answer) if answer else "", label_expression(label))
     return None if correct is None else float(correct)
+
+
+def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
+    """Return the labels that Math-Verify cannot read, each with a reason. Values need no check.
+
+    Raises:
+        RuntimeError: no verifier process could start.
+    """
+    formulas = [label for label in dict.fromkeys(labels) if not is_value(label)]
+    with ThreadPoolExecutor(_pool.size) as threads:
+        reasons = threads.map(_pool.why_unreadable, map(label_expression, formulas))
+        unreadable = {label: why for label, why in zip(formulas, reasons, strict=True) if why is not None}
+    _pool.close()
+    return unreadable

@@ -1,0 +1,339 @@
+"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on.
+
+A row that cannot be used is an error that names its file and line. Prompts that are left out are counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb import upstream
+from openrlhf_dbb.core.step import dataset_digest
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.rewards import MATH_FILE
+
+TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
+_SHOWN = 5  # bad rows that an error names
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts that a run trains on.
+
+    Attributes:
+        texts: prompts as the model sees them, with the template applied.
+        labels: their answers; all empty without ``--data.label_key``.
+        rows: their row numbers in the loaded data set, from 0.
+        report: a line that says how many prompts are used and why others are not.
+    """
+
+    texts: list[str]
+    labels: list[str]
+    rows: list[int]
+    report: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of all prompts and labels in their order, 32 hex digits."""
+        return dataset_digest(self.texts, self.labels)
+
+
+def load_training(args: SimpleNamespace, strategy: Any) -> Any:
+    """Return the data set of ``--data.prompt_dataset``, at most ``--data.max_samples`` rows, with labels as text.
+
+    Columns are ``--data.input_key`` and ``--data.label_key``; dots in a key reach into nested columns.
+
+    Args:
+        args: OpenRLHF's arguments.
+        strategy: OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
+
+    Raises:
+        UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
+    """
+    return _check_math_labels(_load(args, strategy, TRAINING), args, TRAINING)
+
+
+def load_held_out(args: SimpleNamespace, strategy: Any) -> Any:
+    """Return the data set of ``--eval.dataset``; takes and raises the same as :func:`load_training`."""
+    as_training = _held_out_arguments(args)
+    return _check_math_labels(_load(as_training, strategy, HELD_OUT), as_training, HELD_OUT)
+
+
+def train_on(rows: list[int], args: SimpleNamespace) -> None:
+    """Make OpenRLHF's trainer load the chosen rows of the training data, and all held-out rows."""
+    import openrlhf.trainer.ppo_trainer as ppo_trainer
+
+    def chosen(datasets: str, probabilities: str | None, strategy: Any, *_: Any, **options: Any) -> Any:
+        if "max_count" in options:  # OpenRLHF's trainer gives it for the training data only
+            return _load(args, strategy, TRAINING).select(rows)
+        return _load(_held_out_arguments(args), strategy, HELD_OUT)
+
+    upstream.replace(ppo_trainer, "blending_datasets", chosen)
+
+
+def _held_out_arguments(args: SimpleNamespace) -> SimpleNamespace:
+    as_training = copy.deepcopy(args)
+    data = as_training.data
+    data.prompt_dataset, data.prompt_split, data.prompt_probs = args.eval.dataset, args.eval.split, None
+    data.drop_duplicates = True  # a held-out prompt may be there several times
+    return as_training
+
+
+def _load(args: SimpleNamespace, strategy: Any, flag: str) -> Any:
+    from datasets import concatenate_datasets, interleave_datasets
+
+    data = args.data
+    if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
+        raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
+    parts = [_read(name.strip(), args, strategy, flag) for name in data.prompt_dataset.split(",")]
+    if data.prompt_probs is None:
+        rows = concatenate_datasets(parts)
+    else:
+        shares = [float(share) for share in data.prompt_probs.split(",")]
+        rows = interleave_datasets(
+            parts, probabilities=shares, seed=args.train.seed, stopping_strategy="all_exhausted"
+        )
+    rows = rows.select(range(min(data.max_samples, len(rows))))
+    if len(rows) == 0:
+        raise UsageError(f"--{flag} {data.prompt_dataset} has no rows")
+    if not data.drop_duplicates:
+        _refuse(_contradictions(rows, args), len(rows), f"--{flag} {data.prompt_dataset}")
+    return rows
+
+
+def _read(name: str, args: SimpleNamespace, strategy: Any, flag: str) -> Any:
+    """Return one data set with the input and label columns, all of whose rows can be used."""
+    from datasets import Dataset, Value
+
+    prompt_key, label_key = args.data.input_key, args.data.label_key
+    if Path(name).suffix in (".json", ".jsonl"):
+        # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
+        return Dataset.from_dict(_json_columns(Path(name), args, flag))
+    load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
+    options = {"max_count": args.data.max_samples, "dataset_split": args.data.prompt_split}
+    rows = _with_columns(load(name, None, strategy, args.train.seed, **options), args)
+    labels = rows[label_key][:] if label_key else [""] * len(rows)
+    prompts = rows[prompt_key][:]
+    bad = {
+        f"row {number}": fault
+        for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1)
+        if (fault := _fault(prompt, label if label_key else "-", prompts[0]))
+    }
+    _refuse(bad, len(rows), f"--{flag} {name}")
+    if label_key and rows.features[label_key] != Value("string"):
+        texts = [_label_text(label) for label in labels]
+        rows = rows.remove_columns(label_key).add_column(label_key, texts, feature=Value("string"))
+    return rows
+
+
+def _json_columns(path: Path, args: SimpleNamespace, flag: str) -> dict[str, list[Any]]:
+    """Read the columns that OpenRLHF uses from JSON lines, or from one JSON list."""
+    prompt_key, label_key = args.data.input_key, args.data.label_key
+    records: list[dict[str, Any]] = []
+    bad: dict[str, str] = {}
+    first_prompt = None
+    for place, record, broken in islice(_records(path, flag), args.data.max_samples):
+        prompt, label = _value(record, prompt_key), _value(record, label_key) if label_key else "-"
+        first_prompt = first_prompt or prompt
+        fault = broken or _fault(prompt, label, first_prompt)
+        if fault:
+            bad[place] = fault
+        records.append(record)
+    for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
+        if key is not None and any(records) and all(_value(record, key) is None for record in records):
+            raise _no_column(key_flag, key, dict.fromkeys(name for record in records for name in record))
+    _refuse(bad, len(records), f"--{flag} {path}")
+    columns = {prompt_key: [_value(record, prompt_key) for record in records]}
+    if label_key is not None:
+        columns[label_key] = [_label_text(_value(record, label_key)) for record in records]
+    for name in (args.data.image_key, "datasource"):
+        if any(name in record for record in records):
+            columns[name] = [record.get(name) for record in records]
+    return columns
+
+
+def _records(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
+    """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
+    with path.open(encoding="utf-8-sig") as file:
+        if file.read(1 << 16).lstrip().startswith("["):
+            file.seek(0)
+            try:
+                rows = json.load(file)
+            except ValueError as error:
+                raise UsageError(f"--{flag} {path} is one JSON list, which is broken: {error}") from error
+            for number, row in enumerate(rows, 1):
+                yield f"row {number}", *_record(row)
+            return
+        file.seek(0)
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield f"line {number}", *_record(json.loads(line))
+            except ValueError as error:
+                yield f"line {number}", {}, f"broken JSON: {error}"
+
+
+def _record(row: Any) -> tuple[dict[str, Any], str | None]:
+    return (row, None) if isinstance(row, dict) else ({}, "it is no JSON object")
+
+
+def _value(record: Any, key: str) -> Any:
+    """Return the value of a column, at the top or by dots below it; None without one."""
+    if key in record:
+        return record[key]
+    for field in key.split("."):
+        record = record.get(field) if isinstance(record, dict) else None
+    return record
+
+
+def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
+    """Return why a row cannot be used: a prompt is text or messages, as the first one is; a label is a text or number."""
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        return "no prompt"
+    if not isinstance(prompt, (str, list)) or type(prompt) is not type(first_prompt):
+        return f"its prompt is {_type(prompt)}, the first one {_type(first_prompt)}"
+    if isinstance(prompt, list) and not all(map(_is_message, prompt)):
+        return "its prompt is not a list of {role, content} messages"
+    if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
+        return "no label"
+    if isinstance(label, (bool, list, dict)):
+        return f"its label is {_type(label)}; write it as text, or name a field of it, as in label.answer"
+    return None
+
+
+def _type(value: Any) -> str:
+    return {str: "text", list: "a list", dict: "an object"}.get(type(value), f"a {type(value).__name__}")
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and message.get("content") is not None
+
+
+def _label_text(label: Any) -> str:
+    """Return a label as text. A whole number has no ".0": a column of integers with gaps is one of floats."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _contradictions(rows: Any, args: SimpleNamespace) -> dict[str, str]:
+    """Return the rows whose prompt an earlier row has with another label: a posterior belongs to both."""
+    first: dict[str, tuple[int, str]] = {}
+    bad = {}
+    for number, (prompt, label) in enumerate(zip(rows[args.data.input_key][:], _labels(rows, args), strict=True), 1):
+        earlier, other = first.setdefault(_prompt_key(prompt), (number, label.strip()))
+        if other != label.strip():
+            bad[f"row {number}"] = f"its label is {label.strip()!r}, but the same prompt in row {earlier} has {other!r}"
+    return bad
+
+
+def _labels(rows: Any, args: SimpleNamespace) -> list[str]:
+    """Return the label of each row; without ``--data.label_key`` OpenRLHF uses empty ones."""
+    key = args.data.label_key
+    return [""] * len(rows) if key is None else rows[key][:]
+
+
+def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+
+
+def _check_math_labels(rows: Any, args: SimpleNamespace, flag: str) -> Any:
+    """Return the rows if Math-Verify can read each label, or if the reward does not use Math-Verify."""
+    if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
+        from openrlhf_dbb.rewards.math_answer import unreadable_labels
+
+        labels = rows[args.data.label_key][:]
+        try:
+            unreadable = unreadable_labels(labels)
+        except RuntimeError as error:
+            raise UsageError(f"the labels cannot be checked: {error}") from error
+        bad = {
+            f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
+            for number, label in enumerate(labels, 1)
+            if label in unreadable
+        }
+        _refuse(bad, len(rows), f"--{flag} {args.data.prompt_dataset}")
+    return rows
+
+
+def _refuse(bad: dict[str, str], total: int, source: str) -> None:
+    """Raise UsageError if there are bad rows, by place and fault."""
+    if bad:
+        shown = "; ".join(f"{place}: {fault}" for place, fault in islice(bad.items(), _SHOWN))
+        more = "; ..." * (len(bad) > _SHOWN)
+        raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
+
+
+def _no_column(flag: str, key: str, columns: Iterable[str]) -> UsageError:
+    return UsageError(f"--{flag} {key!r} is not a column of the data set, or holds nothing; the columns are {', '.join(columns)}")
+
+
+def _with_columns(rows: Any, args: SimpleNamespace) -> Any:
+    """Return the rows with the input and label columns at the top level; raise UsageError if one is missing."""
+    for flag, key in (("data.input_key", args.data.input_key), ("data.label_key", args.data.label_key)):
+        if key is None or key in rows.column_names:
+            continue
+        column, *fields = key.split(".")
+        try:
+            # Not Dataset.flatten(): it loses the columns of a concatenated data set.
+            values = [functools.reduce(dict.__getitem__, fields, row) for row in rows[column][:]]
+        except (KeyError, TypeError):
+            raise _no_column(flag, key, rows.column_names) from None
+        rows = rows.add_column(key, values)
+    return rows
+
+
+def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
+    """Choose the rows of the loaded data set that are trained on.
+
+    Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always.
+
+    Raises:
+        UsageError: fewer prompts are left than one rollout batch has, or messages have no chat template.
+    """
+    from jinja2 import TemplateError
+    from openrlhf.datasets import PromptDataset, prompts_dataset
+    from tqdm import tqdm
+
+    source, prompts = f"--{TRAINING} {args.data.prompt_dataset}", loaded[args.data.input_key][:]
+    if isinstance(prompts[0], list) and not args.data.apply_chat_template:
+        raise UsageError(
+            f"{source}: the prompts are messages; give --data.apply_chat_template, and a model that has a template"
+        )
+    upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
+    first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
+    rows = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
+    try:
+        seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
+    except TemplateError as error:
+        raise UsageError(
+            f"{source}: the model's chat template refuses a prompt: {error}; change the prompt, or leave the template "
+            "out with --no-data.apply_chat_template"
+        ) from error
+    limit = int(args.data.max_len - (args.rollout.max_new_tokens or 1))  # OpenRLHF would cut longer ones from the left
+    lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
+    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
+    labels = [str(seen.labels[i]) for i in fits]
+    counts = (
+        (len(prompts) - len(rows), "duplicates dropped"),
+        (len(rows) - len(first), "duplicates kept, which share a posterior (--data.drop_duplicates drops them)"),
+        (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
+        (lengths.count(0), "without a token dropped"),
+    )
+    notes = [f"{count} {what}" for count, what in counts if count]
+    if not any(labels):
+        notes.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
+    report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
+    if len(fits) < args.rollout.batch_size:
+        raise UsageError(
+            f"{source} leaves {report}: fewer than one --rollout.batch_size ({args.rollout.batch_size}); lower it"
+        )
+    return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], report)
