@@ -11,8 +11,7 @@ core        numpy alone: posteriors, rollout strategies, replay, what became of 
 
 What they share:
 
-prompts     the training prompts: what is dropped, which is which
-rows        rows of the training data that cannot be used
+data        the training prompts and the held-out prompts
 rewards     verifiers that run as OpenRLHF reward functions
 methods     published training methods, as flag values
 presets     flag values for a model

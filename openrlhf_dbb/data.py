@@ -9,7 +9,7 @@ import copy
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -99,9 +99,7 @@ def _load(args: SimpleNamespace, strategy: Any, flag: str) -> Any:
         rows = concatenate_datasets(parts)
     else:
         shares = [float(share) for share in data.prompt_probs.split(",")]
-        rows = interleave_datasets(
-            parts, probabilities=shares, seed=args.train.seed, stopping_strategy="all_exhausted"
-        )
+        rows = interleave_datasets(parts, probabilities=shares, seed=args.train.seed, stopping_strategy="all_exhausted")
     rows = rows.select(range(min(data.max_samples, len(rows))))
     if len(rows) == 0:
         raise UsageError(f"--{flag} {data.prompt_dataset} has no rows")
@@ -197,7 +195,7 @@ def _value(record: Any, key: str) -> Any:
 
 
 def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
-    """Return why a row cannot be used: a prompt is text or messages, as the first one is; a label is a text or number."""
+    """Return why a row cannot be used: all prompts are texts or all are messages; a label is a text or a number."""
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         return "no prompt"
     if not isinstance(prompt, (str, list)) or type(prompt) is not type(first_prompt):
@@ -212,7 +210,7 @@ def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
 
 
 def _type(value: Any) -> str:
-    return {str: "text", list: "a list", dict: "an object"}.get(type(value), f"a {type(value).__name__}")
+    return "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _is_message(message: Any) -> bool:
@@ -273,7 +271,8 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
 
 
 def _no_column(flag: str, key: str, columns: Iterable[str]) -> UsageError:
-    return UsageError(f"--{flag} {key!r} is not a column of the data set, or holds nothing; the columns are {', '.join(columns)}")
+    names = ", ".join(columns)
+    return UsageError(f"--{flag} {key!r} is not a column of the data set; it has {names}")
 
 
 def _with_columns(rows: Any, args: SimpleNamespace) -> Any:
@@ -285,7 +284,7 @@ def _with_columns(rows: Any, args: SimpleNamespace) -> Any:
         try:
             # Not Dataset.flatten(): it loses the columns of a concatenated data set.
             values = [functools.reduce(dict.__getitem__, fields, row) for row in rows[column][:]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise _no_column(flag, key, rows.column_names) from None
         rows = rows.add_column(key, values)
     return rows

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, check_labels, mathematics, normal_label, verify
-from openrlhf_dbb.rewards.latex import normal, number
+from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, check_labels, normal_label, verify
+from openrlhf_dbb.rewards import math_answer
+from openrlhf_dbb.rewards.answers import normal, number
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
@@ -169,7 +170,7 @@ def test_wrong_truncated_and_broken_mathematics(response, label, answer):
 
 def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
     pool = VerifierPool(size=2, time_limit_s=2.0)
-    monkeypatch.setattr(mathematics, "_pool", pool)
+    monkeypatch.setattr(math_answer, "_pool", pool)
     responses = [NEVER_FINISHES, r"\boxed{5.0}", NEVER_FINISHES, r"\boxed{6}"]
     assert [verify("math", response, r"\sqrt{25}") for response in responses] == [
         Verdict(None, "9^{9^{9^{9}}}"),

@@ -18,7 +18,7 @@ LAYERS = (
     ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs
     (
-        *("", "prompts", "rows", "upstream", "platform", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
+        *("", "data", "upstream", "platform", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
         *("inspect", "watch", "figures", "terminal", "options"),
     ),
     ("core",),

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("math_verify")
 
 import openrlhf_dbb.rewards
-from openrlhf_dbb.evaluation.verifiers import verify
 from openrlhf_dbb.rewards.answers import boxed, label_expression, same_integer
 
 
@@ -37,12 +36,6 @@ def reward(module):
 
 SUM, SUM_LABEL = "What is 7 + 4 - 6 =", "5"
 SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
-# A formula is copied from the question where its value was asked for.
-COPIED = [
-    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12}}", False),
-    ("Expand $(x+1)^2$.", "x^2+2x+1", r"It is $(x+1)^2$.", False),
-    ("Write 12/24 in lowest terms.", "1/2", "12/24", False),
-]
 # What a person would say of each response: right or wrong.
 TABLE = [
     # a sum whose terms are repeated, and other ways to be paid without an answer
@@ -87,28 +80,16 @@ TABLE = [
     (SIMPLIFY, SIMPLIFY_LABEL, r"It is $2\sqrt{3}$.", True),
     ("Solve it.", "(0,1]", r"\boxed{\left(0, 1\right]}", True),
     ("Expand $(x+1)^2$.", "x^2+2x+1", r"\boxed{x^2 + 2x + 2}", False),
-    *COPIED,
+    # a formula copied from the question, where its value is the answer
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12}}", False),
+    ("Expand $(x+1)^2$.", "x^2+2x+1", r"It is $(x+1)^2$.", False),
+    ("Write 12/24 in lowest terms.", "1/2", "12/24", False),
 ]
 
 
 @pytest.mark.parametrize(("question", "label", "response", "right"), TABLE)
 def test_verdict_is_a_persons(reward, question, label, response, right):
     assert reward(response, label, question) == float(right)
-
-
-# Evaluation does not pass the question on, so it cannot see that a formula was copied from there.
-@pytest.mark.parametrize(("question", "label", "response", "right"), [row for row in TABLE if row not in COPIED])
-def test_evaluation_gives_the_same_verdict_where_the_question_is_not_needed(question, label, response, right):
-    assert verify("math", response, label).score == float(right)
-
-
-def test_the_generous_reward_calculates():
-    from openrlhf_dbb.rewards import math_answer_generous
-
-    responses = ["We compute 7 + 4 - 6", r"\boxed{7+4-6}", "The answer is 12.", ""]
-    queries = [SUM + response for response in responses]
-    result = math_answer_generous.reward_func(queries, [SUM] * 4, [SUM_LABEL] * 4)
-    assert result["rewards"] == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -209,3 +190,15 @@ def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
     numbers += [str(random.randint(-(10**k), 10**k)) for k in range(1, 15)]
     for label, number in itertools.product(numbers[::2], numbers):
         assert same_integer(number, label) is module._pool.verify(boxed(number), label_expression(label))
+
+
+NO_ANSWER = "no $ number"
+
+
+def test_labels_that_math_verify_cannot_read_are_found_before_a_training(module, monkeypatch):
+    labels = ["5", r"\frac{1}{2}", NO_ANSWER, r"\{1,2\}", "(0,1]", NO_ANSWER]
+    assert module.unreadable_labels(labels) == {NO_ANSWER: "understood as []"}
+    asked = []
+    monkeypatch.setattr(module._pool, "why_unreadable", asked.append)
+    assert module.unreadable_labels(["5", "-12", " 7 ", "1/2", r"5\text{ cm}", r"\sqrt{2}", r"\sqrt{2}"]) == {}
+    assert asked == [r"\boxed{\sqrt{2}}"]  # values need no check, and equal labels one

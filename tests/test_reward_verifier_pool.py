@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.rewards.verifier_pool import VerifierPool, VerifierStartError
+from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
 
@@ -49,7 +49,7 @@ def verifiers_of(parent):
     """Ids of the running verifier processes of a process."""
     running = {int(folder.name): state_and_parent(folder.name) for folder in Path("/proc").glob("[0-9]*")}
     children = {pid for pid, (state, parent_id) in running.items() if state != "Z" and parent_id == parent}
-    return {pid for pid in children if b"verifier_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    return {pid for pid in children if b"verifier_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def wait_until(condition, seconds=30.0):
@@ -103,37 +103,12 @@ def test_worker_memory_is_limited(pool, workers):
     assert limits["Max address space"] == str(4 * 1024**3)
 
 
-def test_worker_that_cannot_start_raises_with_what_it_wrote_every_time(tmp_path):
-    script = tmp_path / "broken_worker.py"
-    script.write_text("import no_such_module_anywhere")
-    pool = VerifierPool(size=1, worker_script=script)
+def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pool = VerifierPool(size=1)
     for _ in range(2):  # the second call must not wait for the slot of the first
-        with pytest.raises(VerifierStartError, match="ModuleNotFoundError: No module named 'no_such_module_anywhere'"):
+        with pytest.raises(RuntimeError, match=r"verifier_pool\.py 5\.0 did not start.*is math-verify installed\?"):
             pool.verify("1", "1")
-
-
-def test_replies_survive_a_library_that_prints_and_nothing_reaches_our_stdout(tmp_path):
-    program = tmp_path / "parent.py"
-    program.write_text(
-        textwrap.dedent("""
-        from openrlhf_dbb.rewards.verifier_pool import VerifierPool
-        pool = VerifierPool(size=1)
-        assert pool.verify("1", "1") is True
-        assert pool.verify("1", "2") is False
-        """)
-    )
-    library = tmp_path / "library"
-    library.mkdir()
-    (library / "sitecustomize.py").write_text(
-        "import atexit, sys\nimport math_verify.parser as p\n"
-        "original = p.extract_target_from_pred\n"
-        "def loud(*args, **options):\n    print('hello from a library', flush=True)\n"
-        "    return original(*args, **options)\n"
-        "p.extract_target_from_pred = loud\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(library), *sys.path])}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -163,16 +138,13 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
     wait_until(lambda: not is_running(worker))
 
 
-@pytest.mark.parametrize(
-    ("processes", "seconds", "message"),
-    [("0", "5", "at least 1, got 0"), ("two", "5", "two"), ("2", "0", "above 0 s, got 0.0"), ("2", "nan", "got nan")],
-)
-def test_environment_out_of_range_is_refused_by_name(monkeypatch, processes, seconds, message):
+@pytest.mark.parametrize(("processes", "seconds"), [("0", "5"), ("two", "5"), ("2", "0"), ("2", "nan")])
+def test_environment_out_of_range_is_refused_by_name(monkeypatch, processes, seconds):
     monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_PROCESSES", processes)
     monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", seconds)
-    with pytest.raises(ValueError, match="OPENRLHF_DBB_VERIFIER_PROCESSES") as error:
+    expected = f"OPENRLHF_DBB_VERIFIER_PROCESSES={processes}, OPENRLHF_DBB_VERIFIER_SECONDS={seconds}"
+    with pytest.raises(ValueError, match=expected):
         VerifierPool.from_environment()
-    assert message in str(error.value)
 
 
 def test_environment_sets_size_and_limit(monkeypatch):

@@ -159,7 +159,7 @@ def validate(
 
 def answer_of(reward_urls: Sequence[str] | None) -> Answer | None:
     """How to read the answer that a reward function judges; None if only the function knows."""
-    asks_math_verify = any(Path(url) in rewards.MATH_FILES for url in reward_urls or [])
+    asks_math_verify = any(Path(url) == rewards.MATH_FILE for url in reward_urls or [])
     return mathematics.answer if asks_math_verify else None
 
 

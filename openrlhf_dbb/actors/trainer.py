@@ -14,7 +14,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
-from openrlhf_dbb import prompts, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import evaluation as evaluations
 from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead
@@ -29,6 +29,7 @@ from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
+from openrlhf_dbb.data import train_on
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from storage.held_out import held_out
@@ -67,7 +68,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def __init__(self, pretrain: str, strategy: Any, *groups: Any, plan: RunPlan, **generate_kwargs: Any) -> None:
         # Upstream never seeds this process: the order of the prompts would differ between runs.
         torch.manual_seed(strategy.args.train.seed)
-        prompts.train_on(plan.rows, strategy.args)
+        train_on(plan.rows, strategy.args)
         # Upstream never lets vLLM end a response at once, although the trained policy may. A response that is never
         # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0

@@ -251,7 +251,7 @@ def _fill_placeholders(flags: dict[str, Any]) -> None:
         if not path.exists():
             raise UsageError(
                 f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb "
-                "(math_answer, math_answer_generous, exact_match, last_result); give one of these"
+                "(math_answer, exact_match, last_result); give one of these"
             )
         flags["reward.remote_url"] = str(path)
 

@@ -143,7 +143,6 @@ def _check_openrlhf_alone(settings: Settings) -> None:
         (f"--{_FORM} {form}", form not in upstream.choices(_FORM)),
         (f"--train.max_rollouts {args.train.max_rollouts}", args.train.max_rollouts is not None),
         (f"--train.max_lag {args.train.max_lag}", args.train.max_lag is not None),
-        ("--data.skip_bad_rows", args.data.skip_bad_rows),
         (f"--eval.benchmarks {args.eval.benchmarks}", args.eval.benchmarks),
         (f"--eval.top_p {args.eval.top_p}", args.eval.top_p != args.rollout.top_p),
     ):

@@ -62,7 +62,6 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
-    ("--data.skip_bad_rows", _SWITCH, "drop rows that cannot be used, such as those without a label"),
     (
         "--vllm.max_num_seqs",
         {"type": int, "metavar": "N"},

@@ -11,6 +11,7 @@ from typing import Any
 import storage
 from openrlhf_dbb import presets, tiny, upstream
 from openrlhf_dbb.core.step import probed_prompts
+from openrlhf_dbb.data import Prompts, choose, load_held_out, load_training
 from openrlhf_dbb.driver import capacity, checks, cluster, start, validation
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -19,7 +20,6 @@ from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda, machine
-from openrlhf_dbb.prompts import Prompts, choose, find_bad_rows, load_held_out, load_rows
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -73,27 +73,25 @@ def prepare(
         tiny.prepare(tiny.default_folder())
     for_loaders = settings.openrlhf_args()
     strategy = DriverStrategy(for_loaders, on_cpu=settings.on_cpu)
-    with reward_file.tried(_reward_file(args)) as trial:
-        # before torch is imported, which takes longer
-        rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_rows, for_loaders, strategy)
-        bad = find_bad_rows(rows, for_loaders)
-        held_out = None
-        if args.eval.dataset:
-            held_out = _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
-        _check_sources(held_out, args)
-        _check_device(settings)
-        with upstream.imports_for_driver():
-            config, tokenizer = _load_model_files(args)
-            settings = _fitted(settings, config)
-            if _wants_chat_template(settings, tokenizer):
-                settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
-                for_loaders.data.apply_chat_template = True
-            with upstream.quiet():
-                prompts = choose(rows, bad, for_loaders, strategy, tokenizer)
-            warning = trial.repeated_questions(prompts.texts, prompts.labels) if trial else None
-            validated = {}
-            if settings.estimator != NO_ESTIMATOR and checks.has_eval_steps(settings):
-                validated = validation.prepare(args, tokenizer)
+    rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_training, for_loaders, strategy)
+    held_out = None
+    if args.eval.dataset:
+        held_out = _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, strategy)
+    _check_sources(held_out, args)
+    _check_device(settings)
+    with upstream.imports_for_driver():
+        config, tokenizer = _load_model_files(args)
+        settings = _fitted(settings, config)
+        if _wants_chat_template(settings, tokenizer):
+            settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
+            for_loaders.data.apply_chat_template = True
+        with upstream.quiet():
+            prompts = choose(rows, for_loaders, strategy, tokenizer)
+        file = _reward_file(args)
+        warning = reward_file.check(file, prompts.texts, prompts.labels) if file else None
+        validated = {}
+        if settings.estimator != NO_ESTIMATOR and checks.has_eval_steps(settings):
+            validated = validation.prepare(args, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
         before_the_run(settings)

@@ -42,7 +42,7 @@ def configuration(settings: Settings, start: Start | None) -> str:
         lines += [
             f"run        {start.run.name} ({verb})",
             f"store      {start.location}",
-            f"data       {start.prompts.report()}",
+            f"data       {start.prompts.report}",
             f"budget     {_budget(settings.args, start)}",
         ]
         lines += _few_visits(settings, start)

@@ -16,11 +16,11 @@ from estimators.parameters import parameter_fields
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.flags import estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.prompts import Prompts
 from storage.engine import check_sqlite_path
 from storage.url import choose_url, parse_url
 

@@ -137,7 +137,7 @@ def boxed(text: str) -> str:
 
 
 def label_expression(label: str) -> str:
-    r"""Put a label into a box: from bare LaTeX, Math-Verify would read only a number, such as the 2 of ``2\sqrt{3}``."""
+    r"""Put a label into a box: of bare LaTeX such as ``2\sqrt{3}``, Math-Verify would read only the number 2."""
     text = label.strip()
     content = last_box(text)
     inline = _INLINE_MATH.fullmatch(text)

@@ -3,7 +3,7 @@
 Math-Verify never finishes on some expressions. Its own time limit works only in the main thread, and OpenRLHF calls
 reward functions in other threads. So each verification runs in a process that a signal can end.
 
-Usage: python verifier_pool.py SECONDS    one such process: a JSON request a line on stdin, a JSON reply a line on stdout
+Usage: python verifier_pool.py SECONDS    one such process; JSON requests on stdin and replies on stdout, one a line
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class VerifierPool:
         return None
 
     def why_unreadable(self, label: str) -> str | None:
-        """Return why Math-Verify cannot read a label, boxed as for :meth:`verify`, in the time limit; None if it can."""
+        """Return why Math-Verify cannot read a label, boxed as for :meth:`verify`; None if it can."""
         reply = self._ask({"label": label})
         return reply.get("bad_label") or reply.get("unverified")
 
@@ -120,7 +120,7 @@ class VerifierPool:
 
 
 def _exchange(process: subprocess.Popen[str], request: str) -> dict[str, Any] | None:
-    """Send a request and return the reply; None if the process has ended. It replies to an empty request at its start."""
+    """Send a request, or nothing, and return the next reply; None if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(request)

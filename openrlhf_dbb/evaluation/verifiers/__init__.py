@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 from openrlhf_dbb.evaluation.verifiers import exact, mathematics, options
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
-from openrlhf_dbb.rewards.labels import unreadable
-from openrlhf_dbb.rewards.latex import as_latex
+from openrlhf_dbb.rewards.answers import as_latex
+from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 __all__ = ["KINDS", "Verdict", "check_labels", "normal_label", "verify"]
 
@@ -49,5 +49,5 @@ def normal_label(kind: str, label: str) -> str:
 def check_labels(kind: str, labels: Sequence[str]) -> list[str | None]:
     """Return for each label why it cannot be used (with math_or_text: why it is compared as text), or None."""
     math = kind.startswith("math")
-    reasons = unreadable(label for label in labels if label.strip()) if math else {}
+    reasons = unreadable_labels(label for label in labels if label.strip()) if math else {}
     return [reasons.get(label) if label.strip() else "the label is empty" for label in labels]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import options
 from openrlhf_dbb.evaluation.verifiers.statements import Said, Verdict, last_line, plain, stated
-from openrlhf_dbb.rewards.latex import MINUS, number
+from openrlhf_dbb.rewards.answers import MINUS, number
 
 LETTERS = "ABCDEFGHIJKLMNOPQR"  # reasoning_about_colored_objects has 18 options
 PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))

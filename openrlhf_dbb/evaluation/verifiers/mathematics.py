@@ -7,12 +7,8 @@ response copies from its question counts if the label is the same formula.
 from __future__ import annotations
 
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
-from openrlhf_dbb.rewards.answers import boxed, label_expression, last_box, same_integer
-from openrlhf_dbb.rewards.final_answer import final_answer, is_value
-from openrlhf_dbb.rewards.latex import normal
-from openrlhf_dbb.rewards.verifier_pool import VerifierPool
-
-_pool = VerifierPool.from_environment()
+from openrlhf_dbb.rewards.answers import final_answer, last_box, normal
+from openrlhf_dbb.rewards.math_answer import score
 
 
 def verify(response: str, label: str) -> Verdict:
@@ -22,7 +18,7 @@ def verify(response: str, label: str) -> Verdict:
         ValueError: Math-Verify cannot read the label.
     """
     found = final_answer(response, label)
-    return Verdict(_score(found or "", label), _vote(found, response))
+    return Verdict(score(found, label), _vote(found, response))
 
 
 def verify_or_compare(response: str, label: str) -> Verdict:
@@ -42,12 +38,3 @@ def answer(response: str) -> str | None:
 def _vote(answer: str | None, response: str) -> str | None:
     # A box that states no value still votes for its text.
     return normal(answer or last_box(response) or "") or None
-
-
-def _score(answer: str, label: str) -> float | None:
-    if not answer and is_value(label):
-        return 0.0
-    correct = same_integer(answer, label)
-    if correct is None:
-        correct = _pool.verify(boxed(answer) if answer else "", label_expression(label))
-    return None if correct is None else float(correct)

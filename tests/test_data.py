@@ -1,0 +1,269 @@
+"""Rows that cannot be used are named with their line, and the rows that are trained on."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from openrlhf_dbb import data
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.rewards import MATH_FILE
+
+cpu.prepare_driver()
+
+
+class Words:
+    """A tokenizer of one token per word, with a chat template."""
+
+    def __call__(self, texts, **_):
+        return {"input_ids": [text.replace("\u200b", "").split() for text in texts]}
+
+    def apply_chat_template(self, chat, tokenize, add_generation_prompt):
+        return " ".join(message["content"] for message in chat) + " Answer:"
+
+
+def arguments(*files, reward="reward.py", **options):
+    flags = {
+        "prompt_dataset": ",".join(map(str, files)), "prompt_probs": None, "prompt_split": "train",
+        "max_samples": 10**8, "input_key": "input", "label_key": "label", "input_template": None,
+        "apply_chat_template": False, "max_len": 32, "drop_duplicates": False, "image_key": "images",
+    }  # fmt: skip
+    return SimpleNamespace(
+        data=SimpleNamespace(**(flags | options)),
+        eval=SimpleNamespace(dataset=str(files[0]), split="train"),
+        reward=SimpleNamespace(remote_url=[str(reward)]),
+        rollout=SimpleNamespace(batch_size=2, max_new_tokens=8),
+        train=SimpleNamespace(seed=1),
+        use_ms=False,
+    )
+
+
+def strategy(args):
+    return SimpleNamespace(args=args, print=lambda *_: None, is_rank_0=lambda: False)
+
+
+def check(*files, **options):
+    args = arguments(*files, **options)
+    return data.load_training(args, strategy(args))
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Function: the rows of a JSONL file with these lines, each JSON or a text as it is."""
+
+    def read(*lines, file="data.jsonl", **options):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+        return check(tmp_path / file, **options)
+
+    return read
+
+
+def row(prompt, label="1"):
+    return {"input": prompt, "label": label}
+
+
+def messages(*contents):
+    return [{"role": "user", "content": content} for content in contents]
+
+
+GOOD = row("good")
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        ({"input": "a"}, "no label"),
+        (row("a", None), "no label"),
+        (row("a", " \n"), "no label"),
+        (row("a", float("nan")), "no label"),
+        (row("a", ["5"]), "its label is a list"),
+        (row("a", {"gold": "5"}), "its label is a dict"),
+        (row("a", True), "its label is a bool"),
+        ({"label": "1"}, "no prompt"),
+        (row("\t "), "no prompt"),
+        (row([]), "no prompt"),
+        (row(5), "its prompt is a int, the first one text"),
+        (row(messages("a")), "its prompt is a list, the first one text"),
+        ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
+        ('"a"', "it is no JSON object"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_line(load, tmp_path, bad, fault):
+    with pytest.raises(UsageError) as refused:
+        load(GOOD, "", bad, row("other"))
+    start = f"--data.prompt_dataset {tmp_path}/data.jsonl: 1 of 3 rows cannot be used: line 3: {fault}"
+    assert str(refused.value).startswith(start)
+
+
+@pytest.mark.parametrize("prompt", [["a"], [{"role": "user"}], [{"content": "a"}], [messages("a")]])
+def test_a_list_has_to_be_one_of_messages(load, prompt):
+    with pytest.raises(UsageError, match=r"line 1: its prompt is not a list of \{role, content\} messages"):
+        load(row(prompt))
+
+
+def test_the_first_of_many_bad_rows_are_shown(load):
+    with pytest.raises(UsageError, match=r"7 of 8 rows .*: line 2: no label; .*; line 6: no prompt; \.\.\.; fix"):
+        load(GOOD, row("a", None), *[row(" ")] * 6)
+
+
+def test_labels_become_text_and_other_columns_may_hold_anything(load):
+    labels = [5, 5.0, -3.0, 0.5, "5.0", 10**30]
+    rows = load(*(row(f"prompt {i}", label) | {"meta": [1, "x", None][i % 3]} for i, label in enumerate(labels)))
+    assert rows["label"][:] == ["5", "5", "-3", "0.5", "5.0", "1" + 30 * "0"]
+    rows = load(row("a"), row("b") | {"datasource": "sums"})
+    assert rows["datasource"][:] == [None, "sums"]
+
+
+def test_csv_and_parquet_files_are_counted_by_rows(tmp_path):
+    from datasets import Dataset
+
+    (tmp_path / "data.csv").write_text("input,label\na,5\nb,\nc,7\n")
+    with pytest.raises(UsageError, match=r"data.csv: 1 of 3 rows cannot be used: row 2: no label"):
+        check(tmp_path / "data.csv")
+    (tmp_path / "data.csv").write_text("input,label\na,5\nb,6.0\n")
+    assert check(tmp_path / "data.csv")["label"][:] == ["5", "6"]
+    Dataset.from_list([row("a", ["1"]), row("b", [])]).to_parquet(tmp_path / "data.parquet")
+    with pytest.raises(UsageError, match=r"2 of 2 rows cannot be used: row 1: its label is a list"):
+        check(tmp_path / "data.parquet")
+
+
+def test_several_files_are_one_data_set(tmp_path):
+    for name, start in (("a", 0), ("b", 3)):
+        lines = [json.dumps(row(f"{number}", number)) for number in range(start, start + 3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    files = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    assert check(*files)["label"][:] == ["0", "1", "2", "3", "4", "5"]
+    mixed = check(*files, prompt_probs="0.5,0.5", drop_duplicates=True)
+    assert set(mixed["label"][:]) == {"0", "1", "2", "3", "4", "5"}
+
+
+def test_only_the_samples_that_are_used_are_checked(load):
+    assert len(load(GOOD, row("a"), row("b", None), max_samples=2)) == 2
+
+
+def test_a_json_file_may_be_one_list(tmp_path):
+    (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
+    with pytest.raises(UsageError, match=r"row 2: no label; row 3: it is no JSON object"):
+        check(tmp_path / "data.json")
+    (tmp_path / "data.json").write_text('[{"input": "a"},\n {"input": b}]')
+    with pytest.raises(UsageError, match=r"data.json is one JSON list, which is broken: Expecting value: line 2 col"):
+        check(tmp_path / "data.json")
+
+
+SAME = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
+
+
+def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts(load):
+    with pytest.raises(UsageError, match=r"1 of 6 rows .*: row 4: its label is '5', but the same prompt in row 1 has"):
+        load(*SAME)
+    with pytest.raises(UsageError, match=r"row 2: its label is '2', but the same prompt in row 1"):
+        load(row(messages("a")), row(messages("a"), "2"))
+    assert len(load(*SAME, drop_duplicates=True)) == 6
+
+
+def test_math_verify_reads_every_label_of_its_reward(load):
+    pytest.importorskip("math_verify")
+    lines = [row("a", "5"), row("b", r"\frac{1}{2}"), row("c", "no $ number")]
+    with pytest.raises(UsageError, match=r"row 3: Math-Verify cannot read the label 'no \$ number' \(understood as"):
+        load(*lines, reward=MATH_FILE)
+    assert len(load(*lines)) == 3  # another reward may understand it
+
+
+@pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py", "last_result.py"])
+def test_a_reward_that_compares_with_labels_needs_a_label_key(load, reward):
+    with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
+        load(GOOD, label_key=None, reward=MATH_FILE.with_name(reward))
+
+
+@pytest.mark.parametrize("options", [{"label_key": "label.gold"}, {"input_key": "text"}])
+def test_missing_columns_are_named(load, tmp_path, options):
+    (key,) = options.values()
+    with pytest.raises(UsageError, match=rf"'{key}' is not a column of the data set; it has input, label"):
+        load(row("a"), row("b"), **options)
+    (tmp_path / "data.csv").write_text("input,label\na,5\n")
+    with pytest.raises(UsageError, match=rf"'{key}' is not a column"):
+        check(tmp_path / "data.csv", **options)
+
+
+def test_held_out_data_are_checked_under_their_own_flag(tmp_path):
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(row("a")) + "\n" + json.dumps({"input": "b"}))
+    args = arguments(tmp_path / "held_out.jsonl")
+    with pytest.raises(UsageError, match=r"^--eval.dataset .*held_out.jsonl: 1 of 2 rows .*: line 2: no label"):
+        data.load_held_out(args, strategy(args))
+
+
+@pytest.fixture
+def choose(tmp_path):
+    """Function: the chosen prompts of a JSONL file with these rows."""
+
+    def run(*rows, **options):
+        file = tmp_path / "data.jsonl"
+        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        args = arguments(file, **options)
+        return data.choose(data.load_training(args, strategy(args)), args, strategy(args), Words())
+
+    return run
+
+
+def test_without_a_label_key_labels_are_empty_and_the_report_says_so(choose):
+    kept = choose(row("a"), row("b", ["no", "matter"]), label_key=None)
+    assert (kept.texts, kept.labels) == (["a", "b"], ["", ""])
+    assert kept.report.startswith("2 of 2 prompts; no labels: a reward function gets empty ones")
+
+
+def test_duplicates_are_counted_and_dropped_on_request(choose):
+    rows = [row("a"), row("b"), row("a"), row("a"), row("c")]
+    kept = choose(*rows)
+    assert kept.texts == ["a", "b", "a", "a", "c"]
+    assert kept.report.startswith("5 of 5 prompts; 2 duplicates kept")
+    rows[3] = row("a", "2")
+    dropped = choose(*rows, drop_duplicates=True)
+    assert (dropped.texts, dropped.labels, dropped.rows) == (["a", "b", "c"], ["1", "1", "1"], [0, 1, 4])
+    assert dropped.report == "3 of 5 prompts; 2 duplicates dropped"
+
+
+def test_long_prompts_and_those_without_a_token_are_dropped(choose):
+    long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24
+    kept = choose(row("a"), row(long), row("\u200b"), row("b"))
+    assert kept.texts == ["a", "b"]
+    assert kept.report == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
+    with pytest.raises(UsageError, match=r"leaves 1 of 2 prompts; .*: fewer than one --rollout.batch_size \(2\)"):
+        choose(row("a"), row(long))
+
+
+def test_the_schema_of_dapo_math_17k(choose):
+    """Chat prompts and an answer inside a struct, each row repeated, as in the hub's file."""
+    rows = [
+        {"data_source": "math_dapo", "prompt": messages(f"What is {i}+{i}?"), "ability": "MATH",
+         "reward_model": {"ground_truth": str(2 * i), "style": "rule"}, "extra_info": {"index": f"id{i}"}}
+        for i in (1, 2, 1, 2, 3)
+    ]  # fmt: skip
+    columns = {"input_key": "prompt", "label_key": "reward_model.ground_truth"}
+    kept = choose(*rows, **columns, apply_chat_template=True, drop_duplicates=True)
+    assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:", "What is 3+3? Answer:"]
+    assert kept.labels == ["2", "4", "6"]
+
+
+def test_a_key_with_dots_reaches_into_a_parquet_file(tmp_path):
+    from datasets import Dataset
+
+    rows = [{"input": "a", "reward_model": {"ground_truth": 7}}]
+    Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
+    key = "reward_model.ground_truth"
+    assert check(tmp_path / "data.parquet", label_key=key)[key][:] == ["7"]
+
+
+def test_messages_need_a_chat_template(choose):
+    rows = [row(messages("a")), row(messages("b"))]
+    assert choose(*rows, apply_chat_template=True).texts == ["a Answer:", "b Answer:"]
+    with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
+        choose(*rows)
+
+
+def test_the_digest_depends_on_text_label_and_order(choose):
+    a, b = row("a"), row("b")
+    digests = {choose(*rows).digest for rows in ([a, b], [b, a], [a, row("b", "2")], [row("ab"), b])}
+    assert len(digests) == 4
+    assert choose(a, b).digest in digests

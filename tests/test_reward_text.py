@@ -1,0 +1,72 @@
+"""The rewards that compare texts: exact_match, and last_result, which reads the text after the last "="."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+import openrlhf_dbb.rewards
+
+FOLDER = Path(openrlhf_dbb.rewards.__file__).parent
+EXACT, LAST = (runpy.run_path(str(FOLDER / f"{name}.py"))["reward_func"] for name in ("exact_match", "last_result"))
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "reward"),
+    [
+        ("21<eos>", "21", 1.0),
+        ("21<|im_end|>\n<pad>", "21", 1.0),
+        (" 21 <eos>", " 21", 1.0),
+        ("21<eos>", 21, 1.0),
+        # Math-Verify would take these for 21
+        ("021<eos>", "21", 0.0),
+        ("21.0<eos>", "21", 0.0),
+        ("12+9=21<eos>", "21", 0.0),
+        (r"\boxed{21}<eos>", "21", 0.0),
+        ("2<eos>1", "21", 0.0),
+        ("<eos>", "21", 0.0),
+    ],
+)
+def test_only_the_label_itself_is_an_exact_match(response, label, reward):
+    result = EXACT(["12+9=" + response], ["12+9="], [label])
+    assert result == {"rewards": [reward], "scores": [reward], "extra_logs": {}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("93= 41 <eos><pad>", 1.0),
+        ("41<eos>", 1.0),  # without steps
+        ("7=7=7=41<eos>", 1.0),  # with wrong steps
+        ("41=93<eos>", 0.0),
+        ("93=41=<eos>", 0.0),
+        ("93=141<eos>", 0.0),
+        ("<eos>", 0.0),
+    ],
+)
+def test_only_the_last_result_counts(response, reward):
+    result = LAST(["30+9-25=" + response], ["30+9-25="], ["41"])
+    assert result == {"rewards": [reward], "scores": [reward], "extra_logs": {}}
+
+
+@pytest.mark.parametrize("reward_func", [EXACT, LAST])
+def test_each_response_meets_its_own_label_and_bad_rows_raise(reward_func):
+    queries, prompts = ["1+9=01<eos>", "s21=12<eos>", "s31=12<eos>"], ["1+9=", "s21=", "s31="]
+    assert reward_func(queries, prompts, ["01", "12", "13"])["rewards"] == [1.0, 1.0, 0.0]
+    with pytest.raises(ValueError, match="does not start with its prompt"):
+        reward_func(["2+9=11<eos>"], ["12+9="], ["11"])
+    with pytest.raises(ValueError, match=r"--data\.label_key"):
+        reward_func(["12+9=<eos>"], ["12+9="], [" "])
+    with pytest.raises(ValueError, match=r"longer|shorter"):
+        reward_func(["12+9=12<eos>"], ["12+9="], [])
+
+
+def test_the_command_line_finds_a_reward_by_name():
+    pytest.importorskip("openrlhf")
+    from openrlhf_dbb.driver import arguments
+    from openrlhf_dbb.errors import UsageError
+
+    settings = arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_match"])
+    assert settings.args.reward.remote_url == [str(FOLDER / "exact_match.py")]
+    with pytest.raises(UsageError, match=r"'exact_mach' is neither .* exact_match"):
+        arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_mach"])
