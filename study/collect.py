@@ -266,7 +266,7 @@ def _evaluations(store: storage.PosteriorStore, run: StudyRun) -> Any:
         return pd.DataFrame(columns=["accuracy", "best", "ood"])
     evaluated = pd.DataFrame([row._asdict() for row in found])
     sources = sorted(set(evaluated.benchmark))
-    groups = {name: benchmarks.find(name).group for name in sources if name in benchmarks.names()}
+    groups = {name: benchmarks.find(name).group for name in sources if name in benchmarks.NAMES}
     groups |= {"heldout": "ID", "ood": "OOD"} | ({sources[0]: "ID"} if len(sources) == 1 else {})
     if "ID" not in {groups.get(name) for name in sources}:
         raise UsageError(

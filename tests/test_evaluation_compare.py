@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.evaluation import results
-from openrlhf_dbb.evaluation.results import Row
+from openrlhf_dbb.evaluation.results import Responses, Row
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +31,7 @@ def write_evaluation(name, benchmarks, *, about=None, labels=None, **settings):
         for each, scores in benchmarks.items()
     }
     folder = Path("evaluations") / name
-    with results.open_responses(folder) as responses:
+    with closing(Responses(folder)) as responses:
         for benchmark, scores in benchmarks.items():
             for run, place in np.ndindex(np.shape(scores)[:2]):
                 texts = {"id": str(place), "prompt": f"{place}?", "label": (labels or "012345678")[place]}
@@ -90,8 +91,8 @@ def test_all_numbers_of_a_comparison(differences):
     write_evaluation("second", {"sums": SECOND})
     (found,) = differences("first", "second").values()
     # Runs of second: (1 + 1 + 0) / 3 and (1/2 + 1 + 1/2) / 3; of first: (1/2 + 1) / 3 and (1/2) / 3.
-    assert found["accuracy"]["by_run"] == pytest.approx([2 / 3, 2 / 3])
-    assert found["baseline_accuracy"]["by_run"] == pytest.approx([1 / 2, 1 / 6])
+    assert found["accuracy"] == pytest.approx([2 / 3, 2 / 3])
+    assert found["baseline_accuracy"] == pytest.approx([1 / 2, 1 / 6])
     # Differences of the prompts 0.25, 0.5, 0.25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
     assert found["difference"] == pytest.approx(1 / 3)
     assert found["error"] == pytest.approx(1 / 12)
@@ -148,7 +149,7 @@ def test_averages_are_within_groups(differences):
         for benchmark, group in (("sums", "ID"), ("products", "ID"), ("proofs", "OOD")):
             settings["benchmarks"][benchmark]["group"] = group
         results.write_settings(folder, settings)
-    assert [benchmark for *_, benchmark in differences("first", "second")] == ["SUMS", "PRODUCTS", "Avg. ID", "PROOFS"]
+    assert [benchmark for *_, benchmark in differences("first", "second")] == ["SUMS", "PRODUCTS", "PROOFS", "Avg. ID"]
 
 
 def test_missing_samples_and_prompts_are_left_out_and_said(differences, printed):
@@ -158,12 +159,12 @@ def test_missing_samples_and_prompts_are_left_out_and_said(differences, printed)
     (found,) = differences("first", "second").values()
     assert found["prompts"] == 2
     # first: runs (1/2 + 1) / 2 and (1/2 + 0) / 2; second without its third prompt: 1 and 3/4
-    assert found["baseline_accuracy"]["by_run"] == [0.75, 0.25]
-    assert found["accuracy"]["by_run"] == [1, 0.75]
+    assert found["baseline_accuracy"] == [0.75, 0.25]
+    assert found["accuracy"] == [1, 0.75]
     assert found["difference"] == pytest.approx(0.375)
     notes = printed("first", "second").splitlines()[-2:]
-    assert notes[0] == "note: SUMS: 1 prompts left out, as a model has no verified sample"
-    assert notes[1] == "note: SUMS: 41.7% of the samples of first are not verified"
+    assert notes[1] == "note: SUMS: 1 prompts left out, as a model has no verified sample"
+    assert notes[0] == "note: SUMS: 41.7% of the samples of first are not verified"
 
 
 def test_one_evaluation_may_be_compared_with_all_others(differences):
@@ -181,18 +182,21 @@ def test_different_settings_are_noted(printed):
         "note: different n: 2 in first, 1 in second",
         "note: different runs: 2 in first, 1 in second",
         "note: different temperature: 0.6 in first, 1.0 in second",
-        "note: SUMS: different max_new_tokens: 64 in first, 8192 in second",
+        "note: different max_new_tokens of SUMS: 64 in first, 8192 in second",
     ]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("first", "nothing to compare first with"),
-        ("first nosuch", "no evaluation 'nosuch': .*; evaluations/ has first, other, second, unfinished"),
-        ("first evaluations/first", "two evaluations have the same name: first, first"),
+        ("first", "first: name two or more evaluations"),
+        ("first nosuch", "there is no evaluation 'nosuch'; evaluations/ has first, other, second, unfinished"),
+        ("first evaluations/first", "name two or more evaluations with different names"),
         ("first second --of third", "--of third is not one of the evaluations: first, second"),
-        ("first second --benchmarks sums,x", "benchmark 'x' is not in every evaluation: first has sums; second"),
+        (
+            "first second --benchmarks sums,x",
+            "--benchmarks sums,x: not all are in every evaluation: first has sums; second",
+        ),
         ("first other", "sums: first and other have different prompts; evaluate both on the same data"),
         ("first unfinished", "unfinished is not finished: sums has 6 of 9 rows; repeat the evaluate command"),
     ],
@@ -210,7 +214,7 @@ def test_no_benchmark_or_no_verified_prompt_in_common_is_refused(refusal):
     write_evaluation("second", {"sums": [[[None], [1]]]})
     write_evaluation("third", {"proofs": [[[None], [1]]]})
     assert "sums: no prompt has a verified sample of every model" in refusal("first", "second")
-    assert "is not in every evaluation: first has sums; third has proofs" in refusal("first", "third")
+    assert "no benchmark is in every evaluation: first has sums; third has proofs" in refusal("first", "third")
 
 
 def test_comparing_loads_nothing_heavy():

@@ -17,14 +17,14 @@ def equal_models(rng, prompts, spread):
 def test_paired_t_by_hand():
     # Differences 0.1, 0.2, 0.3: mean 0.2, s = 0.1, t = 0.2 / (0.1 / sqrt 3) = 2 sqrt 3.
     # With 2 degrees of freedom P(T > t) = (1 - t / sqrt(t^2 + 2)) / 2 = (1 - sqrt(12 / 14)) / 2.
-    test = st.paired_t(np.array([0.5, 0.7, 0.4]) - np.array([0.4, 0.5, 0.1]))
+    test = st.stratified_t([np.array([0.5, 0.7, 0.4]) - np.array([0.4, 0.5, 0.1])])
     assert test == pytest.approx((0.2, 0.1 / np.sqrt(3), 2, 2 * np.sqrt(3), (1 - np.sqrt(12 / 14)) / 2))
 
 
 def test_test_and_interval_are_scipys():
     difference_P = equal_models(np.random.default_rng(0), 60, spread=0.1)
     scipys = stats.ttest_1samp(difference_P, 0)
-    one_sided, two_sided = st.paired_t(difference_P), st.paired_t(difference_P, two_sided=True)
+    one_sided, two_sided = st.stratified_t([difference_P]), st.stratified_t([difference_P], two_sided=True)
     assert two_sided.p == pytest.approx(scipys.pvalue, rel=1e-9)
     assert one_sided.p == pytest.approx(stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9)
     assert st.t_interval(one_sided) == pytest.approx(scipys.confidence_interval())
@@ -32,11 +32,11 @@ def test_test_and_interval_are_scipys():
 
 def test_differences_without_variance_and_one_prompt_test_nothing():
     base = np.array([0.1, 0.3, 0.7])
-    same = st.paired_t(base + 0.25 - base)  # 0.1 + 0.25 - 0.1 is not 0.25 in binary
+    same = st.stratified_t([base + 0.25 - base])  # 0.1 + 0.25 - 0.1 is not 0.25 in binary
     assert (same.difference, same.error) == (0.25, 0)
     assert np.isnan([same.t, same.p]).all()
     assert st.t_interval(same) == (0.25, 0.25)
-    single = st.paired_t(np.array([0.5]))
+    single = st.stratified_t([np.array([0.5])])
     assert single.difference == 0.5
     assert np.isnan([single.p, *st.t_interval(single)]).all()
 

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmarks",
         metavar="NAME,...",
-        help=f"any of {', '.join(benchmarks.names())}; NAME=FILE for a data file (prompts verbatim); or a .toml file",
+        help=f"any of {', '.join(benchmarks.NAMES)}; NAME=FILE for a data file (prompts verbatim); or a .toml file",
     )
     sampled = parser.add_argument_group("what is sampled")
     sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
 
 from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.engines import Finished, Request
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
-
-_VERIFYING = 8  # threads; most of them wait for a verifier process
 
 Generate = Callable[[Sequence[Request]], Iterable[list[Finished]]]
 """Answers requests in any order; may yield empty lists while no request is finished."""
@@ -29,21 +27,17 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
         Request(number, prompts[key.benchmark].tokens[key.place], prompts[key.benchmark].max_new_tokens)
         for number, key in enumerate(keys)
     ]
-    verified: SimpleQueue[Future[Row]] = SimpleQueue()
-    left = len(keys)
-    pool = ThreadPoolExecutor(_VERIFYING, thread_name_prefix="verify")
-    try:
+    verified: deque[Future[Row]] = deque()
+    # Most threads wait for a verifier process.
+    with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
         for answers in generate(requests):
             for finished in answers:
                 key = keys[finished.number]
-                pool.submit(_verify, key, finished, prompts[key.benchmark]).add_done_callback(verified.put)
-            while not verified.empty():
-                left -= 1
-                yield verified.get().result()
-        for _ in range(left):
-            yield verified.get().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+                verified.append(pool.submit(_verify, key, finished, prompts[key.benchmark]))
+            while verified and verified[0].done():
+                yield verified.popleft().result()
+        for row in verified:
+            yield row.result()
 
 
 def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import results
-from openrlhf_dbb.evaluation import statistics as st
+from openrlhf_dbb.evaluation import results, statistics
 from openrlhf_dbb.evaluation.metrics import Floats, OverRuns, accuracy, macro_average, over_runs
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
 
-_NOTABLE_MISSING = 0.01
 _SETTINGS = ("n", "runs", "temperature", "top_p")
 _SETTINGS_OF_BENCHMARK = ("verifier", "max_new_tokens", "chat_template", "prompts_digest")
+_EXPLAINED = """\
+accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong
+p: one-sided paired t-test over prompts, H1: the model named first is better; the interval is two-sided
+p (Holm): corrected for all benchmarks and pairs; averages separately. Avg.: equal weights, stratified test"""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A benchmark of all evaluations, restricted to the prompts of which every model has a verified sample.
-
-    Attributes:
-        scores_R_P_N: by model.
-        left_out: prompts of which a model has no verified sample.
-    """
+    """A benchmark of all evaluations; scores, by model, of the prompts of which every model has a verified sample."""
 
     title: str
     group: str
@@ -40,43 +37,13 @@ class Shared:
     left_out: int
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Acc@N of a model minus that of a baseline, on a benchmark or on average over a group's benchmarks.
-
-    Attributes:
-        benchmark: title, or "Avg." with the group.
-        prompts: P; for an average, of all its benchmarks.
-        accuracy, baseline_accuracy: of the two models.
-        test: one-sided paired t-test over prompts, H1: the model is better.
-        p_holm: the test's p, corrected for all tests of benchmarks, or of averages, in the comparison.
-        better, worse: prompts on which the model's accuracy is higher, lower.
-    """
-
-    model: str
-    baseline: str
-    benchmark: str
-    is_average: bool
-    prompts: int
-    accuracy: OverRuns
-    baseline_accuracy: OverRuns
-    test: st.PairedTest
-    p_holm: float
-    better: int
-    worse: int
-
-
 def add_command(commands: Any) -> None:
     """Add ``compare`` to the sub-parsers of the evaluate command."""
     summary = "test whether differences between evaluations are real, by paired t-tests over prompts"
     parser = commands.add_parser("compare", help=summary, description=summary)
     parser.set_defaults(command=compare)
-    parser.add_argument(
-        "evaluations",
-        nargs="+",
-        metavar="EVALUATION",
-        help=f"folders, or names under {results.FOLDER}/; all others are compared with the first",
-    )
+    which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
+    parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
     parser.add_argument("--of", metavar="NAME", help="compare this one with all others, as in the paper's Table 1")
     parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--json", action="store_true", help="print JSON: differences and notes, all digits")
@@ -88,27 +55,26 @@ def compare(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: an evaluation or a flag does not fit, or the evaluations have different prompts.
     """
-    evaluations = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
-    names = [evaluation.name for evaluation in evaluations]
-    if len(names) < 2:
-        raise UsageError(f"nothing to compare {names[0]} with; name at least two evaluations")
-    if len(set(names)) < len(names):
-        raise UsageError(f"two evaluations have the same name: {', '.join(names)}; rename the folder of one")
-    if arguments.of is None:
-        pairs = [(other, names[0]) for other in names[1:]]
-    else:
+    evaluations = {}
+    for name in arguments.evaluations:
+        evaluation = results.read_evaluation(results.find(name))
+        evaluations[evaluation.name] = evaluation
+    first, *others = evaluations
+    if len(evaluations) < len(arguments.evaluations) or not others:
+        raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
+    pairs = [(other, first) for other in others]
+    if arguments.of is not None:
         model = Path(arguments.of).resolve().name
-        if model not in names:
-            raise UsageError(f"--of {arguments.of} is not one of the evaluations: {', '.join(names)}")
-        pairs = [(model, other) for other in names if other != model]
+        if model not in evaluations:
+            raise UsageError(f"--of {arguments.of} is not one of the evaluations: {', '.join(evaluations)}")
+        pairs = [(model, other) for other in evaluations if other != model]
     chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
-    benchmarks = shared(evaluations, chosen)
-    found = differences(benchmarks, pairs)
-    remarks = notes(evaluations, benchmarks)
-    print(as_json(found, remarks) if arguments.json else as_text(found, remarks))
+    benchmarks = shared(list(evaluations.values()), chosen)
+    tested, remarks = differences(list(benchmarks.values()), pairs), notes(list(evaluations.values()), benchmarks)
+    print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
 
 
-def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None = None) -> dict[str, Shared]:
+def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> dict[str, Shared]:
     """Return the benchmarks that all evaluations have, or those of ``chosen``, by name.
 
     Raises:
@@ -116,138 +82,122 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None = Non
     """
     everywhere = [name for name in evaluations[0].results if all(name in other.results for other in evaluations)]
     wanted = everywhere if chosen is None else chosen
-    absent = [name for name in wanted if name not in everywhere]
-    if absent or not wanted:
+    if not wanted or not set(wanted) <= set(everywhere):
         has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
-        raise UsageError(f"benchmark {absent[0] if absent else ''!r} is not in every evaluation: {has}")
+        problem = "no benchmark is" if chosen is None else f"--benchmarks {','.join(chosen)}: not all are"
+        raise UsageError(f"{problem} in every evaluation: {has}")
     return {name: _shared(name, evaluations) for name in wanted}
 
 
 def _shared(name: str, evaluations: Sequence[Evaluation]) -> Shared:
-    first, *others = evaluations
-    measured = [evaluation.results[name] for evaluation in evaluations]
-    for other, theirs in zip(others, measured[1:], strict=True):
-        if (theirs.ids, theirs.labels) != (measured[0].ids, measured[0].labels):
+    first, scores = evaluations[0], {each.name: each.results[name].scores_R_P_N for each in evaluations}
+    for other in evaluations:
+        if (other.results[name].ids, other.results[name].labels) != (
+            first.results[name].ids,
+            first.results[name].labels,
+        ):
             # Differences of models and of prompts could not be told apart.
             raise UsageError(
                 f"{name}: {first.name} and {other.name} have different prompts; evaluate both on the same data, "
                 "or choose other benchmarks with --benchmarks"
             )
-    verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured], axis=0)
+    verified_P = np.all([(~np.isnan(scores_R_P_N)).any(axis=(0, 2)) for scores_R_P_N in scores.values()], axis=0)
     if not verified_P.any():
         raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
     about = first.settings["benchmarks"][name]
-    return Shared(
-        title=about["title"],
-        group=about["group"],
-        scores_R_P_N={each.name: each.results[name].scores_R_P_N[:, verified_P] for each in evaluations},
-        left_out=int((~verified_P).sum()),
-    )
+    verified = {model: scores_R_P_N[:, verified_P] for model, scores_R_P_N in scores.items()}
+    return Shared(about["title"], about["group"], verified, int((~verified_P).sum()))
 
 
-def differences(benchmarks: dict[str, Shared], pairs: Sequence[tuple[str, str]]) -> list[Difference]:
-    """Return the differences of each pair (model, baseline): its benchmarks by group, then the group's average."""
+def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return for each pair (model, baseline) its difference on each benchmark, and on average over each group.
+
+    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. The test is one-sided, H1: the model is better.
+    ``p_holm`` is corrected for all benchmarks and pairs, for averages separately, as they repeat their benchmarks.
+    ``better`` and ``worse`` count the prompts on which the model's accuracy is higher and lower.
+    """
     groups: dict[str, list[Shared]] = {}
-    for benchmark in benchmarks.values():
+    for benchmark in benchmarks:
         groups.setdefault(benchmark.group, []).append(benchmark)
+    single = [(pair, [member]) for pair in pairs for members in groups.values() for member in members]
+    average = [(pair, members) for pair in pairs for members in groups.values() if len(members) > 1]
     tested = []
-    for pair in pairs:
-        for members in groups.values():
-            tested += [_difference(pair, [member]) for member in members]
-            if len(members) > 1:
-                tested.append(_difference(pair, members))
-    # Separately, as averages repeat what their benchmarks say.
-    for is_average in (False, True):
-        places = [place for place, found in enumerate(tested) if found.is_average == is_average]
-        for place, p in zip(places, st.holm([tested[place].test.p for place in places]), strict=True):
-            tested[place] = replace(tested[place], p_holm=float(p))
-    return tested
+    for family in (single, average):
+        rows = [_difference(pair, members) for pair, members in family]
+        corrected = statistics.holm([row["p"] for row in rows])
+        tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
+    return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
 
 
-def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> Difference:
-    models = [[member.scores_R_P_N[name] for member in members] for name in pair]
-    means = [[accuracy(accuracy(scores).T) for scores in own] for own in models]  # of each prompt over its runs
-    by_prompt = [own_P - baseline_P for own_P, baseline_P in zip(*means, strict=True)]
-    own, baseline = (macro_average([over_runs(accuracy(scores)) for scores in own]) for own in models)
-    is_average = len(members) > 1
-    return Difference(
-        model=pair[0],
-        baseline=pair[1],
-        benchmark=f"Avg. {members[0].group}".strip() if is_average else members[0].title,
-        is_average=is_average,
-        prompts=sum(len(difference_P) for difference_P in by_prompt),
-        accuracy=own,
-        baseline_accuracy=baseline,
-        test=st.stratified_t(by_prompt),
-        p_holm=float("nan"),
-        better=sum(int((difference_P > 0).sum()) for difference_P in by_prompt),
-        worse=sum(int((difference_P < 0).sum()) for difference_P in by_prompt),
-    )
+def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, Any]:
+    model, baseline = ([member.scores_R_P_N[name] for member in members] for name in pair)
+    # Of each prompt over its runs.
+    by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
+    test = statistics.stratified_t(by_prompt)
+    low, high = statistics.t_interval(test)
+    all_prompts = np.concatenate(by_prompt)
+    return {
+        "model": pair[0],
+        "baseline": pair[1],
+        "benchmark": members[0].title if len(members) == 1 else f"Avg. {members[0].group}".strip(),
+        "prompts": len(all_prompts),
+        "accuracy": macro_average([over_runs(accuracy(scores)) for scores in model]).by_run,
+        "baseline_accuracy": macro_average([over_runs(accuracy(scores)) for scores in baseline]).by_run,
+        **test._asdict(),
+        "low": low,
+        "high": high,
+        "better": int((all_prompts > 0).sum()),
+        "worse": int((all_prompts < 0).sum()),
+    }
 
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
-    """Return what a reader should know before relying on the numbers."""
-    names = [evaluation.name for evaluation in evaluations]
-    lines = []
-    for key in _SETTINGS:
-        lines += _differing(f"different {key}", names, [evaluation.settings[key] for evaluation in evaluations])
+    """Return what a reader should know before relying on the numbers: different settings, missing samples."""
+    lines = [_differing(key, {each.name: each.settings[key] for each in evaluations}) for key in _SETTINGS]
     for name, benchmark in benchmarks.items():
-        about = [evaluation.settings["benchmarks"][name] for evaluation in evaluations]
+        about = {each.name: each.settings["benchmarks"][name] for each in evaluations}
         for key in _SETTINGS_OF_BENCHMARK:
-            lines += _differing(f"{benchmark.title}: different {key}", names, [each[key] for each in about])
+            lines.append(_differing(f"{key} of {benchmark.title}", {model: about[model][key] for model in about}))
+        missing = {each.name: np.isnan(each.results[name].scores_R_P_N).mean() for each in evaluations}
+        lines += [
+            f"{benchmark.title}: {share:.1%} of the samples of {model} are not verified"
+            for model, share in missing.items()
+            if share >= 0.01
+        ]
         if benchmark.left_out:
             lines.append(f"{benchmark.title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
-        for evaluation in evaluations:
-            missing = float(np.isnan(evaluation.results[name].scores_R_P_N).mean())
-            if missing >= _NOTABLE_MISSING:
-                lines.append(f"{benchmark.title}: {missing:.1%} of the samples of {evaluation.name} are not verified")
-    return lines
+    return [line for line in lines if line]
 
 
-def _differing(setting: str, names: Sequence[str], values: Sequence[object]) -> list[str]:
-    if all(value == values[0] for value in values):
-        return []
-    return [f"{setting}: " + ", ".join(f"{value} in {name}" for name, value in zip(names, values, strict=True))]
+def _differing(setting: str, values: dict[str, Any]) -> str:
+    shown = ", ".join(f"{value} in {model}" for model, value in values.items())
+    return f"different {setting}: {shown}" if len(set(values.values())) > 1 else ""
 
 
-def as_text(found: Sequence[Difference], remarks: Sequence[str]) -> str:
+def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
     """Return a table for each pair of models, explanations, and the notes."""
     parts = []
-    for pair in dict.fromkeys((difference.model, difference.baseline) for difference in found):
-        rows = [_cells(difference) for difference in found if (difference.model, difference.baseline) == pair]
+    for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
+        rows = [_cells(row) for row in tested if (row["model"], row["baseline"]) == pair]
         header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse")
-        parts.append(f"{shown(' - '.join(pair), width=None)}\n{table(header, rows)}")
-    explained = [
-        "accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong",
-        "p: one-sided paired t-test over prompts, H1: the model named first is better; the interval is two-sided",
-        "p (Holm): corrected for all benchmarks and pairs; averages separately. Avg.: equal weights, stratified test",
-        *(f"note: {remark}" for remark in remarks),
-    ]
-    return "\n\n".join([*parts, "\n".join(shown(line, width=None) for line in explained)])
+        parts.append(f"{' - '.join(pair)}\n{table(header, rows)}")
+    return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])
 
 
-def _cells(difference: Difference) -> tuple[str, ...]:
-    low, high = st.t_interval(difference.test)
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        difference.benchmark,
-        str(difference.prompts),
-        difference.accuracy.percent,
-        difference.baseline_accuracy.percent,
-        f"{100 * difference.test.difference:+.2f}",
-        f"{100 * low:+.2f} to {100 * high:+.2f}",
-        st.p_value(difference.test.p),
-        st.p_value(difference.p_holm),
-        str(difference.better),
-        str(difference.worse),
+        row["benchmark"],
+        str(row["prompts"]),
+        *(OverRuns(row[name]).percent for name in ("accuracy", "baseline_accuracy")),
+        f"{100 * row['difference']:+.2f}",
+        f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+        *(_p_value(row[name]) for name in ("p", "p_holm")),
+        str(row["better"]),
+        str(row["worse"]),
     )
 
 
-def as_json(found: Sequence[Difference], remarks: Sequence[str]) -> str:
-    """Return the differences (fractions, not percent) and the notes as one JSON object."""
-    rows = []
-    for difference in found:
-        low, high = st.t_interval(difference.test)
-        values = asdict(difference) | difference.test._asdict() | {"low": low, "high": high}
-        del values["test"]
-        rows.append(values)
-    return json_text({"differences": rows, "notes": list(remarks)})
+def _p_value(p: float) -> str:
+    if np.isnan(p):
+        return "-"
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}"

@@ -17,9 +17,7 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
 
-CALL_S = 1.0  # an engine reports at least this often
-LEAST_CALL_S = 0.02  # and at most this often while it has work
-POLL_S = 0.2
+CALL_S = 0.5  # an engine reports this often
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to be answered N times.
-
-    Attributes:
-        number: identifies the answer.
-        prompt: token ids.
-        max_tokens: limit on the response length.
-    """
+    """A prompt (token ids) to be answered N times; the answer has the same number."""
 
     number: int
     prompt: list[int]
@@ -48,13 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """The N responses to a request.
-
-    Attributes:
-        responses: N texts without special tokens.
-        tokens: N lengths, end of sequence included.
-        truncated: N times whether the response was cut at ``max_tokens``.
-    """
+    """The N responses to a request: texts without special tokens, lengths, and whether ``max_tokens`` cut them."""
 
     number: int
     responses: list[str]
@@ -95,31 +81,20 @@ class EngineActor:
 
         self._sampling = sampling
         self._engine = vllm.LLM(**arguments).llm_engine
-        self._capacity = int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
     def capacity(self) -> int:
         """Return how many sequences the engine can generate at the same time."""
-        return self._capacity
+        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
 
-    def work(self, requests: Sequence[Request], more: bool) -> tuple[list[Finished], int]:
-        """Add requests and generate for about a second; return what is finished, and how many sequences are not.
-
-        Args:
-            more: whether the driver has more requests; the call then ends before the engine has too few sequences.
-        """
+    def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int]:
+        """Add requests and generate for a while; return the finished ones, and how many sequences are unfinished."""
         for request in requests:
             parameters = sampling_params(self._sampling, request)
             self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
-        began, finished = time.monotonic(), []
-        while self._engine.has_unfinished_requests():
+        end, finished = time.monotonic() + CALL_S, []
+        while self._engine.has_unfinished_requests() and time.monotonic() < end:
             finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
-            spent = time.monotonic() - began
-            if spent > CALL_S or (more and spent > LEAST_CALL_S and self._unfinished() <= self._capacity):
-                break
-        return finished, self._unfinished()
-
-    def _unfinished(self) -> int:
-        return int(self._engine.get_num_unfinished_requests())
+        return finished, int(self._engine.get_num_unfinished_requests())
 
 
 class Engines:
@@ -142,10 +117,10 @@ class Engines:
         actor = ray.remote(num_cpus=1, num_gpus=gpus)(EngineActor)
         arguments = engine_arguments(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
-        self._capacities = ray.get([engine.capacity.remote() for engine in self._actors])
+        self._capacity = ray.get(self._actors[0].capacity.remote())
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
-        """Yield answers as they finish, in any order; yield an empty list while no request is finished.
+        """Yield answers as they finish, in any order.
 
         Raises:
             ray.exceptions.RayError: an engine failed or died.
@@ -153,26 +128,22 @@ class Engines:
         import ray
 
         waiting = deque(requests)
-        calls = {self._call(place, 0, waiting): place for place in range(len(self._actors))}
+        calls = {actor.work.remote(self._share(waiting, 0)): actor for actor in self._actors}
         while calls:
-            ready, _ = ray.wait(list(calls), timeout=POLL_S)
-            finished: list[Finished] = []
-            for call in ready:
-                place = calls.pop(call)
-                done, unfinished = ray.get(call)
-                finished += done
-                if waiting or unfinished:
-                    calls[self._call(place, unfinished, waiting)] = place
+            (call,), _ = ray.wait(list(calls))
+            actor = calls.pop(call)
+            finished, unfinished = ray.get(call)
+            if waiting or unfinished:
+                calls[actor.work.remote(self._share(waiting, unfinished))] = actor
             yield finished
 
-    def _call(self, place: int, unfinished: int, waiting: deque[Request]) -> Any:
-        """Have an engine work on its unfinished sequences and on a share of the waiting requests."""
-        # Twice its capacity, so that the engine is full until the next call.
-        room = math.ceil((2 * self._capacities[place] - unfinished) / self._n)
-        # At most an equal share of the waiting requests, so that all engines end together.
+    def _share(self, waiting: deque[Request], unfinished: int) -> list[Request]:
+        """Take the waiting requests that an engine should be given beside its unfinished sequences."""
+        # Twice its capacity, so that the engine is full until its next call.
+        room = math.ceil((2 * self._capacity - unfinished) / self._n)
+        # At most an equal share, so that all engines end together.
         count = max(0, min(room, math.ceil(len(waiting) / len(self._actors))))
-        requests = [waiting.popleft() for _ in range(count)]
-        return self._actors[place].work.remote(requests, bool(waiting))
+        return [waiting.popleft() for _ in range(count)]
 
 
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Loaded:
     """A benchmark's questions; P prompts.
 
     Attributes:
-        ids: P unique ids.
+        ids: P ids.
         prompts: P texts, before any chat template.
         labels: P correct answers, as the verifier expects them.
         digest: of all ids, prompts and labels in order, as 32 hex digits.
@@ -38,15 +38,6 @@ class Loaded:
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class _DataRow:
-    """A row of the data set, and the form of answers that its configuration asks for."""
-
-    id: str
-    form: str
-    columns: dict[str, Any]
-
-
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
     """Load a benchmark.
 
@@ -59,32 +50,35 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
     """
     pieces = _PLACE.split(benchmark.template)
     ids, prompts, labels = [], [], []
-    for row in _rows(benchmark, limit):
-        options, label = _options_and_label(benchmark, row)
+    for row_id, form, row in _rows(benchmark, limit):
+        try:
+            options, label = _options_and_label(benchmark, row_id, row)
+            question = _text(benchmark, row, benchmark.question)
+        except ValueError as error:
+            raise _error(benchmark, f"row {row_id!r} {error}") from error
         # Filled in piece by piece: a question may itself contain "{options}".
-        parts = {"{question}": _text(benchmark, row, benchmark.question), "{options}": options, "{form}": row.form}
-        ids.append(row.id)
+        parts = {"{question}": question, "{options}": options, "{form}": form}
+        ids.append(row_id)
         prompts.append("".join(parts.get(piece, piece) for piece in pieces))
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    if len(set(ids)) < len(ids):
-        raise _error(benchmark, f"column {benchmark.id!r} has an id twice; leave out id = {benchmark.id!r}")
     notes = _check_labels(benchmark, ids, labels)
     digest = hashlib.blake2b(json.dumps([ids, prompts, labels]).encode(), digest_size=16).hexdigest()
     return Loaded(benchmark, ids, prompts, labels, digest, notes)
 
 
-def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[_DataRow]:
+def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the id of each row, the form of answers that its configuration asks for, and its columns."""
     configs: tuple[str | None, ...] = benchmark.configs or (None,)
     tables = [_table(benchmark, config) for config in configs]
     # The first row of each configuration, then the second of each, and so on.
     in_turn = sorted((place, i) for i, table in enumerate(tables) for place in range(len(table)))[:limit]
     for i, place in sorted((i, place) for place, i in in_turn):
-        columns = tables[i][place]
-        name = str(columns[benchmark.id] if benchmark.id else place)
+        row = tables[i][place]
+        name = str(row[benchmark.id] if benchmark.id else place)
         form = benchmark.forms[i] if benchmark.forms else ""
-        yield _DataRow(f"{configs[i]}/{name}" if len(configs) > 1 else name, form, columns)
+        yield f"{configs[i]}/{name}" if len(configs) > 1 else name, form, row
 
 
 def _table(benchmark: Benchmark, config: str | None) -> Any:
@@ -131,22 +125,22 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
     return f"{benchmark.file or benchmark.hub} cannot be read: {reason}"
 
 
-def _options_and_label(benchmark: Benchmark, row: _DataRow) -> tuple[str, str]:
+def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
     if benchmark.choices:
         options = [_text(benchmark, row, column) for column in benchmark.choices]
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
-        order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row.id}\n{i}".encode()).digest())
+        order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
         return _listed([options[i] for i in order]), LETTERS[order.index(0)]
-    label = row.columns[benchmark.answer]
+    label = row[benchmark.answer]
     if isinstance(label, list):
         label = label[0] if label else None
     if label is None:
-        raise _error(benchmark, f"row {row.id!r} has no label (column {benchmark.answer!r})")
+        raise ValueError(f"has no label (column {benchmark.answer!r})")
     if not benchmark.options:
         return "", str(label)
-    options = row.columns[benchmark.options]
+    options = row[benchmark.options]
     if str(label) not in LETTERS[: len(options)]:
-        raise _error(benchmark, f"row {row.id!r} has {len(options)} options, but the label {label!r}")
+        raise ValueError(f"has {len(options)} options, but the label {label!r}")
     return _listed(options), str(label)
 
 
@@ -154,10 +148,10 @@ def _listed(options: list[str]) -> str:
     return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
 
 
-def _text(benchmark: Benchmark, row: _DataRow, column: str) -> str:
-    text = row.columns[column]
+def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
+    text = row[column]
     if not isinstance(text, str) or not text.strip():
-        raise _error(benchmark, f"row {row.id!r} has no text in column {column!r}: {text!r}")
+        raise ValueError(f"has no text in column {column!r}: {text!r}")
     return text if benchmark.file else text.strip()
 
 

@@ -24,12 +24,7 @@ PLUS_MINUS = "\u00b1"
 
 
 def accuracy(scores: Floats) -> Floats:
-    """Acc@N, the mean of the known values along the last axis; NaN where none is known.
-
-    Example:
-        >>> accuracy(np.array([[1.0, 0.0, np.nan], [np.nan, np.nan, np.nan]]))
-        array([0.5, nan])
-    """
+    """Acc@N, the mean of the known values along the last axis; NaN where none is known."""
     known = ~np.isnan(scores)
     count = known.sum(axis=-1)
     total = np.where(known, scores, 0.0).sum(axis=-1)
@@ -40,10 +35,6 @@ def best(scores: Floats) -> Floats:
     """Best@N, the highest score; NaN where no sample is verified.
 
     With missing samples it is the best of fewer samples and so too low; :func:`pass_at_k` does not have this bias.
-
-    Example:
-        >>> best(np.array([[1.0, 0.0, np.nan], [0.0, 0.25, 0.0]]))
-        array([1.  , 0.25])
     """
     return np.asarray(np.fmax.reduce(scores, axis=-1))
 
@@ -58,10 +49,6 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
     Args:
         scores: (..., N), each 0, 1 or NaN.
         k: 1 to N.
-
-    Example:
-        >>> pass_at_k(np.array([[1.0, 0.0, 0.0, 0.0]]), 2)
-        array([0.5])
     """
     verified = (~np.isnan(scores)).sum(axis=-1)
     wrong = verified - np.nansum(scores, axis=-1)
@@ -69,16 +56,6 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
     for drawn in range(k):  # a product of ratios: the binomial coefficients of many samples overflow
         all_wrong *= np.maximum(wrong - drawn, 0) / np.maximum(verified - drawn, 1)
     return np.where(verified < k, np.nan, 1.0 - all_wrong)
-
-
-def pass_ks(samples: int) -> list[int]:
-    """Return the values of k that are shown: powers of two below N, and N.
-
-    Example:
-        >>> pass_ks(8), pass_ks(6)
-        ([1, 2, 4, 8], [1, 2, 4, 6])
-    """
-    return sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples})
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
@@ -92,10 +69,6 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
 
     Returns:
         (...), NaN where no sample is verified, and everywhere if there is no answer at all.
-
-    Example:
-        >>> majority(np.array([[1.0, 0.0, 1.0, 0.0]]), np.array([["3", "4", "3", None]], dtype=object))
-        array([1.])
     """
     if all(answer is None for answer in answers.flat):
         return np.full(scores.shape[:-1], np.nan)
@@ -156,7 +129,7 @@ class Summary:
 
     Attributes:
         majority: NaN if the verifier gives no answers.
-        pass_at: pass@k by k; empty if a score is neither 0 nor 1.
+        pass_at: pass@k by k (powers of two, and N); empty if a score is neither 0 nor 1.
         length: mean length of a response, in tokens.
         truncated, missing: shares of the samples.
     """
@@ -179,6 +152,7 @@ def summarize(results: Results) -> Summary:
     _, prompts, samples = scores.shape
     missing = np.isnan(scores)
     binary = bool(np.all(missing | (scores == 0) | (scores == 1)))
+    ks = {2**power for power in range(samples.bit_length())} | {samples} if binary else ()
     return Summary(
         benchmark=results.benchmark,
         prompts=prompts,
@@ -186,7 +160,7 @@ def summarize(results: Results) -> Summary:
         accuracy=over_runs(accuracy(scores)),
         best=over_runs(best(scores)),
         majority=over_runs(majority(scores, results.answers_R_P_N)),
-        pass_at={k: over_runs(pass_at_k(scores, k)) for k in pass_ks(samples)} if binary else {},
+        pass_at={k: over_runs(pass_at_k(scores, k)) for k in sorted(ks)},
         length=over_runs(results.tokens_R_P_N.mean(axis=-1)),
         truncated=over_runs(results.truncated_R_P_N.mean(axis=-1)),
         missing=over_runs(missing.mean(axis=-1)),

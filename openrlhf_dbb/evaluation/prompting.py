@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,14 +75,17 @@ def prepare(
         max_new_tokens: None for the benchmark's.
 
     Raises:
-        UsageError: a prompt is empty or cannot be encoded, or the tokenizer has no chat template.
+        UsageError: a prompt cannot be encoded or is too long, or the tokenizer has no chat template.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template
     if chat_template and not tokenizer.chat_template:
         raise UsageError(f"--chat_template: the tokenizer of {model.name} has none; leave the flag out")
     applied = wanted and bool(tokenizer.chat_template)
-    texts = [_chat(tokenizer, prompt) for prompt in loaded.prompts] if applied else list(loaded.prompts)
+    texts = list(loaded.prompts)
+    if applied:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     try:
         tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     except Exception as error:  # tokenizers raises nothing more specific
@@ -91,12 +93,7 @@ def prepare(
             f"benchmark {benchmark.name}: the tokenizer of {model.name} cannot encode its prompts ({error}); "
             "evaluate a model whose vocabulary covers them"
         ) from error
-    for prompt_id, ids in zip(loaded.ids, tokens, strict=True):
-        if not ids:
-            raise UsageError(
-                f"benchmark {benchmark.name}: the prompt of {prompt_id!r} is empty; fix the data or the template"
-            )
-    return BenchmarkPrompts(
+    prompts = BenchmarkPrompts(
         benchmark=benchmark,
         ids=loaded.ids,
         texts=texts,
@@ -107,24 +104,10 @@ def prepare(
         chat_template=applied,
         notes=loaded.notes,
     )
-
-
-def _chat(tokenizer: Any, prompt: str) -> str:
-    messages = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
-def sequence_length(prompts: Iterable[BenchmarkPrompts], model: Model) -> int:
-    """Return the longest sequence that the engines must support, in tokens.
-
-    Raises:
-        UsageError: a prompt with its longest possible response exceeds the model's context.
-    """
-    longest = max(prompts, key=lambda asked: asked.longest)
-    if model.context is not None and longest.longest > model.context:
+    if model.context is not None and prompts.longest > model.context:
         raise UsageError(
-            f"benchmark {longest.benchmark.name}: its longest prompt "
-            f"({longest.longest - longest.max_new_tokens} tokens) and --max_new_tokens {longest.max_new_tokens} "
-            f"do not fit into the context of {model.name} ({model.context} tokens); lower --max_new_tokens"
+            f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "
+            f"{prompts.max_new_tokens} do not fit into the context of {model.name} ({model.context} tokens); "
+            "lower --max_new_tokens"
         )
-    return longest.longest
+    return prompts

@@ -9,10 +9,9 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +40,10 @@ class Row:
     Attributes:
         id: of the prompt, as the benchmark calls it.
         prompt: the text that the model saw.
-        scores: N scores in [0, 1]; None is missing: the response could not be verified.
-        answers: N extracted answers; None where a response has no answer.
-        tokens: N lengths in tokens, end of sequence included.
-        truncated: N times whether the response was cut at the length limit.
-        responses: N texts without special tokens.
+        scores: in [0, 1]; None is missing: the response could not be verified.
+        answers: extracted; None where a response has no answer.
+        tokens: lengths of the responses, end of sequence included.
+        truncated: whether the response was cut at the length limit.
     """
 
     benchmark: str
@@ -99,18 +97,32 @@ class Evaluation:
 
 
 class Responses:
-    """The rows of an evaluation's file, to which further rows are appended.
+    """The rows of an evaluation; further rows are appended, and no other process may append any.
 
     Attributes:
         keys: of the rows in the file.
+
+    Args:
+        folder: of the evaluation; it is created.
+
+    Raises:
+        UsageError: another process appends rows, the folder cannot be written, or a line is damaged.
     """
 
-    def __init__(self, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, folder: Path) -> None:
+        path = folder / RESPONSES
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
+        except BlockingIOError:
+            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
         self.keys = {row.key for row in read_rows(path)}
-        self._file = file
         with path.open("rb") as lines:
             # A killed process may have left an incomplete last line.
-            file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
+            self._file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
 
     def append(self, row: Row) -> None:
         """Write a row; the row survives the end of this process."""
@@ -118,25 +130,9 @@ class Responses:
         self._file.flush()
         self.keys.add(row.key)
 
-
-@contextmanager
-def open_responses(folder: Path) -> Iterator[Responses]:
-    """Open the responses of an evaluation, and keep other processes from writing them; the folder is created.
-
-    Raises:
-        UsageError: another process writes them, the folder cannot be created, or a line is damaged.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / RESPONSES).open("ab")
-    except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
-        except BlockingIOError:
-            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
-        yield Responses(folder / RESPONSES, file)
+    def close(self) -> None:
+        """Let other processes append rows."""
+        self._file.close()
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -167,16 +163,12 @@ def find(name: str) -> Path:
         if (folder / SETTINGS).is_file():
             return folder
     known = sorted(path.parent.name for path in FOLDER.glob(f"*/{SETTINGS}"))
-    raise UsageError(
-        f"no evaluation {name!r}: neither {name} nor {FOLDER / name} has {SETTINGS}; "
-        f"{FOLDER}/ has {', '.join(known) or 'no evaluations'}"
-    )
+    raise UsageError(f"there is no evaluation {name!r}; {FOLDER}/ has {', '.join(known) or 'no evaluations'}")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the content of ``evaluation.json``; empty if the file does not exist."""
-    path = folder / SETTINGS
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """Return the content of ``evaluation.json``."""
+    return dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
 
 
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:

@@ -39,25 +39,16 @@ class PairedTest(NamedTuple):
     p: float
 
 
-def paired_t(difference_P: Floats, *, two_sided: bool = False) -> PairedTest:
-    """Test the differences of pairs, such as two models' accuracies on each prompt (paper, section 4.1).
-
-    Args:
-        difference_P: first minus second of each pair; P >= 1.
-        two_sided: H1: the means differ; else H1: the first mean is higher.
-    """
-    return stratified_t([difference_P], two_sided=two_sided)
-
-
 def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> PairedTest:
-    """Test the mean over K benchmarks of the mean differences, for the paper's Avg.; every benchmark weighs the same.
+    """Test the mean over K benchmarks of the mean differences; every benchmark weighs the same.
 
-    The error is ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate
-    distribution of estimates of variance components". With one benchmark this is the paired t-test.
+    With one benchmark this is the paired t-test of the paper, section 4.1. The error is
+    ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
+    estimates of variance components".
 
     Args:
-        differences: of each benchmark, (P_k,), first minus second by prompt.
-        two_sided: as in :func:`paired_t`.
+        differences: of each benchmark, (P_k,), first minus second model by prompt.
+        two_sided: H1: the means differ; else H1: the first mean is higher.
 
     Returns:
         The test; all but the difference are NaN if a benchmark has a single prompt.
@@ -103,15 +94,3 @@ def holm(p_values: Sequence[float]) -> Floats:
     order = tests[np.argsort(corrected[tests], kind="stable")]
     corrected[order] = np.minimum(np.maximum.accumulate(corrected[order] * np.arange(len(order), 0, -1)), 1.0)
     return corrected
-
-
-def p_value(p: float) -> str:
-    """Write a p-value with four digits, as the paper does, but never as 0.
-
-    Example:
-        >>> p_value(0.02), p_value(3e-7), p_value(float("nan"))
-        ('0.0200', '<0.0001', '-')
-    """
-    if math.isnan(p):
-        return "-"
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}"

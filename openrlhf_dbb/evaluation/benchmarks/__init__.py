@@ -14,11 +14,10 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import KINDS
 from openrlhf_dbb.presets import read_toml
 
-FOLDER = Path(__file__).parent
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 """Name in ``datasets`` of the reader of a file, by suffix."""
 
-PAPER = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
+NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
 """The columns of the paper's Table 1, in its order."""
 
 
@@ -69,12 +68,6 @@ class Benchmark:
     max_tokens: int = 4096
 
 
-def names() -> list[str]:
-    """Return the names of the benchmarks here: the paper's in the order of its table, then others."""
-    others = {path.stem for path in FOLDER.glob("*.toml")}.difference(PAPER)
-    return [*PAPER, *sorted(others)]
-
-
 def find_all(text: str) -> list[Benchmark]:
     """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does.
 
@@ -88,7 +81,7 @@ def find_all(text: str) -> list[Benchmark]:
             raise UsageError(f"{entry.name} is named twice; name it once")
         entries[entry.name] = entry
     if not entries:
-        raise UsageError(f"no benchmark is named; available: {', '.join(names())}; or NAME=FILE")
+        raise UsageError(f"no benchmark is named; available: {', '.join(NAMES)}; or NAME=FILE")
     return list(entries.values())
 
 
@@ -109,14 +102,14 @@ def find(text: str) -> Benchmark:
         benchmark = Benchmark(name, name, file=path, chat_template=False)
         check(benchmark, path)
         return benchmark
-    if text.endswith(".toml"):
-        return read(Path(text))
-    if text not in names():
+    if text in NAMES:
+        return read(Path(__file__).with_name(f"{text}.toml"))
+    if not text.endswith(".toml"):
         raise UsageError(
-            f"unknown benchmark {text!r}; available: {', '.join(names())}; "
+            f"unknown benchmark {text!r}; available: {', '.join(NAMES)}; "
             "or NAME=FILE (.jsonl, .json, .parquet), or the path of a benchmark's .toml file"
         )
-    return read(FOLDER / f"{text}.toml")
+    return read(Path(text))
 
 
 def read(path: Path) -> Benchmark:
@@ -125,10 +118,8 @@ def read(path: Path) -> Benchmark:
     ``configs`` may be a table: configuration = form of its answers. A relative ``file`` is relative to the TOML file.
 
     Raises:
-        UsageError: there is no such file, it is not TOML, a key is unknown, or a value is not allowed.
+        UsageError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no benchmark file {path}")
     try:
         entry: dict[str, Any] = {"title": path.stem, **read_toml(path)}
         configs = entry.pop("configs", ())
@@ -138,7 +129,7 @@ def read(path: Path) -> Benchmark:
             entry["file"] = str(path.parent / entry["file"])
         entry["choices"] = tuple(entry.get("choices", ()))
         benchmark = Benchmark(name=path.stem, configs=tuple(configs), **entry)
-    except (ValueError, TypeError) as error:  # a TypeError names an unknown key
+    except (OSError, ValueError, TypeError) as error:  # a TypeError names an unknown key
         raise UsageError(f"{path}: {error}") from error
     check(benchmark, str(path))
     return benchmark
@@ -147,18 +138,12 @@ def read(path: Path) -> Benchmark:
 def check(benchmark: Benchmark, where: str) -> None:
     """Raise a UsageError that starts with ``where`` if the benchmark contradicts itself."""
     listed = bool(benchmark.options or benchmark.choices)
-    template = benchmark.template
+    template, file = benchmark.template, Path(benchmark.file) if benchmark.file else None
     mistakes = (
         (bool(benchmark.hub) == bool(benchmark.file), "give either hub = (a data set's id) or file = (a data file)"),
-        (
-            benchmark.file and Path(benchmark.file).suffix not in READERS,
-            f"data file {benchmark.file!r}: its name must end in {', '.join(READERS)}",
-        ),
-        (benchmark.file and not Path(benchmark.file).is_file(), f"there is no data file {benchmark.file}"),
-        (
-            benchmark.verifier not in KINDS,
-            f"unknown verifier {benchmark.verifier!r}; available: {', '.join(KINDS)}",
-        ),
+        (file and file.suffix not in READERS, f"the name of data file {file} must end in {', '.join(READERS)}"),
+        (file and not file.is_file(), f"there is no data file {file}"),
+        (benchmark.verifier not in KINDS, f"verifier must be one of {', '.join(KINDS)}, got {benchmark.verifier!r}"),
         ("{question}" not in template, "the template has no {question}"),
         (listed != ("{options}" in template), "{options} in the template and options or choices need each other"),
         ("{form}" in template and not benchmark.forms, "{form} in the template needs a table [configs]"),
