@@ -6,24 +6,25 @@ Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, bernoulli, counts
+from estimators.base import BetaPosterior, Floats, State, counts
 from estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
+from estimators.forgetting import latest
 from estimators.registry import register
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
 DISCOUNTS_X, TIMED_X = np.tile(DISCOUNTS_L, 2), np.repeat([0.0, 1.0], DISCOUNTS_L.size)
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
 
-# How fast the run's numbers forget, in passes over the prompts. The population changes within an epoch; how fast it
-# changes is steadier.
+# How fast the run's numbers forget, in passes over the prompts. The population of prompts changes within an epoch; the
+# speed of its change is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
 _CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
-_LEAST_GAP, _MOST_GAP = 0.25, 4.0  # passes: as how many groups one may count in the fit of the prior
+_LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one counts for in the fit of the prior
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
 _COUNTED = ("successes", "rollouts")
@@ -32,56 +33,50 @@ _RECENT = tuple(f"{what}_{k}" for what in (*_COUNTED, "seen") for k in (1, 2))
 
 @register
 @dataclass(frozen=True)
-class SelfTuningBetaBernoulli(RewardEstimator):
-    """DBB whose prior, prior weight and discount follow the data; nothing to tune.
+class SelfTuningBetaBernoulli(BetaPosterior):
+    """DBB whose prior, prior weight and discount follow the data; there is nothing to tune.
 
-    All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A
-    and B the discounted successes and failures of a prompt's earlier visits k, of age u_k::
+    All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A and B the
+    discounted successes and failures of a prompt's earlier visits k, of age u_k::
 
         A = sum_k discount^u_k S_k          alpha = weight * a + A + S       mean     = alpha / (alpha + beta)
         B = sum_k discount^u_k (N_k - S_k)  beta  = weight * b + B + N - S   variance = mean * (1 - mean)
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    An age is either in visits (1, 2, ... ago) or in time: passes over the prompts since that visit, in policy updates.
-    Every call of ``observe`` is an update, and a pass has E of them: as many as it takes, at the mean number of groups
-    per update so far, to observe as many groups as prompts have been seen. If all prompts come back at regular
-    times, the two are the same.
+    Ages are in visits (1, 2, ... ago) or in time: passes over the prompts since that visit. Every call of ``observe``
+    is a policy update. A pass has E updates: as many as it takes, at the mean number of groups per update so far, to
+    observe as many groups as prompts have been seen.
 
     ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
-    error so far. The success probabilities are unknown, but the squared error can be estimated without bias: with the
-    current group's share ``g = N / (alpha + beta)`` in the mean, ::
+    error so far. The squared error can be estimated without bias. With the current group's share ``g = N / (alpha +
+    beta)`` in the mean, ::
 
         (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
 
-    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a
-    single rollout cannot be estimated. With N = 1 a pair is judged instead by how well the history alone predicted it,
-    plus, from the third visit, by how well the last visit's estimate did: the squared error of the latter exceeds the
-    estimate's own by the same amount for all pairs, if what moves p averages 0 and does not depend on the past.
+    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a single
+    rollout cannot be estimated. With N = 1 a pair is judged by how well the history alone predicted the reward, plus,
+    from the third visit, by how well the last visit's estimate did. The squared error of that estimate exceeds its
+    error at its own visit by the same amount for all pairs, if what moves p averages 0 and does not depend on the past.
 
-    The weight of a group in these scores halves in 0.7 passes over the prompts seen so far (in 0.15 for the fit of the
-    prior); nothing is forgotten until prompts come back. Weight and discount are chosen together because one
-    discount cannot serve both the prior and the history.
+    A group's weight in these scores halves in 0.7 passes over the prompts seen so far, and in 0.15 in the fit of the
+    prior; nothing is forgotten until prompts come back. In the fit of the prior a group counts for the passes since its
+    prompt's last visit (or the start), from 0.25 to 4, so that all prompts count the same. If N is always 1, single
+    visits do not tell a + b. It is then ``1 / rho - 1``, with rho the correlation of a prompt's reward with that of its
+    last visit: the share of the rewards' variance that lies between prompts. It starts as if 50 pairs had shown 2.
 
-    In the fit of the prior a group counts as the passes since its prompt's last visit (or the start), from 0.25 to 4:
-    all prompts then count the same, however often each is drawn. If N is always 1, single visits do not tell a + b.
-    Then it is ``1 / rho - 1``, with rho the correlation of a prompt's reward with that of its last visit, which is the
-    share of the rewards' variance that lies between prompts. It starts as if 50 such pairs had shown a + b = 2.
-
-    A late group (a lag above 0) is of the update g in which it would have been on-policy. With v the greatest g of a
-    prompt, ages in time are ``(v - g_k) / E``, also for the group itself; given discount and E, the order in which
-    groups are observed then makes no difference. Ages in visits are in the order of g, and the group itself has age 0.
+    A late group is of update g (:mod:`estimators.forgetting`). With v the greatest g of a prompt, ages in time are
+    ``(v - g_k) / E``, also for the group itself. Ages in visits are in the order of g, and the group itself has age 0.
     The run's numbers are fitted to groups as they come.
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
         successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
         seen_1, seen_2: their updates g; 0: no such visit.
-        successes_old, rollouts_old: of older ones, discounted up to seen_2 by the discounts of their time.
+        successes_old, rollouts_old: of older visits, discounted up to seen_2 by the discounts of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
         pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
-        evidence (shared): (210,), a score for each pair, by weight, then way to count, then discount; the highest is
-            chosen.
+        evidence (shared): (210,), a score for each pair, by weight, way to count, discount; the highest is chosen.
         prior (shared): a and b.
         weight, discount (shared): the pair chosen.
         timed (shared): 1 if its ages are in time, 0 if in visits.
@@ -98,8 +93,8 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         >>> estimate.mean.round(3)
         array([0.991, 0.007, 0.335])
 
-    Source: our own. The paper names a hierarchical prior with a discount (appendix "Empirical-Bayes Prior") and
-    a discount that adapts (conclusion) as future work.
+    Source: our own. The paper names a hierarchical prior with a discount (appendix "Empirical-Bayes Prior") and a
+    discount that adapts (conclusion) as future work.
     """
 
     name: ClassVar[str] = "auto"
@@ -108,11 +103,6 @@ class SelfTuningBetaBernoulli(RewardEstimator):
     shared_fields: ClassVar[tuple[str, ...]] = (
         "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock"
     )  # fmt: skip
-    never_collapses: ClassVar[bool] = True
-
-    @property
-    def support(self) -> Literal["binary", "unit", "real"]:
-        return "binary"
 
     def initial_state(self, num_prompts: int) -> State:
         return {
@@ -153,7 +143,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
             pairs = faded * pairs + np.stack([np.ones_like(share), share, before, share * before]) @ gap[revisited]
         prior = fit_beta(moments, _weight_between(pairs))
         state = state | {"moments": moments, "pairs": pairs, "prior": prior}
-        seen_at = np.where(state["rollouts_1"] > 0, np.maximum(generated_at, state["seen_1"]), generated_at)
+        seen_at = latest(state["seen_1"], generated_at, state["rollouts_1"] == 0)
         if len(revisited):
             rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]
             evidence = faded * state["evidence"]
@@ -177,7 +167,7 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         }
 
     def _judged(self, past: State, seen_at: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """Scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
+        """Return scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
         scores_W_X = self._scored(past, 1, seen_at, successes_V, rollouts_V)
         again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
         if len(again):
@@ -186,24 +176,18 @@ class SelfTuningBetaBernoulli(RewardEstimator):
         return scores_W_X.ravel()
 
     def _scored(self, past: State, visits: int, at_V: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """Scores of the pairs, (W, X), with the past discounted to update ``at_V``, so many visits after the last."""
+        """Return scores of the pairs, (W, X), the past discounted to ``at_V``, ``visits`` after the last."""
         past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
         alpha = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
         total = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
         return _negative_risk(alpha, total, successes_V, rollouts_V)
 
-    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        return bernoulli(state["alpha"], state["beta"])
-
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         return _before(state, np.maximum(state["clock"][0] + 1, state["seen_1"]))
 
-    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
-
 
 def _weight_between(pairs: Floats) -> float:
-    """a + b from the correlation of successive rewards, N = 1; see the class."""
+    """Return a + b from the correlation of successive rewards, for N = 1."""
     number, now, before, both = pairs
     start = 1 / (WEIGHT + 1)
     if number == 0:
@@ -215,24 +199,25 @@ def _weight_between(pairs: Floats) -> float:
 
 
 def _passes(state: State, updates_P: Floats) -> Floats:
-    """So many policy updates in passes over the prompts."""
+    """Return a number of policy updates in passes over the prompts."""
     updates, groups = state["clock"]
     return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
 
 
 def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
-    """Weight that is left after some visits, or updates >= 0 (visits that never were may have less), (P, X)."""
+    """Return the weight that is left after some visits, or updates, (P, X)."""
+    # The updates since a visit that never was may be negative.
     ages_P_X = np.where(timed_X, np.maximum(_passes(state, updates_P), 0)[:, None], np.reshape(visits, (-1, 1)))
     return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
 
 
 def _chosen(state: State, visits: Floats | float, updates_P: Floats) -> Floats:
-    """Weight that is left by the chosen discount, (P,)."""
+    """Return the weight that the chosen discount leaves, (P,)."""
     return _kept(state, visits, updates_P, state["discount"], state["timed"])[:, 0]
 
 
 def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
-    """Successes and rollouts of all earlier visits, discounted to an update, or so many visits on; each (P, X)."""
+    """Return successes and rollouts of all earlier visits, discounted to update ``at_P``; each (P, X)."""
     latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
         latest * state[f"{what}_1"][:, None] + older * (state[f"{what}_2"] + state[f"{what}_old"])[:, None]
@@ -242,7 +227,7 @@ def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X:
 
 
 def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
-    """alpha and beta at update ``seen_at`` before its group is seen, each (P,)."""
+    """Return alpha and beta at update ``seen_at`` before its group is seen, each (P,)."""
     past = _past(state, 1, seen_at, state["discount"], state["timed"])
     successes, rollouts = (values[:, 0] for values in past)
     weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
@@ -251,7 +236,7 @@ def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
 
 
 def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:
-    """What is kept of each prompt's visits, with one more: the two latest apart, the others summed as of the second."""
+    """Return each prompt's visits with one more: the two latest apart, the others summed as of the second."""
     new = {"successes": successes, "rollouts": rollouts, "seen": generated_at}
     is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
     kept: State = {}
@@ -267,7 +252,7 @@ def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at:
 
 
 def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-    """Minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
+    """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
     Args:
         alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.

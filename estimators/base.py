@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-If the estimator reads features, the caller adds "features", (P, D). They are not learnt and not stored.
+If the estimator reads features, the caller adds "features", (P, D). These are not learnt and not stored.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -56,13 +56,7 @@ class Estimate:
 
 
 class RewardSupportError(ValueError):
-    """A reward lies outside the values that an estimator accepts.
-
-    Attributes:
-        row, column: position of the first such reward in ``rewards_P_G``.
-        value: that reward.
-        allowed: the permitted values, in words.
-    """
+    """A reward lies outside the values that an estimator accepts; it is the first one, ``rewards_P_G[row, column]``."""
 
     def __init__(self, row: int, column: int, value: float, allowed: str) -> None:
         super().__init__(row, column, value, allowed)
@@ -76,19 +70,19 @@ class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
     An estimator is a frozen dataclass. Its fields, made by :func:`estimators.parameters.parameter`, are its parameters
-    and become the command line's flags ``--NAME.FIELD``. The object holds nothing that it has learnt: the caller keeps,
-    stores and rolls back a ``State``, with numbers for each prompt and numbers for the whole run (a prior that all
-    prompts share, a clock).
+    and become the command line's flags ``--NAME.FIELD``. The object itself learns nothing: the caller keeps, stores and
+    rolls back a ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a
+    clock).
 
-    All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float; NaN marks a missing rollout (a
-    verifier time-out), so the number of rollouts N may differ between prompts. Every row must hold at least one reward.
-    Methods return new arrays and never change their input.
+    All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a missing rollout (a
+    verifier time-out), so N may differ between prompts, but every row holds a reward. Methods return new arrays and
+    never change their input.
 
     Class attributes:
         name: the registered name.
         version: of the state's meaning; increase it when stored states are no longer valid.
-        reads: "after" if ``estimate`` sees the state that already holds the current group (DBB, Algorithm 1). "before"
-            if it must not, for a baseline that is independent of the rollouts it scores (as in SPO and RAE).
+        reads: "after" if ``estimate`` sees a state that holds the current group (DBB, Algorithm 1). "before" for a
+            baseline that is independent of the rollouts it scores (as in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
 
@@ -156,11 +150,9 @@ class RewardEstimator(ABC):
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """Return the distribution of the next visit's success probability, before its rollouts are seen.
+        """Return (alpha, beta), each (P,) and > 0: the next visit's success probability is Beta(alpha, beta).
 
-        Returns:
-            (alpha, beta), each (P,) and > 0: the next success probability is Beta(alpha, beta), so that the successes
-            of N rollouts are Beta-binomial. None if the estimator has no such distribution.
+        None if the estimator has no such distribution.
         """
         return None
 
@@ -169,11 +161,9 @@ class RewardEstimator(ABC):
         return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
-        """Return the share of ``estimate(state, rewards_P_G).mean`` that comes from the current, on-policy group.
+        """Return the share of the estimated mean that comes from the current, on-policy group, (P,) in [0, 1].
 
-        Returns:
-            (P,) in [0, 1], if the estimate is a weighted average of the group's mean and what was known before. None if
-            it is not.
+        None if the mean is no weighted average of the group's mean and what was known before.
         """
         return None
 
@@ -225,26 +215,12 @@ class RewardEstimator(ABC):
             ValueError: shapes do not match, a prompt has no reward at all, features that the estimator reads are
                 missing, or a lag is negative or not finite.
         """
-        new_state, estimate = self._observed(state, rewards_P_G, lag_P, leave_one_out)
-        return new_state | self.learn(new_state), estimate
-
-    def _observed(
-        self, state: State, rewards_P_G: Floats, lag_P: Floats | None, leave_one_out: bool
-    ) -> tuple[State, Estimate]:
-        """:meth:`observe` without :meth:`learn`."""
-        rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
-        self.check(rewards_P_G)
-        lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else _checked_lag(lag_P, len(rewards_P_G))
-        for field in self.state_fields:
-            if rewards_P_G.shape[0] != len(state[field]):
-                raise ValueError(f"rewards have {rewards_P_G.shape[0]} rows, the state {len(state[field])} prompts")
-        features = self._features(state, len(rewards_P_G))
-        new_state = self.update_late(state, rewards_P_G, lag_P) if lag_P.any() else self.update(state, rewards_P_G)
-        new_state |= features
-        estimate = self.estimate(new_state if self.reads == "after" else state, rewards_P_G)
-        if leave_one_out:
-            without_P_G = self.mean_without_each(new_state, rewards_P_G, estimate)
-            estimate = dataclasses.replace(estimate, without_each=without_P_G)
+        for field in (*self.state_fields, "features"):
+            if field in state and len(rewards_P_G) != len(state[field]):
+                raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
+        new_state = {field: values.copy() for field, values in state.items()}
+        everyone = np.arange(len(rewards_P_G))
+        estimate = self.observe_at(new_state, everyone, rewards_P_G, lag_P, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(
@@ -262,7 +238,17 @@ class RewardEstimator(ABC):
             state: of all prompts, and of the run; unchanged if an error is raised.
             prompts: (P,) positions in the state, each at most once.
         """
-        after, estimate = self._observed(self.state_at(state, prompts), rewards_P_G, lag_P, leave_one_out)
+        rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
+        self.check(rewards_P_G)
+        lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else _checked_lag(lag_P, len(rewards_P_G))
+        before = self.state_at(state, prompts)
+        features = self._features(before, len(rewards_P_G))
+        after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
+        after |= features
+        estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
+        if leave_one_out:
+            without_P_G = self.mean_without_each(after, rewards_P_G, estimate)
+            estimate = dataclasses.replace(estimate, without_each=without_P_G)
         for field in self.state_fields:
             state[field][prompts] = after[field]
         state |= {field: after[field] for field in self.shared_fields}
@@ -272,7 +258,7 @@ class RewardEstimator(ABC):
     def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
         """Return a copy of the state of some prompts, (P,) each, with their features and the run-wide state."""
         shared = {field: state[field] for field in self.shared_fields}
-        own = (*self.state_fields, *(name for name in ("features",) if name in state))
+        own = [field for field in (*self.state_fields, "features") if field in state]
         return {field: state[field][prompts] for field in own} | shared
 
     def check(self, rewards_P_G: Floats) -> None:
@@ -312,6 +298,22 @@ class RewardEstimator(ABC):
     def parameter_names(cls) -> list[str]:
         """Return the names of the parameters: the dataclass's fields."""
         return [field.name for field in parameter_fields(cls)]
+
+
+class BetaPosterior(RewardEstimator):
+    """An estimator of rewards 0 and 1 whose state holds a Beta posterior of each prompt as ``alpha`` and ``beta``."""
+
+    never_collapses: ClassVar[bool] = True
+
+    @property
+    def support(self) -> Support:
+        return "binary"
+
+    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        return bernoulli(state["alpha"], state["beta"])
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
 
 def _checked_lag(lag_P: Floats, groups: int) -> Floats:

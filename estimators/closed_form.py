@@ -20,19 +20,14 @@ SUPPORTED = (DiscountedBetaBernoulli, MovingAverage, EmpiricalBayes, LaplaceSmoo
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of an estimated mean about the true success probability.
-
-    Attributes:
-        bias: shape (Q, T), expectation of the estimate minus the true probability.
-        variance: shape (Q, T), variance of the estimate (not of a reward), >= 0.
-    """
+    """Bias (expectation minus the true probability) and variance of an estimated mean, each of shape (Q, T)."""
 
     bias: Floats
     variance: Floats
 
     @property
     def mse(self) -> Floats:
-        """Mean squared error, shape (Q, T): ``bias**2 + variance``."""
+        """Mean squared error, shape (Q, T)."""
         return np.asarray(self.bias**2 + self.variance)
 
 

@@ -8,15 +8,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from estimators.forgetting import UPDATES_HELP, faded, latest
+from estimators.base import BetaPosterior, Floats, State, Support, counts
+from estimators.forgetting import faded, latest
 from estimators.parameters import parameter
 from estimators.registry import register
 
 
 @register
 @dataclass(frozen=True)
-class DiscountedBetaBernoulli(RewardEstimator):
+class DiscountedBetaBernoulli(BetaPosterior):
     """Track a drifting success probability with a Beta posterior that forgets.
 
     Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
@@ -72,10 +72,9 @@ class DiscountedBetaBernoulli(RewardEstimator):
     prior_beta: float = parameter(1.0, "pseudo-failures before any rollout", within="(0, inf)")
     partial_credit: bool = parameter(False, "accept scores in [0, 1] as fractional successes, not only 0 or 1")
     forgetting: str = parameter("visits", "the discount counts visits or policy updates", choices=("visits", "updates"))
-    updates_per_epoch: float = parameter(0.0, UPDATES_HELP, within="[0, inf)", flag=False)
+    updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"
-    never_collapses: ClassVar[bool] = True
 
     @property
     def support(self) -> Support:
@@ -134,15 +133,9 @@ class DiscountedBetaBernoulli(RewardEstimator):
             "updates": now,
         }
 
-    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        return bernoulli(state["alpha"], state["beta"])
-
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         kept = self.discount if self.forgetting == "visits" else self._kept(state, state["updates"] + 1)
         return _floored(kept * state["alpha"]), _floored(kept * state["beta"])
-
-    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
     def _kept(self, state: State, seen_at: Floats) -> Floats:
         """Return the factor on the past of prompts whose latest group is now that of update ``seen_at``."""

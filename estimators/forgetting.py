@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 
 from estimators.base import Floats
 
-# The number of updates in an epoch is a field of the estimator; 0 asks the trainer to fill it in.
-UPDATES_HELP = "policy updates in an epoch, in which the past shrinks by the discount once"
-
 
 def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
     """Return the greatest g of each prompt with one more group; ``never_P``: the prompt had no group before."""

@@ -25,7 +25,7 @@ from estimators.registry import Registry
 
 
 class Form(ABC):
-    """How rewards and an estimate become advantages; without state and parameters.
+    """How rewards and an estimate become advantages.
 
     Class attributes:
         name: the registered name.
@@ -107,14 +107,10 @@ class Rloo(Form):
     """``X - p_without``: p_without is the estimated mean, had this rollout not been seen.
 
     A baseline that does not depend on the rollout it scores leaves the policy gradient unbiased. With c the share of
-    one rollout in the mean p, the advantage is ``(X - p) / (1 - c)``:
-
-    - ``point``: c = 1 / N, so N / (N - 1) (X - p), the published form.
-    - ``dbb``: c = 1 / M with M = alpha + beta after the update, so M / (M - 1) (X - p).
-
-    If the estimator has seen the score behind X (before a length penalty), the score is left out of p and X is compared
-    with the rest. An estimator that reads before the update has c = 0. If the prior is fitted to all prompts (``auto``,
-    ``empirical_bayes``), it has also seen X, which stays in it; the form is then exact up to that.
+    one rollout in the mean p, the advantage is ``(X - p) / (1 - c)``. c is 1 / N with ``point``, as published, and
+    1 / M with ``dbb``, where M = alpha + beta after the update. If the estimator has seen the score behind X (before a
+    length penalty), the score is left out of p and X is compared with the rest. A prior that is fitted to all prompts
+    (``auto``, ``empirical_bayes``) still holds X.
 
     Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO (Ahmadian et al. 2024, arXiv
     2402.14740); with a posterior: our own.
@@ -135,9 +131,8 @@ class ReinforceBaseline(Form):
     """``X - p`` here; the trainer then whitens over all response tokens of the batch.
 
     With A_t the advantage of a token, and m and s its mean and standard deviation over all response tokens of verified
-    rollouts in the batch, the token is trained with ``(A_t - m) / s``, or with ``A_t - m`` if the trainer is told not
-    to divide. With ``point`` m is small, since the rewards of a group differ from their mean by 0 on average. With a
-    posterior m holds what all groups of the batch have in common, and whitening takes it away.
+    rollouts in the batch, the token is trained with ``(A_t - m) / s``, or with ``A_t - m``. With ``point`` m is small.
+    With a posterior m holds what all groups of the batch have in common, and whitening takes it away.
 
     Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline; OpenRLHF 0.11.2,
     ``compute_advantages_and_returns``.

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import FEATURES, Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from estimators.forgetting import UPDATES_HELP, faded, latest
+from estimators.base import FEATURES, BetaPosterior, Floats, State, counts
+from estimators.forgetting import faded, latest
 from estimators.parameters import parameter
 from estimators.registry import register
 
@@ -28,7 +28,7 @@ _MOST_PROMPTS = 8192  # that the regression sees; keeps large data sets cheap
 
 @register
 @dataclass(frozen=True)
-class PredictedPrior(RewardEstimator):
+class PredictedPrior(BetaPosterior):
     """Beta posterior whose prior mean is predicted from the prompt; its counts fade with the policy updates.
 
     With x_i the features of prompt i, g_k the update of its k-th group (S_k successes of N_k), now the present update
@@ -77,13 +77,11 @@ class PredictedPrior(RewardEstimator):
     discount: float = parameter(0.85, "weight that counts keep over an epoch", within="(0, 1]")
     prior_weight: float = parameter(2.0, "weight of the predicted mean, in rollouts", within="(0, inf)")
     features: str = parameter("text", "source of the predicted prior mean", choices=tuple(FEATURES))
-    updates_per_epoch: float = parameter(0.0, UPDATES_HELP, within="[0, inf)", flag=False)
+    updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "predicted_prior"
-    support: ClassVar[Support] = "binary"
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", "successes", "failures", "seen_at")
     shared_fields: ClassVar[tuple[str, ...]] = ("weights", "updates")
-    never_collapses: ClassVar[bool] = True
 
     def initial_state(self, num_prompts: int) -> State:
         return {
@@ -137,16 +135,10 @@ class PredictedPrior(RewardEstimator):
         slopes = fitted[:-1] / scale
         return {"weights": np.append(slopes, fitted[-1] - slopes @ center)}
 
-    def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        return bernoulli(state["alpha"], state["beta"])
-
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         successes, failures = self._counts(state, state["updates"] + 1)
         mean = self._predicted(state)
         return self.prior_weight * mean + successes, self.prior_weight * (1 - mean) + failures
-
-    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
     def _predicted(self, state: State) -> Floats:
         """Return m of each prompt, (P,)."""

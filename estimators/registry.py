@@ -15,11 +15,10 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 class Registry(Generic[_Base]):
-    """The classes of one kind, each with a class attribute ``name`` and dataclass fields as its parameters.
+    """The classes of one kind, by their class attribute ``name``; their dataclass fields are their parameters.
 
     Args:
         kind: the word for such a class in messages.
-        base: the class that all of them derive from.
         package: its modules are imported on first use, so that their classes register themselves.
         group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
     """

@@ -319,7 +319,6 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
         (["--ds.param_dtype", "fp16"], "it was trained with --ds.param_dtype"),
         (["--replay.cache", "32"], "it was trained with --replay.cache 16, not 32"),
-        (["--greso.floor", "0.5"], "it was trained with --greso.floor 0.01, not 0.5"),
         (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator group_norm, not dr_grpo"),
         (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode seq-mean-token-mean, not token-mean"),
         (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.98, 0.98], not [0.2, 0.3]"),

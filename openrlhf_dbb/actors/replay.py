@@ -73,15 +73,9 @@ class Replays:
                     self.cache.add(self._prompt_ids[key], rollout)
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Return what is logged of a step.
-
-        Among it are the means of the step's own rows, since the actor's means include replayed rows.
-        """
-        logged = {
-            "replay/replayed": float(replayed),
-            "replay/cached": float(self.cache.rollouts),
-            "replay/memory_mb": self.cache.nbytes / 2**20,
-        }
+        """Return what is logged of a step."""
+        logged = {"replay/replayed": float(replayed), "replay/cached": float(self.cache.rollouts)}
+        # The actor's means include replayed rows; these replace them by the means of the step's own rows.
         return logged | _own_means(experiences) if replayed else logged
 
 
@@ -131,7 +125,10 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
         elif isinstance(value, torch.Tensor):
             row[field.name] = tensors[field.name].to(value.dtype)
         elif isinstance(value, dict):
-            row[field.name] = {key: _logged(key, values[0], rollout.reward) for key, values in value.items()}
+            row[field.name] = {
+                key: torch.full_like(values[0], rollout.reward if key in ("reward", "score") else 0)
+                for key, values in value.items()
+            }
         else:  # texts and images, which training does not read
             row[field.name] = [None] if len(value) == len(like.sequences) else list(value)
     return Experience(**row)
@@ -159,7 +156,3 @@ def _tensors(rollout: CachedRollout, advantage: float) -> dict[str, torch.Tensor
         "truncated": torch.tensor(False),
         "total_length": torch.tensor(len(sequences)),
     }
-
-
-def _logged(key: str, fresh: torch.Tensor, reward: float) -> torch.Tensor:
-    return torch.full_like(fresh, reward if key in ("reward", "score") else 0)

@@ -46,7 +46,7 @@ def configuration(settings: Settings, start: Start | None) -> str:
             f"budget     {_budget(settings.args, start)}",
         ]
         lines += _few_visits(settings, start)
-        if settings.strategy.discards and settings.args.actor.lr_scheduler != "constant":
+        if settings.strategy.needs_scores and settings.args.actor.lr_scheduler != "constant":
             lines.append(
                 f"note: --actor.lr_scheduler {settings.args.actor.lr_scheduler} is planned for a run that trains on "
                 "every rollout; this one discards some and will end before the schedule does"

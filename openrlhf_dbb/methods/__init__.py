@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from estimators import FORMS
-from estimators.parameters import parameter_fields
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError
@@ -35,14 +34,8 @@ _PIECES = (
 
 
 def is_piece(flag: str, strategy: RolloutStrategy) -> bool:
-    """Return whether a run must keep the value of ``flag`` when it is continued.
-
-    Args:
-        strategy: the run's strategy; it need not be registered.
-    """
-    name, _, field = flag.partition(".")
-    cls = {**strategies.available(), strategy.name: type(strategy)}.get(name)
-    return flag.startswith(_PIECES) or (cls is not None and field in [known.name for known in parameter_fields(cls)])
+    """Return whether a run with this strategy must keep the value of ``flag`` when it is continued."""
+    return flag.startswith((*_PIECES, f"{strategy.name}."))
 
 
 def names() -> list[str]:

@@ -29,7 +29,6 @@ class RunFacts:
     Attributes:
         groups: groups of a rollout batch.
         rollouts: rollouts of a group, N.
-        seed: of the strategy's own random numbers.
         score_range: a group is trained on only if its mean score lies strictly between these two; None for no limit.
     """
 
@@ -81,23 +80,17 @@ class Decision(Enum):
 class Sampler:
     """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
 
-    A step draws prompts in rounds of :meth:`round_size` and leaves out those for which :meth:`rollouts` returns 0. Each
-    other prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be
-    trained on; surplus groups are discarded.
-
-    If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the order of the data. A pass then
-    ends when as many prompts were drawn as there are.
+    A step draws prompts in rounds of :meth:`round_size` and skips those for which :meth:`rollouts` is 0. Each other
+    prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be trained on;
+    surplus groups are discarded. If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the
+    order of the data, and a pass ends when as many prompts were drawn as there are.
     """
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
 
     def round_size(self, missing: int) -> int:
-        """Return the number of prompts to generate for in the next round.
-
-        Args:
-            missing: groups that the batch still needs, >= 1.
-        """
+        """Return the number of prompts of the next round; ``missing``: groups that the batch still needs, >= 1."""
         return missing
 
     def rollouts(self, prompt_id: int) -> int:
@@ -109,9 +102,6 @@ class Sampler:
 
         Args:
             predictive: returns the estimator's present forecast; a call takes the time of a pass over all prompts.
-
-        Raises:
-            SamplingError: no prompt can be drawn.
         """
         raise NotImplementedError
 
@@ -130,11 +120,7 @@ class Sampler:
         """The batch is full and will be trained on."""
 
     def end_pass(self) -> None:
-        """Every prompt has been drawn once more.
-
-        Raises:
-            SamplingError: the strategy gives up.
-        """
+        """Every prompt has been drawn once more."""
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers to log after a step, by name."""
@@ -157,9 +143,9 @@ class RolloutStrategy:
 
     Class attributes:
         name: the registered name.
-        needs_scores: True if it reads scores, so that rewards must be known at generation.
+        needs_scores: True if it judges groups by their scores, so that rewards must be known at generation and a step
+            may need more than a batch of groups.
         min_rollouts: the smallest group that it can use.
-        discards: True if some rollouts are never trained on, so that a step may need more than a batch of groups.
         needs_budget: True if a pass over the prompts has no fixed cost, so that a number of rollouts ends the training.
         draws: True if it chooses the prompts by the estimator's forecast; the estimator then needs a ``predictive``.
         reads_score_range: True if it honours ``RunFacts.score_range``.
@@ -171,7 +157,6 @@ class RolloutStrategy:
     name: ClassVar[str]
     needs_scores: ClassVar[bool] = False
     min_rollouts: ClassVar[int] = 1
-    discards: ClassVar[bool] = False
     needs_budget: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     reads_score_range: ClassVar[bool] = False

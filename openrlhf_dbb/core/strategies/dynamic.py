@@ -27,7 +27,6 @@ class DynamicSampling(RolloutStrategy):
     name: ClassVar[str] = "dynamic"
     needs_scores: ClassVar[bool] = True
     min_rollouts: ClassVar[int] = 2
-    discards: ClassVar[bool] = True
     reads_score_range: ClassVar[bool] = True
 
     def describe(self) -> str:

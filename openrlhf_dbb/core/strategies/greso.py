@@ -6,6 +6,7 @@ docs/methods.md lists the differences.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,7 +57,6 @@ class Greso(RolloutStrategy):
     name: ClassVar[str] = "greso"
     needs_scores: ClassVar[bool] = True
     min_rollouts: ClassVar[int] = 2
-    discards: ClassVar[bool] = True
     needs_budget: ClassVar[bool] = True
 
     def describe(self) -> str:
@@ -79,9 +79,10 @@ class GresoSampler(Sampler):
         self._streak: dict[int, int] = {}
         self._passes = self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
-        self._in_step = _Counts()
-        self._in_round = _Counts()
-        self._last_round: _Counts | None = None
+        # Groups generated, and the easy and hard ones among them.
+        self._in_step: Counter[str] = Counter()
+        self._in_round: Counter[str] = Counter()
+        self._last_round: Counter[str] | None = None
         self._shares = (0.0, 0.0)
 
     def probability(self, prompt_id: int) -> float:
@@ -96,41 +97,41 @@ class GresoSampler(Sampler):
     def round_size(self, missing: int) -> int:
         last = self._last_round
         # The published code divides by zero if all groups of a round have zero variance.
-        if last is None or last.easy + last.hard == last.groups:
+        if last is None or last["easy"] + last["hard"] == last["groups"]:
             return self._most
         # Not by z, whose rounding the floor would show: 1.25 * 12 / (1 - 0.7) is 49.999...
-        needed = SAFETY * missing * last.groups / (last.groups - last.easy - last.hard)
+        needed = SAFETY * missing * last["groups"] / (last["groups"] - last["easy"] - last["hard"])
         return int(max(min(needed, self._most), self._fewest))
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         self._idle_passes = 0
         if np.isnan(scores_N).all():
             return Decision.DISCARD  # a group without any score is neither trained on nor counted
-        self._in_step.groups += 1
-        self._in_round.groups += 1
         if varies(scores_N):
+            self._count("groups")
             self._streak.pop(prompt_id, None)
             return Decision.TRAIN
         easy = float(np.nanmean(scores_N)) > 0.5
+        self._count("groups", "easy" if easy else "hard")
         before = self._streak.get(prompt_id, 0)
         self._streak[prompt_id] = max(before, 0) + 1 if easy else min(before, 0) - 1
-        for counts in (self._in_step, self._in_round):
-            counts.easy += easy
-            counts.hard += not easy
         return Decision.DISCARD
 
+    def _count(self, *kinds: str) -> None:
+        self._in_step.update(kinds)
+        self._in_round.update(kinds)
+
     def end_round(self) -> None:
-        if self._in_round.groups:
-            self._last_round = self._in_round
-        self._in_round = _Counts()
+        self._last_round = self._in_round or self._last_round
+        self._in_round = Counter()
 
     def end_step(self) -> None:
         counts = self._in_step
-        self._shares = (counts.easy / counts.groups, counts.hard / counts.groups)
+        self._shares = (counts["easy"] / counts["groups"], counts["hard"] / counts["groups"])
         if self._passes:  # in the first pass no prompt has a history
             self.p_easy = _moved(self.p_easy, self._shares[0], self._targets[0])
             self.p_hard = _moved(self.p_hard, self._shares[1], self._targets[1])
-        self._in_step, self._last_round = _Counts(), None
+        self._in_step, self._last_round = Counter(), None
 
     def end_pass(self) -> None:
         self._passes += 1
@@ -162,15 +163,6 @@ class GresoSampler(Sampler):
         self._streak = dict(state["streak"])
         self._passes = state["passes"]
         self._random.bit_generator.state = state["random"]
-
-
-@dataclass
-class _Counts:
-    """Groups generated, and those of zero variance."""
-
-    groups: int = 0
-    easy: int = 0
-    hard: int = 0
 
 
 def _moved(p: float, share: float, target: float) -> float:
