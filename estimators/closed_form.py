@@ -125,15 +125,14 @@ def _powers(discount: float, visits: int) -> Floats:
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 
 
-def fitted_prior(p_Q_T: Floats, rollouts: int, noise_Q_T: Floats | float = 0.0) -> Floats:
+def fitted_prior(p_Q_T: Floats, rollouts: int) -> Floats:
     """Return the prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
 
     Args:
         p_Q_T: shape (Q, T), success probabilities, or unbiased measurements of them; NaN after a prompt's last visit.
         rollouts: N >= 1, the same on every visit.
-        noise_Q_T: variance of the measurements; it is taken out of the moments.
     """
-    squares_Q_T = p_Q_T**2 - noise_Q_T + (p_Q_T * (1 - p_Q_T) + noise_Q_T) / rollouts
+    squares_Q_T = p_Q_T**2 + p_Q_T * (1 - p_Q_T) / rollouts
     groups_T = np.sum(~np.isnan(p_Q_T), axis=0)
     moments_T_4 = np.stack(
         [groups_T, np.nansum(p_Q_T, axis=0), np.nansum(squares_Q_T, axis=0), groups_T / rollouts], axis=1

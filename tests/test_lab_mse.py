@@ -1,7 +1,6 @@
 """The laboratory: estimators as text; lab mse: closed forms by visit, the noise of probes, a stored run's probes."""
 
 import csv
-import itertools
 import json
 import math
 import sys
@@ -9,24 +8,13 @@ import sys
 import numpy as np
 import pytest
 
-from estimators.closed_form import moments
 from openrlhf_dbb import figures
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import mse, recorded, specs
 from openrlhf_dbb.lab.curves import by_family
-from openrlhf_dbb.lab.mse import Probabilities
 from storage import StepRows
 from storage.records import ProbeRows
-
-
-def exactly(p_Q_T):
-    return Probabilities(p_Q_T, 0 * p_Q_T)
-
-
-def probed_probabilities(successes_Q_T, samples):
-    p_Q_T = successes_Q_T / samples
-    return Probabilities(p_Q_T, p_Q_T * (1 - p_Q_T) / (samples - 1))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +94,7 @@ def test_csv_keeps_numbers_in_full(tmp_path):
 
 
 def test_table_by_visit():
-    known = exactly(np.array([[0.2, 0.4]]))
+    known = np.array([[0.2, 0.4]])
     rows = mse.moments_by_visit(known, [specs.parse("dbb:discount=0.5")], rollouts=8)
     assert [row[:2] for row in rows] == [("dbb 0.5", "1"), ("dbb 0.5", "2"), ("dbb 0.5", "all")]
     # Visit 1: weight 1 of the prior, 8 of the group. Visit 2: 0.5 of the prior, 4 and 8 of the groups.
@@ -118,43 +106,6 @@ def test_table_by_visit():
     expected = [(*part, sum(part)) for part in (first, second)]
     expected.append(tuple(np.mean(expected, axis=0)))
     np.testing.assert_allclose([row[2:] for row in rows], expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("spec", ["point", "dbb:discount=0.4", "ema", "laplace:smoothing=0.3"])
-def test_error_without_noise_is_unbiased_exactly(spec):
-    """Averaged over all outcomes of two probes of three rollouts each."""
-    estimator, p, samples, rollouts = specs.parse(spec), np.array([0.3, 0.8]), 3, 4
-    with_noise = without_noise = 0.0
-    for successes in itertools.product(range(samples + 1), repeat=2):
-        outcomes = zip(successes, p, strict=True)
-        chance = math.prod(math.comb(samples, s) * q**s * (1 - q) ** (samples - s) for s, q in outcomes)
-        known = probed_probabilities(np.array([successes]), samples)
-        with_noise += chance * known.mse(estimator, rollouts)
-        without_noise += chance * known.mse_without_noise(estimator, rollouts)
-    truth = exactly(p[None]).mse(estimator, rollouts)
-    assert without_noise == pytest.approx(truth, rel=1e-12)
-    assert with_noise != pytest.approx(truth, rel=1e-3)
-
-
-def test_exact_probabilities_have_no_noise():
-    known = exactly(np.array([[0.2, 0.4, 0.7], [0.5, np.nan, np.nan]]))
-    for spec in ("point", "dbb", "ema", "laplace", "empirical_bayes"):
-        estimator = specs.parse(spec)
-        expected = np.nanmean(moments(estimator, known.p_Q_T, 8).mse)
-        assert known.mse(estimator, 8) == pytest.approx(expected, rel=1e-12)
-        assert known.mse_without_noise(estimator, 8) == pytest.approx(expected, rel=1e-12)
-
-
-def test_shared_prior_of_probed_probabilities_is_that_of_the_true_ones():
-    rng = np.random.default_rng(0)
-    p_Q_T = rng.beta(0.4, 0.6, size=(20_000, 2))
-    probes = probed_probabilities(rng.binomial(8, p_Q_T), 8)
-    estimator = specs.parse("empirical_bayes")
-    exact = exactly(p_Q_T)
-    # The prior fits Beta(0.4, 0.6), and probes of only 8 rollouts do not make it look wider.
-    np.testing.assert_allclose(exact._prior(estimator, 4)[1], [0.4, 0.6], rtol=0.03)
-    np.testing.assert_allclose(probes._prior(estimator, 4)[1], exact._prior(estimator, 4)[1], rtol=0.03)
-    assert probes.mse_without_noise(estimator, 4) == pytest.approx(exact.mse(estimator, 4), rel=0.03)
 
 
 @pytest.fixture
@@ -180,8 +131,7 @@ def _record(run, rows, step, probes):
 
 def test_probes_by_prompt_and_visit(run):
     probed = mse.probed(recorded.read(run.url, "probed"))
-    np.testing.assert_array_equal(probed.p_Q_T, [[0.4, 0.7], [1.0, np.nan]])
-    np.testing.assert_allclose(probed.noise_Q_T, [[0.24 / 9, 0.21 / 9], [0, np.nan]])
+    np.testing.assert_array_equal(probed, [[0.4, 0.7], [1.0, np.nan]])
 
 
 def test_errors_of_the_runs_own_estimates(run):
@@ -204,9 +154,8 @@ def test_run_with_probes(run, tmp_path, capsys):
         rows = list(csv.DictReader(file))
     (point,) = (row for row in rows if row["estimator"] == "point")
     assert float(point["mse"]) == pytest.approx((0.24 + 0.21 + 0) / 4 / 3)
-    assert float(point["mse_without_noise"]) == pytest.approx((0.24 * 10 / 9 + 0.21 * 10 / 9 + 0) / 4 / 3)
     best = min((row for row in rows if row["estimator"] == "dbb"), key=lambda row: float(row["mse"]))
-    named = ("estimator", "discount_or_smoothing", "mse", "mse_without_noise")
+    named = ("estimator", "discount", "mse")
     wanted = ["dbb", *(f"{float(best[name]):.4g}" for name in named[1:])]
     assert wanted in [line.split() for line in lines]
     assert (tmp_path / "discounts.png").stat().st_size > 10_000

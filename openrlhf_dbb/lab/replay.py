@@ -109,11 +109,11 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     names = np.array([outcome.estimator.name for outcome in ranking.candidates])
     first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
-    lines += [*_second(ranking, visits), *_discount(ranking)]
+    lines += [*_second(ranking), *_discount(ranking)]
     return [*lines, f"use next: {specs.flags(best.estimator)}"]
 
 
-def _second(ranking: Ranking, visits: Visits) -> list[str]:
+def _second(ranking: Ranking) -> list[str]:
     """Return lines about the best candidate of any other estimator."""
     best, *others = ranking.best_of_each()
     if not others:
@@ -122,12 +122,7 @@ def _second(ranking: Ranking, visits: Visits) -> list[str]:
     excess, low, high = (values[others[0]] for values in ranking.excess(best))
     relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
     lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
-    optimism = scores.optimism(visits, ranking.candidates[best].estimator) if ranking.criterion == "mse" else 0.0
-    if optimism:
-        lines.append(f"{name} is fitted to these very groups, so its mse may be too low by {optimism:.2g}")
-    if low <= optimism:
-        lines.append(f"this log cannot tell {name} from {second}: there may be no difference")
-    return lines
+    return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
 
 
 def _discount(ranking: Ranking) -> list[str]:
@@ -141,48 +136,30 @@ def _discount(ranking: Ranking) -> list[str]:
 
 def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
     """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
-    header = (
-        "best of each", "mse (probes)", "mse (log)", "log-likelihood", "calibration error", "zero-advantage groups",
-        "mean |A|",
-    )  # fmt: skip
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]
-    rows = [
-        (
-            outcome.label,
-            outcome.mean("probes"),
-            outcome.mean("mse"),
-            _negative(outcome.mean("likelihood")),
-            outcome.calibration,
-            f"{outcome.zero_groups:.1%}",
-            outcome.mean_advantage,
-        )
-        for outcome in shown
-    ]
-    return table(header, rows)
+    names = ("mse (probes)", "mse (log)", "log-likelihood", "calibration error", "zero-advantage groups", "mean |A|")
+    return table(("best of each", *names), [(outcome.label, *_measures(outcome)) for outcome in shown])
 
 
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
+def _measures(outcome: Outcome) -> list[Any]:
+    likelihood = outcome.mean("likelihood")
+    losses = [outcome.mean("probes"), outcome.mean("mse"), None if likelihood is None else -likelihood]
+    return [*losses, outcome.calibration, outcome.zero_groups, outcome.mean_advantage]
 
 
 def _rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
     """Return header and rows of ``replay.csv``: every candidate with all its numbers."""
-    header = ["estimator", "parameters", "discount or smoothing"]
-    header += ["mse probes", "mse probes first visits", "mse log", "log-likelihood", "calibration error"]
-    header += ["zero-advantage groups", "mean abs advantage", "criterion", "excess over best", "excess low"]
-    header += ["excess high"]
+    header = ["estimator", "parameters", "discount or smoothing", "mse probes", "mse log", "log-likelihood"]
+    header += ["calibration error", "zero-advantage groups", "mean abs advantage", "mse probes first visits"]
+    header += ["criterion", "excess over best", "excess low", "excess high"]
     excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1)
-    judged = {outcome.label: at for at, outcome in enumerate(ranking.candidates)}
+    judged = {outcome.label: [ranking.criterion, *excess_C_3[at]] for at, outcome in enumerate(ranking.candidates)}
     rows = []
     for outcome in outcomes:
-        row = [outcome.label, specs.flags(outcome.estimator), specs.knob_value(outcome.estimator)]
-        row += [outcome.mean("probes"), outcome.first_visits, outcome.mean("mse")]
-        row += [_negative(outcome.mean("likelihood")), outcome.calibration]
-        row += [outcome.zero_groups, outcome.mean_advantage]
-        at = judged.get(outcome.label)
-        row += [None] * 4 if at is None else [ranking.criterion, *excess_C_3[at]]
-        rows.append(row)
+        named = [outcome.label, specs.flags(outcome.estimator), specs.knob_value(outcome.estimator)]
+        judgement = judged.get(outcome.label, [None] * 4)
+        rows.append([*named, *_measures(outcome), outcome.first_visits, *judgement])
     return header, rows
 
 

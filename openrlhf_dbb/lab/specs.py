@@ -8,6 +8,7 @@ from typing import Any
 
 import estimators
 from estimators import RewardEstimator
+from estimators.parameters import parameter_fields
 from openrlhf_dbb.errors import UsageError
 
 _KNOBS = ("discount", "smoothing")
@@ -28,7 +29,7 @@ def parse(text: str) -> RewardEstimator:
     if not name or "=" not in last:
         name, last = text, ""
     try:
-        defaults = {field.name: field.default for field in _fields(estimators.get(name))}
+        defaults = {field.name: field.default for field in parameter_fields(estimators.get(name))}
         parameters = {}
         for item in last.split(",") if last else ():
             parameter, equals, value = item.partition("=")
@@ -121,18 +122,14 @@ def flags(estimator: RewardEstimator) -> str:
         >>> flags(parse("dbb:discount=0.4"))
         '--estimator dbb --dbb.discount 0.4'
     """
-    cls = type(estimator)
-    named = estimators.available().get(estimator.name) is cls
-    parts = [f"--estimator {estimator.name if named else f'{cls.__module__}:{cls.__qualname__}'}"]
-    default = cls()
-    for name in estimator.parameter_names():
-        value = getattr(estimator, name)
-        if value == getattr(default, name) and name != knob(estimator):
-            continue
-        if isinstance(value, bool):
-            parts.append(f"--{'' if value else 'no-'}{estimator.name}.{name}")
-        else:
-            parts.append(f"--{estimator.name}.{name} {value}")
+    parts = [f"--estimator {estimator.name}"]
+    for field in parameter_fields(type(estimator)):
+        value = getattr(estimator, field.name)
+        flag = f"{estimator.name}.{field.name}"
+        if isinstance(value, bool) and value != field.default:
+            parts.append(f"--{'' if value else 'no-'}{flag}")
+        elif value != field.default or field.name == knob(estimator):
+            parts.append(f"--{flag} {value}")
     return " ".join(parts)
 
 
@@ -144,15 +141,11 @@ def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
 def _others(estimator: RewardEstimator) -> str:
     """Return all parameters but the knob that differ from their default, each after a space."""
     text = ""
-    for field in _fields(type(estimator)):
+    for field in parameter_fields(type(estimator)):
         value = getattr(estimator, field.name)
         if field.name != knob(estimator) and value != field.default:
             text += f" {field.name}={value:g}" if isinstance(value, float) else f" {field.name}={value}"
     return text
-
-
-def _fields(cls: type[RewardEstimator]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def _value(parameter: str, text: str, default: Any) -> Any:
