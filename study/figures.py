@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from openrlhf_dbb.figures import new_figure, style
 from study import analysis, claims, fewer
 from study.analysis import ALPHA, BASELINE, Paired
 from study.rows import ARMS, EXPERIMENTS, Study
+from study.style import new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.figures import new_figure, style
 from openrlhf_dbb.lab import specs
 from study import regimes
 from study.simulation import DRAWS, MEASURES, Result, Setting, simulate
+from study.style import new_figure, style
 
 _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",

@@ -81,15 +81,7 @@ def test_help_of_every_command(capsys, command):
         ("evaluate --modl x", "unknown flag --modl, did you mean --model? (openrlhf-dbb evaluate --help)"),
         ("history", "the following arguments are required: PROMPT (openrlhf-dbb history --help)"),
         ("show old new", "unrecognized arguments: new (openrlhf-dbb show --help)"),
-        (
-            "evaluate --n 3 compare a b",
-            "--n is no flag of compare, or comes after it (openrlhf-dbb evaluate --help)",
-        ),
-        ("evaluate", "evaluate needs --model (or --run) and --benchmarks, or the command compare"),
-        (
-            "lab mse --p 0.5 -o -",
-            "argument -o/--output: several files are written; name a folder, not - (openrlhf-dbb lab mse --help)",
-        ),
+        ("evaluate", "evaluate needs --model and --benchmarks, or the command compare"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_was_meant(capsys, argv, message):
@@ -112,7 +104,6 @@ def test_the_store_is_named_before_the_command_or_after_it(trained, capsys, word
             ["evaluate", "--model", "x", "--benchmarks", "math500"],
             "openrlhf-dbb evaluate --model needs the training stack: {stack} (here: no module named torch)",
         ),
-        ("matplotlib", ["lab", "mse", "--p", "0.5"], 'figures need matplotlib: pip install "openrlhf-dbb[lab]"'),
     ],
 )
 def test_a_command_whose_extra_is_missing_names_it(capsys, monkeypatch, absent, argv, message):
@@ -132,17 +123,6 @@ def test_train_reads_its_own_arguments(tmp_path, before):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: --estimator: unknown estimator 'nobody'; known: ")
-
-
-# output
-
-
-def test_a_report_on_standard_output(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "-o", "-", "--store.url", trained.url]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("<!DOCTYPE html>") and out.rstrip().endswith("</html>")
-    assert not Path("-").exists()
 
 
 def test_a_number_is_an_id_first_and_text_if_there_is_no_such_id(store, fill, capsys):

@@ -1,6 +1,5 @@
 """lab replay: losses worked out by hand, unbiased in simulation; the recommendation; the command on a real store."""
 
-import csv
 import json
 import types
 
@@ -202,22 +201,25 @@ def written(open_new, fill):
     return store, successes_T_P
 
 
-def csv_rows(folder):
-    return list(csv.DictReader((folder / "replay.csv").read_text().splitlines()))
+def candidates(store, capsys, *arguments):
+    """Recommendation and candidates, by label, as JSON has them."""
+    assert main(["lab", "replay", "walk", "--store.url", store.url, "--json", *arguments]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"run", "candidates", "recommendation"} and answer["run"] == "walk"
+    return answer["recommendation"], {row["estimator"]: row for row in answer["candidates"]}
 
 
-def test_command(written, tmp_path, capsys):
+def test_command(written, capsys):
     store, successes_T_P = written
-    assert main(["lab", "replay", "walk", "--store.url", store.url, "-o", str(tmp_path)]) == 0
+    assert main(["lab", "replay", "walk", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
     assert "run walk: 192 visits of 64 prompts, 8 rollouts a visit" in out
     assert "probes: 48 visits, 100 samples each" in out
     assert "criterion: mean squared error against the probes" in out
-    assert (tmp_path / "replay_probes.png").stat().st_size > 0
-    rows = {row["estimator"]: row for row in csv_rows(tmp_path)}
-    assert float(rows["dbb 0.5"]["zero-advantage groups"]) == 0
+    _, rows = candidates(store, capsys)
+    assert f"{len(rows)} candidates" in out and rows["dbb 0.5"]["zero-advantage groups"] == 0
     zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
-    assert float(rows["point"]["zero-advantage groups"]) == pytest.approx(zero_variance)
+    assert rows["point"]["zero-advantage groups"] == pytest.approx(zero_variance)
     # The first four steps are the first visits; p (1 - p) / 99 is the noise of a probe's 100 samples.
     probed = store.query(
         "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id) "
@@ -226,27 +228,25 @@ def test_command(written, tmp_path, capsys):
     share, p = np.array([tuple(row) for row in probed]).T / [[8], [100]]
     assert len(p) == 16
     wanted = np.mean((share - p) ** 2 - p * (1 - p) / 99)
-    assert float(rows["point"]["mse probes first visits"]) == pytest.approx(wanted)
+    assert rows["point"]["mse (probes), first visits"] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("criterion", ["mse", "likelihood"])
-def test_the_latest_run_by_other_criteria_as_json(written, tmp_path, capsys, criterion):
-    argv = ["lab", "replay", "--store.url", written[0].url, "-o", str(tmp_path), "--json", "--criterion", criterion]
-    assert main([*argv, "--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer.keys() == {"run", "candidates", "recommendation", "files"} and answer["run"] == "walk"
-    assert [row["estimator"] for row in answer["candidates"]] == ["dbb 0.2", "dbb 0.4 prior_alpha=2"]
-    assert [row["mse log"] for row in answer["candidates"]] == [float(row["mse log"]) for row in csv_rows(tmp_path)]
-    best = min(answer["candidates"], key=lambda row: row["excess over best"])
-    assert answer["recommendation"][-1] == f"use next: {best['parameters']}"
-    assert str(tmp_path / "replay.csv") in answer["files"]
+def test_other_criteria(written, capsys, criterion):
+    chosen = ("--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2", "point")
+    advice, rows = candidates(written[0], capsys, "--criterion", criterion, *chosen)
+    assert list(rows) == ["dbb 0.2", "dbb 0.4 prior_alpha=2", "point"]
+    judged = [row for row in rows.values() if "excess over best" in row]
+    assert len(judged) == (3 if criterion == "mse" else 2)  # point gives no forecasts
+    best = min(judged, key=lambda row: row["excess over best"])
+    assert advice[-1] == f"use next: {best['flags']}"
 
 
-def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, tmp_path, capsys):
+def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):
     run, ids = fill.run(store), fill.prompts(store, 2)
     for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
         fill.step(run, step, ids, successes, rollouts=1)
-    argv = ["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), "--estimators", "dbb:discount=0.5", "point"]
+    argv = ["lab", "replay", "--store.url", store.url, "--estimators", "dbb:discount=0.5", "point"]
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
@@ -316,14 +316,14 @@ def test_a_warm_start_is_a_caveat():
         (["walk", "--estimators", "laplace", "--criterion", "likelihood"], "--criterion likelihood: "),
     ],
 )
-def test_errors_are_one_line(written, fill, tmp_path, capsys, argv, message):
+def test_errors_are_one_line(written, fill, capsys, argv, message):
     store, _ = written
     fill.run(store, "empty")
     partial = fill.run(store, "partial", estimator="point", parameters={}, fields=())
     one, no_state = np.ones(1), np.empty((1, 0))
     rows = StepRows(np.array([1]), np.array([4]), 1.5 * one, one, one, no_state, no_state, np.array([-1]))
     partial.record_step(1, rows)
-    assert main(["lab", "replay", "--store.url", store.url, "-o", str(tmp_path), *argv]) == 2
+    assert main(["lab", "replay", "--store.url", store.url, *argv]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -337,7 +337,7 @@ def test_hidden_states_cannot_be_replayed_and_the_other_candidates_can(tmp_path,
         posteriors.set_features(np.ones((2, 64)))
         for step in (1, 2):
             posteriors.observe(step, prompts * 2, [""] * 4, [1.0, 0.0, 1.0, 1.0])
-    command = ["lab", "replay", "hidden", "--store.url", url, "-o", str(tmp_path)]
+    command = ["lab", "replay", "hidden", "--store.url", url]
     assert main(command) == 0
     assert "trained with predicted_prior 0.85 features=hidden" in capsys.readouterr().out
     assert main([*command, "--estimators", "predicted_prior:features=hidden,discount=0.85"]) == 2

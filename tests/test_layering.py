@@ -19,7 +19,7 @@ LAYERS = (
     # tools and subjects of their own, which know nothing of a training that runs
     (
         *("", "data", "upstream", "platform", "rewards", "tiny", "methods", "presets", "evaluation", "lab"),
-        *("inspect", "watch", "figures", "terminal", "options"),
+        *("inspect", "watch", "terminal", "options"),
     ),
     ("core",),
     ("errors", "spelling"),

@@ -5,7 +5,6 @@ mse       lab mse: errors in closed form, for given or probed success probabilit
 scores    losses of an estimator at recorded visits, and the ranking of several estimators
 recorded  a stored run's visits and probes; an estimator's output at each visit
 specs     estimators as text
-curves    figures of an error over the discount
 """
 
 from __future__ import annotations

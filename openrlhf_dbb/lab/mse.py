@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from estimators import RewardEstimator
 from estimators.base import Floats
 from estimators.closed_form import Moments, moments
 from estimators.probe_error import squared_errors
-from openrlhf_dbb import figures, options
+from openrlhf_dbb import options
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import curves, recorded, specs
+from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, RecordedRun, earlier_visits
 from openrlhf_dbb.terminal import print_json, records, table
 
@@ -41,7 +40,6 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
     text = f"as dbb:discount=0.4 (default: {' '.join(ESTIMATORS)})"
     parser.add_argument("--estimators", nargs="+", metavar="SPEC", default=ESTIMATORS, help=text)
-    options.add_folder(parser, "for the files", default=Path("lab/mse"))
     options.add_json(parser)
     parser.set_defaults(command=_command)
 
@@ -56,19 +54,13 @@ def _command(arguments: argparse.Namespace) -> None:
         name, p_Q_T, own = run.record.name, probed(run), own_errors(run)
         usual = int(np.bincount(run.visits.rollouts.astype(np.int64)).argmax())
     rollouts = usual if arguments.rollouts is None else arguments.rollouts
-    folder = figures.folder(arguments.output)
     by_visit = moments_by_visit(p_Q_T, estimators, rollouts)
     swept = [(e, float(np.nanmean(_moments(e, p_Q_T, rollouts).mse))) for e in _all_discounts(estimators)]
     rows = [(specs.family(e), specs.knob_value(e), mse) for e, mse in swept]
-    files = [
-        figures.write_csv(folder / "moments.csv", _MOMENTS, by_visit),
-        figures.write_csv(folder / "discounts.csv", _SWEPT, rows),
-        *curves.figure(folder, "discounts", "MSE", curves.by_family(swept)),
-    ]
     if arguments.json:
-        answer = {"rollouts": rollouts, "prompts": len(p_Q_T), "moments": records(_MOMENTS, by_visit)}
-        answer |= {"run": name, "own_errors": records(_OWN, own)} if own else {}
-        print_json(answer | {"files": list(map(str, files))})
+        tables = {"moments": records(_MOMENTS, by_visit), "discounts": records(_SWEPT, rows)}
+        tables |= {"own_errors": records(_OWN, own)} if own else {}
+        print_json({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables)
         return
     print(f"{name}, N = {rollouts}: mean over {len(p_Q_T)} prompts\n")
     print(table(_MOMENTS, by_visit))
@@ -78,7 +70,6 @@ def _command(arguments: argparse.Namespace) -> None:
     if own:
         print("\nerrors of the run's own estimates\n")
         print(table(_OWN, own))
-    print("", *files, sep="\n")
 
 
 def _given(texts: Sequence[str]) -> Floats:
@@ -102,7 +93,7 @@ def _all_discounts(estimators: Sequence[RewardEstimator]) -> list[RewardEstimato
     """Return the estimators without a discount, and the others at every discount that they allow."""
     alone = [estimator for estimator in estimators if specs.knob(estimator) is None]
     families = specs.families(estimators).values()
-    return alone + [variant for family in families for variant in specs.swept(family, curves.DISCOUNTS).values()]
+    return alone + [variant for family in families for variant in specs.swept(family, specs.DISCOUNTS).values()]
 
 
 def _moments(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> Moments:

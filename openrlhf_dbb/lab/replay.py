@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from estimators import RewardEstimator
-from openrlhf_dbb import figures, options
-from openrlhf_dbb.lab import curves, recorded, scores, specs
+from openrlhf_dbb import options
+from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
 from openrlhf_dbb.terminal import print_json, records, table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
 """Candidates by default: the paper's, and ``auto``."""
@@ -38,16 +34,14 @@ def add_command(commands: Any) -> None:
         "rollouts); likelihood favours longer memory, as forecasts need it"
     )
     parser.add_argument("--criterion", choices=CRITERIA, help=text)
-    options.add_folder(parser, "for the files", default=Path("lab/replay"))
     options.add_json(parser)
     parser.set_defaults(command=_command)
 
 
 def _command(arguments: argparse.Namespace) -> None:
     run = recorded.read(arguments.store_url, arguments.run)
-    folder = figures.folder(arguments.output)
     own = recorded.own_estimator(run.record)
-    candidates = specs.sweep(arguments.estimators or ESTIMATORS, curves.DISCOUNTS)
+    candidates = specs.sweep(arguments.estimators or ESTIMATORS)
     replayable = own is not None and own.features != "hidden"
     if own is not None and replayable and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
@@ -55,19 +49,12 @@ def _command(arguments: argparse.Namespace) -> None:
     usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
     ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
     advice = recommendation(ranking, run.visits)
-    header, rows = _rows(ranking, outcomes)
-    if not arguments.json:
-        print("\n".join(introduction(run, own)))
-        print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; all are in replay.csv\n")
-        print("\n".join(advice), end="\n\n")
-    files = [figures.write_csv(folder / "replay.csv", header, rows)]
-    if run.visits.earlier.any():
-        files += _draw(folder, ranking)
     if arguments.json:
-        answer = {"run": run.record.name, "candidates": records(header, rows), "recommendation": advice}
-        print_json(answer | {"files": list(map(str, files))})
-    else:
-        print(*files, sep="\n")
+        print_json({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
+        return
+    print("\n".join(introduction(run, own)))
+    print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
+    print("\n".join(advice))
 
 
 def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
@@ -138,50 +125,30 @@ def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
     """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]
-    names = ("mse (probes)", "mse (log)", "log-likelihood", "calibration error", "zero-advantage groups", "mean |A|")
-    return table(("best of each", *names), [(outcome.label, *_measures(outcome)) for outcome in shown])
+    return table(("best of each", *_measures(shown[0])), [(o.label, *_measures(o).values()) for o in shown])
 
 
-def _measures(outcome: Outcome) -> list[Any]:
+def _measures(outcome: Outcome) -> dict[str, Any]:
     likelihood = outcome.mean("likelihood")
-    losses = [outcome.mean("probes"), outcome.mean("mse"), None if likelihood is None else -likelihood]
-    return [*losses, outcome.calibration, outcome.zero_groups, outcome.mean_advantage]
-
-
-def _rows(ranking: Ranking, outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of ``replay.csv``: every candidate with all its numbers."""
-    header = ["estimator", "parameters", "discount or smoothing", "mse probes", "mse log", "log-likelihood"]
-    header += ["calibration error", "zero-advantage groups", "mean abs advantage", "mse probes first visits"]
-    header += ["criterion", "excess over best", "excess low", "excess high"]
-    excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1)
-    judged = {outcome.label: [ranking.criterion, *excess_C_3[at]] for at, outcome in enumerate(ranking.candidates)}
-    rows = []
-    for outcome in outcomes:
-        named = [outcome.label, specs.flags(outcome.estimator), specs.knob_value(outcome.estimator)]
-        judgement = judged.get(outcome.label, [None] * 4)
-        rows.append([*named, *_measures(outcome), outcome.first_visits, *judgement])
-    return header, rows
-
-
-def _draw(folder: Path, ranking: Ranking) -> list[Path]:
-    """Write the figure of the criterion; the band is the 95 % interval of dbb's difference to its best discount."""
-    x = {
-        at: specs.knob_value(outcome.estimator) or 0.0
-        for at, outcome in enumerate(ranking.candidates)
-        if specs.family(outcome.estimator) == "dbb"
+    return {
+        "mse (probes)": outcome.mean("probes"),
+        "mse (log)": outcome.mean("mse"),
+        "log-likelihood": None if likelihood is None else -likelihood,
+        "calibration error": outcome.calibration,
+        "zero-advantage groups": outcome.zero_groups,
+        "mean |A|": outcome.mean_advantage,
     }
-    members = sorted(x, key=x.__getitem__)
 
-    def band(axes: Axes) -> None:
-        if len(members) < 2:
-            return
-        best = members[int(ranking.mean_C[members].argmin())]
-        _, low, high = (ranking.mean_C[best] + values[members] for values in ranking.excess(best))
-        color = figures.style("dbb")["color"]
-        axes.fill_between(
-            [x[at] for at in members], low, high, color=color, alpha=0.2, linewidth=0, label="95 % of dbb - its best"
-        )
 
-    errors = zip((outcome.estimator for outcome in ranking.candidates), ranking.mean_C.tolist(), strict=True)
-    label = "minus log-likelihood (nats)" if ranking.criterion == "likelihood" else "MSE (reward$^2$)"
-    return curves.figure(folder, f"replay_{ranking.criterion}", label, curves.by_family(list(errors)), band)
+def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Return every candidate with all its numbers, ready for JSON."""
+    names = ("excess over best", "excess low", "excess high")
+    excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1).tolist()
+    places = {outcome.label: at for at, outcome in enumerate(ranking.candidates)}
+    return [
+        {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
+        | _measures(outcome)
+        | {"mse (probes), first visits": outcome.first_visits, "criterion": ranking.criterion}
+        | (records(names, [excess_C_3[places[outcome.label]]])[0] if outcome.label in places else {})
+        for outcome in outcomes
+    ]

@@ -11,6 +11,9 @@ from estimators import RewardEstimator
 from estimators.parameters import parameter_fields
 from openrlhf_dbb.errors import UsageError
 
+DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))
+"""Discounts tried by default; they include the paper's 0.4, 0.5, 0.75, 0.95 and 1."""
+
 _KNOBS = ("discount", "smoothing")
 _SWITCH = {"true": True, "false": False}
 
@@ -92,7 +95,7 @@ def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, Re
     return variants
 
 
-def sweep(texts: Sequence[str], discounts: Sequence[float]) -> list[RewardEstimator]:
+def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
     """Return the candidates that some texts name; one without a discount (or smoothing) is tried at all ``discounts``.
 
     Raises:
