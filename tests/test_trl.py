@@ -165,8 +165,6 @@ def test_setup_asks_for_the_releases_that_are_allowed():
         {"num_iterations": 2, "per_device_train_batch_size": 2 * ROLLOUTS, "gradient_accumulation_steps": 2},
         {"scale_rewards": "none"},
         {"scale_rewards": "batch"},
-        {"loss_type": "dr_grpo"},
-        {"reward": [Reward(), short], "reward_weights": [1.0, 0.5]},
         {"reward": [Reward(), short], "reward_weights": [2.0, 0.5], "scale_rewards": "none"},
     ],
     ids=lambda changed: ",".join(changed) or "defaults",
@@ -226,21 +224,6 @@ def test_dbb_by_hand(model, tmp_path, watched):
     }  # fmt: skip
 
 
-def test_each_generation_batch_is_observed_once(model, tmp_path):
-    """Eight optimizer steps of half a batch, two passes each: 8 / 2 / 2 = 2 generation batches of four prompts."""
-    reward = Reward(missing=False)
-    made = trainer(
-        model, tmp_path, reward, max_steps=8, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
-        num_iterations=2,
-    )  # fmt: skip
-    made.train()
-    assert len(reward.calls) == 2
-    by_step = "SELECT step, count(*), sum(rollouts) FROM posterior_history GROUP BY step ORDER BY step"
-    assert rows(tmp_path, by_step) == [
-        (1, 4, 16), (2, 4, 16),
-    ]  # fmt: skip
-
-
 def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
     reward = Reward()
     made = trainer(
@@ -269,6 +252,7 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
         per_device_eval_batch_size=ROLLOUTS, ours={"label_column": "answer"}, max_steps=2,
     )  # fmt: skip
     made.train()
+    made.evaluate()  # once more, after the run has finished
     assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [
         (2, sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores))
     ]
@@ -282,13 +266,6 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     query = """SELECT step, benchmark, prompt, samples, verified, successes FROM evaluation_results
                JOIN prompts USING (prompt_id)"""
     assert sorted(rows(tmp_path, query)) == sorted(expected)
-
-
-def test_a_finished_run_can_still_be_evaluated(model, tmp_path):
-    made = trainer(model, tmp_path, Reward(missing=False), held_out=prompts().select(range(2)), max_steps=1)
-    made.train()
-    made.evaluate()
-    assert rows(tmp_path, "SELECT step, benchmark, count(*) FROM evaluation_results GROUP BY 1, 2") == [(1, "eval", 2)]
 
 
 def test_other_messages_are_told_apart(model, tmp_path):
@@ -338,10 +315,10 @@ def test_several_reward_functions_by_hand():
 
 def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
     reward = Reward(missing=False)
-    ours = {"verifier": "correct"}
-    trainer(model, tmp_path, [short, reward], reward_weights=[0.5, 1.0], ours=ours, max_steps=1).train()
-    ((successes,),) = rows(tmp_path, "SELECT sum(successes) FROM posterior_history")
-    assert successes == sum(reward.calls[0][1])
+    made = trainer(model, tmp_path, [short, reward], reward_weights=[0.5, 1.0], ours={"verifier": "correct"})
+    made.train()
+    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
+    assert successes == [sum(rewards) for _, rewards, _ in reward.calls]
 
 
 def test_no_secret_is_stored(model, tmp_path):

@@ -112,15 +112,12 @@ def test_the_held_out_questions_were_evaluated(killed):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["runs"], "trl"),
         (["show", "trl"], "estimator:         dbb"),
-        (["costs"], "trl"),
-        (["compare", "trl", "trl"], "trl"),
         (["history", "74+8=", "trl"], "74+8="),
         (["report", "trl", "-o", "report.html"], "wrote report.html"),
         (["lab", "replay", "trl"], "use next: "),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ids=["show", "history", "report", "lab"],
 )
 def test_the_commands_read_the_run_as_one_of_ours(killed, command, said, monkeypatch, capsys):
     monkeypatch.chdir(killed)

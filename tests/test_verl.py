@@ -257,29 +257,15 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
     assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
 
 
-def test_a_reward_that_is_not_a_number_is_missing(queue, tmp_path):
-    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
-    metrics = {}
+def test_missing_and_masked_rollouts(queue, tmp_path):
+    """The second rollout's reward is missing; the fourth has no token that is trained on."""
+    ours, metrics = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False")), {}
     with ours.posteriors:
-        advantages = firsts(
-            ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0])]), metrics)
-        )
-    assert advantages.tolist() == [0.5, 0.0, -0.5]
-    assert metrics["estimator/missing"] == pytest.approx(1 / 3)
-
-
-def test_a_rollout_of_no_trained_token_is_observed_and_not_trained(queue, tmp_path):
-    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
-    with ours.posteriors:
-        batch = ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0])], masked=[1]), {})
-    assert [row[0] for row in result(batch)] == [0.5, 0.0]
-    assert query(tmp_path, "SELECT generated, trained FROM steps") == [(2, 1)]
-
-
-def test_an_unknown_prompt_is_named(queue, tmp_path):
-    ours = trainer(posterior_config(tmp_path))
-    with ours.posteriors, pytest.raises(ValueError, match=r"prompt '9.9=' with label '18' is not in the data set"):
-        ours._compute_advantage(batch_of([("9+9=", "18", [1.0, 0.0])]), {})
+        batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
+        batch = ours._compute_advantage(batch, metrics)
+    assert [row[0] for row in result(batch)] == [0.5, 0.0, -0.5, 0.0]
+    assert metrics["estimator/missing"] == pytest.approx(1 / 3)  # of the three that are trained on
+    assert query(tmp_path, "SELECT generated, trained FROM steps") == [(4, 3)]
 
 
 def test_without_our_trainer_the_estimator_refuses():
@@ -505,6 +491,7 @@ def test_verl_has_what_is_overridden_and_called():
     for path, expected in CALLED.items():
         module, name = path.rsplit(".", 1)
         assert parameters(getattr(importlib.import_module(module), name)) == expected
+    assert parameters(apply_kl_penalty) == "data, kl_ctrl, kl_penalty"
 
 
 def test_no_trainer_of_verls_overrides_what_we_do_without_calling_up():
@@ -524,7 +511,3 @@ def test_verl_loads_us_by_its_own_variable():
     env = os.environ | {"VERL_USE_EXTERNAL_MODULES": "openrlhf_dbb.integrations.verl", "PYTHONPATH": path}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
     assert run.stdout.split() == ["openrlhf_dbb.integrations.verl"], run.stderr[-2000:]
-
-
-def test_verls_kl_penalty_is_what_the_test_above_assumes():
-    assert parameters(apply_kl_penalty) == "data, kl_ctrl, kl_penalty"

@@ -18,7 +18,7 @@ import estimators
 import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key
+from openrlhf_dbb.core.step import Key, Positions
 from storage.evaluations import TRAINING
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
@@ -214,31 +214,27 @@ class HeldOut:
         for sample in samples:
             by_prompt.setdefault(sample.prompt, []).append(sample)
         texts, labels = zip(*by_prompt, strict=True)
-        kept_P = [samples_N[:per_prompt] for samples_N in by_prompt.values()]
         ids = posteriors.store.register_prompts(texts, labels)
+        kept_P = [samples_N[:per_prompt] for samples_N in by_prompt.values()]
         self._rows[benchmark] = _evaluation_rows(benchmark, ids, kept_P)
-        posteriors.store.record_evaluation(
-            TRAINING, list(self._rows.values()), run=posteriors.run.record, step=self._step, **about
-        )
+        rows, run = list(self._rows.values()), posteriors.run.record
+        posteriors.store.record_evaluation(TRAINING, rows, run=run, step=self._step, **about)
 
 
-def _evaluation_rows(benchmark: str, ids: Any, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
+def _evaluation_rows(benchmark: str, ids: Positions, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
     scores_P = [[sample.score for sample in samples_N if not np.isnan(sample.score)] for samples_N in samples_P]
 
-    def row(values: list[int]) -> Any:
-        return np.array([values], dtype=np.int64)  # one evaluation run
-
-    def real(values: list[float]) -> Floats:
-        return np.array([values], dtype=np.float64)
+    def row(values: list[Any]) -> Any:
+        return np.array([values])  # one evaluation run
 
     return storage.EvaluationRows(
         benchmark=benchmark,
         prompt_ids=ids,
         samples=row([len(samples_N) for samples_N in samples_P]),
         verified=row([len(scores) for scores in scores_P]),
-        successes=real([sum(scores) for scores in scores_P]),
-        best=real([max(scores, default=np.nan) for scores in scores_P]),
-        majority=real([np.nan] * len(samples_P)),  # the trainer extracts no answers
+        successes=row([float(sum(scores)) for scores in scores_P]),
+        best=row([max(scores, default=np.nan) for scores in scores_P]),
+        majority=row([np.nan] * len(samples_P)),  # the trainer extracts no answers
         tokens=row([sum(sample.tokens for sample in samples_N) for samples_N in samples_P]),
         truncated=row([sum(sample.truncated for sample in samples_N) for samples_N in samples_P]),
     )

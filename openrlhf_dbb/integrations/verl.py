@@ -16,9 +16,10 @@ rollout may have several trajectories. Rows that verl appends as padding belong 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,38 +170,8 @@ class Texts(Sequence[str]):
         return self._tokenizer.decode(self._responses[place], skip_special_tokens=True)
 
 
-class Turn:
-    """One step: verl asks :func:`advantages` for advantages, and gets those of the rollouts of this turn.
-
-    Attributes:
-        metrics: numbers of the step for the log; empty before :meth:`advantages_R`.
-    """
-
-    def __init__(self, posteriors: Posteriors, rollouts: Batch, form: str, responses: Responses | None) -> None:
-        self._posteriors, self._rollouts, self._form, self._responses = posteriors, rollouts, form, responses
-        self.metrics: dict[str, float] = {}
-
-    def advantages_R(self, rewards_R_T: torch.Tensor, mask_R_T: torch.Tensor) -> Floats:
-        """Observe the step; return the advantages, 0 for padding."""
-        rollouts = self._rollouts
-        has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()  # rollout correction may have masked a whole response
-        trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
-        trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
-        scored = self._posteriors.observe(
-            self._posteriors.step + 1,
-            rollouts.prompts,
-            rollouts.labels,
-            _row_sums(rewards_R_T)[rollouts.last_S],
-            scores=rollouts.scores_S,
-            form=self._form,
-            extras=StepExtras(tokens=rollouts.tokens_S, trained=trained_S, responses=self._responses),
-        )
-        self.metrics = scored.metrics
-        return np.where(rollouts.rollout_R >= 0, scored.advantages[rollouts.rollout_R], 0.0)
-
-
-# verl calls the advantage estimator as a plain function, without the trainer.
-_TURN: ContextVar[Turn] = ContextVar("turn")
+# verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
+_ANSWER: ContextVar[Callable[[torch.Tensor, torch.Tensor], Floats]] = ContextVar("answer")
 
 
 @register_adv_est(NAME)
@@ -216,13 +187,13 @@ def advantages(
     Raises:
         ValueError: the trainer is not one of ours.
     """
-    turn = _TURN.get(None)
-    if turn is None:
+    answer = _ANSWER.get(None)
+    if answer is None:
         raise ValueError(
             f"algorithm.adv_estimator={NAME} has no trainer that knows the prompts; use trainer.use_v1=True and "
             f"trainer.v1.trainer_mode {', '.join(TRAINERS)}"
         )
-    values = torch.as_tensor(turn.advantages_R(token_level_rewards, response_mask), dtype=torch.float32)
+    values = torch.as_tensor(answer(token_level_rewards, response_mask), dtype=torch.float32)
     result = values.to(response_mask.device).unsqueeze(-1) * response_mask
     return result, result
 
@@ -251,18 +222,34 @@ class WithPosteriors(PPOTrainer):
             self.posteriors = self._open(self._settings)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if self.posteriors is None or self._settings is None:
+        if self.posteriors is None:
             return super()._compute_advantage(batch, metrics)
-        rollouts, keep = Batch.read(batch), self._settings.keep_rollouts
-        responses = None if keep == 0 else Responses(Texts(rollouts.responses, self.tokenizer), keep=keep)
-        turn = Turn(self.posteriors, rollouts, self._form, responses)
-        token = _TURN.set(turn)
+        token = _ANSWER.set(functools.partial(self._observe, Batch.read(batch), metrics))
         try:
-            batch = super()._compute_advantage(batch, metrics)
+            return super()._compute_advantage(batch, metrics)
         finally:
-            _TURN.reset(token)
-        metrics.update(turn.metrics)
-        return batch
+            _ANSWER.reset(token)
+
+    def _observe(
+        self, rollouts: Batch, metrics: dict[str, Any], rewards_R_T: torch.Tensor, mask_R_T: torch.Tensor
+    ) -> Floats:
+        """Observe a step and add its metrics; return the advantages (R,), 0 for padding."""
+        assert self.posteriors is not None and self._settings is not None
+        has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()  # rollout correction may have masked a whole response
+        trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
+        trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
+        responses = Responses(Texts(rollouts.responses, self.tokenizer), keep=self._settings.keep_rollouts)
+        scored = self.posteriors.observe(
+            self.posteriors.step + 1,
+            rollouts.prompts,
+            rollouts.labels,
+            _row_sums(rewards_R_T)[rollouts.last_S],
+            scores=rollouts.scores_S,
+            form=self._form,
+            extras=StepExtras(tokens=rollouts.tokens_S, trained=trained_S, responses=responses),
+        )
+        metrics.update(scored.metrics)
+        return np.where(rollouts.rollout_R >= 0, scored.advantages[rollouts.rollout_R], 0.0)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
         """Compute verl's metrics and store them in the row of the last step."""
