@@ -274,22 +274,6 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     assert (loaded.ids, loaded.prompts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
 
 
-def test_digest_depends_on_prompts_labels_and_order(tmp_path):
-    def digest(*rows, **options):
-        path = json_lines(tmp_path / "rows.jsonl", *[{"input": text, "label": label} for text, label in rows])
-        return loading.load(benchmarks.find(f"x={path}"), **options).digest
-
-    digests = {
-        digest(("a", "1"), ("b", "2")),
-        digest(("b", "2"), ("a", "1")),
-        digest(("a", "1"), ("b", "3")),
-        digest(("ab", "1"), ("b", "2")),
-        digest(("a", "1"), ("b", "2"), limit=1),
-    }
-    assert len(digests) == 5
-    assert digest(("a", "1"), ("b", "2")) in digests
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -25,7 +25,7 @@ def write_evaluation(name, benchmarks, *, about=None, labels=None, **settings):
     """Write an evaluation under evaluations/ whose benchmarks have these scores (R, P, N); None is missing."""
     runs, _, samples = np.shape(next(iter(benchmarks.values())))
     values = {"model": f"org/{name}", "n": samples, "runs": runs, "temperature": 0.6, "top_p": 0.95} | settings
-    same = {"group": "", "verifier": "math", "max_new_tokens": 64, "chat_template": False, "prompts_digest": "d"}
+    same = {"group": "", "verifier": "math", "max_new_tokens": 64, "chat_template": False, "digest": "d"}
     values["benchmarks"] = {
         each: {"title": each.upper(), "prompts": np.shape(scores)[1], **same, **(about or {})}
         for each, scores in benchmarks.items()

@@ -184,9 +184,7 @@ def benchmark(name, verifier, labels):
     texts = [f"{name} {place}" for place in range(len(labels))]
     tokens = [[ord(name[0]), place] for place in range(len(labels))]
     entry = Benchmark(name, name, file="x.jsonl", verifier=verifier)
-    return BenchmarkPrompts(
-        entry, [str(place) for place in range(len(labels))], texts, tokens, labels, "d", 9, False, []
-    )
+    return BenchmarkPrompts(entry, [str(place) for place in range(len(labels))], texts, tokens, labels, 9, False, [])
 
 
 # A response that only its own benchmark's verifier takes for right: 0.5 is 1/2 in mathematics, and the letter of an

@@ -20,7 +20,7 @@ from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
 
 _SETTINGS = ("n", "runs", "temperature", "top_p")
-_SETTINGS_OF_BENCHMARK = ("verifier", "max_new_tokens", "chat_template", "prompts_digest")
+_SETTINGS_OF_BENCHMARK = ("verifier", "max_new_tokens", "chat_template", "digest")
 _EXPLAINED = """\
 accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong
 p: one-sided paired t-test over prompts, H1: the model named first is better; the interval is two-sided

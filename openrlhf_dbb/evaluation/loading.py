@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +19,9 @@ _PLACE = re.compile(r"(\{question\}|\{options\}|\{form\})")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's questions; P prompts.
+    """A benchmark's P questions: ids, prompts before any chat template, labels as the verifier expects them.
 
     Attributes:
-        ids: P ids.
-        prompts: P texts, before any chat template.
-        labels: P correct answers, as the verifier expects them.
-        digest: of all ids, prompts and labels in order, as 32 hex digits.
         notes: lines that a reader of the results should know.
     """
 
@@ -34,7 +29,6 @@ class Loaded:
     ids: list[str]
     prompts: list[str]
     labels: list[str]
-    digest: str
     notes: list[str]
 
 
@@ -63,9 +57,7 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    notes = _check_labels(benchmark, ids, labels)
-    digest = hashlib.blake2b(json.dumps([ids, prompts, labels]).encode(), digest_size=16).hexdigest()
-    return Loaded(benchmark, ids, prompts, labels, digest, notes)
+    return Loaded(benchmark, ids, prompts, labels, _check_labels(benchmark, ids, labels))
 
 
 def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -92,9 +84,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
             table = datasets.load_dataset(reader, data_files=benchmark.file, split="train")
         else:
             table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
-    except StopIteration as error:
-        raise _error(benchmark, f"{benchmark.file} is empty") from error
-    except (DatasetsError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, ValueError, StopIteration) as error:  # the last of an empty file
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
     answer = "" if benchmark.choices else benchmark.answer
     named = (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)
@@ -122,7 +112,7 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
             f"({', '.join(READERS)}, with columns input and label)"
         )
     reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
-    return f"{benchmark.file or benchmark.hub} cannot be read: {reason}"
+    return f"{benchmark.file or benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:

@@ -18,14 +18,9 @@ from openrlhf_dbb.evaluation.model import Model
 
 @dataclass(frozen=True)
 class BenchmarkPrompts:
-    """The prompts of a benchmark for one model.
+    """The P prompts of a benchmark for one model: ids, texts as the model sees them, their tokens, and labels.
 
     Attributes:
-        ids: P, the benchmark's own.
-        texts: P, as the model sees them.
-        tokens: P lists of token ids.
-        labels: P correct answers.
-        data_digest: of the loaded data.
         max_new_tokens: limit on the response length.
         chat_template: whether the model's chat template was applied.
         notes: lines that a reader of the results should know.
@@ -36,7 +31,6 @@ class BenchmarkPrompts:
     texts: list[str]
     tokens: list[list[int]]
     labels: list[str]
-    data_digest: str
     max_new_tokens: int
     chat_template: bool
     notes: list[str]
@@ -49,7 +43,7 @@ class BenchmarkPrompts:
     def about(self) -> dict[str, Any]:
         """Return the settings that are recorded; they are equal if the same prompts are answered and verified alike."""
         entry = self.benchmark
-        texts = hashlib.blake2b(json.dumps(self.texts).encode(), digest_size=16).hexdigest()
+        content = json.dumps([self.ids, self.texts, self.labels]).encode()
         return {
             "title": entry.title,
             "group": entry.group,
@@ -58,8 +52,7 @@ class BenchmarkPrompts:
             "split": entry.split,
             "verifier": entry.verifier,
             "prompts": len(self.texts),
-            "data_digest": self.data_digest,
-            "prompts_digest": texts,
+            "digest": hashlib.sha256(content).hexdigest()[:32],
             "chat_template": self.chat_template,
             "max_new_tokens": self.max_new_tokens,
         }
@@ -75,7 +68,7 @@ def prepare(
         max_new_tokens: None for the benchmark's.
 
     Raises:
-        UsageError: a prompt cannot be encoded or is too long, or the tokenizer has no chat template.
+        UsageError: a prompt is too long, or the tokenizer has no chat template.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template
@@ -86,20 +79,13 @@ def prepare(
     if applied:
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    try:
-        tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise UsageError(
-            f"benchmark {benchmark.name}: the tokenizer of {model.name} cannot encode its prompts ({error}); "
-            "evaluate a model whose vocabulary covers them"
-        ) from error
+    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     prompts = BenchmarkPrompts(
         benchmark=benchmark,
         ids=loaded.ids,
         texts=texts,
         tokens=tokens,
         labels=loaded.labels,
-        data_digest=loaded.digest,
         max_new_tokens=max_new_tokens or benchmark.max_tokens,
         chat_template=applied,
         notes=loaded.notes,
