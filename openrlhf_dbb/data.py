@@ -5,6 +5,7 @@ A row that cannot be used is an error that names its file and line. Prompts that
 
 from __future__ import annotations
 
+import codecs
 import copy
 import functools
 import json
@@ -161,8 +162,8 @@ def _json_columns(path: Path, args: SimpleNamespace, flag: str) -> dict[str, lis
 
 def _records(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
-    with path.open(encoding="utf-8-sig") as file:
-        if file.read(1 << 16).lstrip().startswith("["):
+    with path.open("rb") as file:
+        if file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
             file.seek(0)
             try:
                 rows = json.load(file)
@@ -200,8 +201,6 @@ def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
         return "no prompt"
     if not isinstance(prompt, (str, list)) or type(prompt) is not type(first_prompt):
         return f"its prompt is {_type(prompt)}, the first one {_type(first_prompt)}"
-    if isinstance(prompt, list) and not all(map(_is_message, prompt)):
-        return "its prompt is not a list of {role, content} messages"
     if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
         return "no label"
     if isinstance(label, (bool, list, dict)):
@@ -211,10 +210,6 @@ def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
 
 def _type(value: Any) -> str:
     return "text" if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and message.get("content") is not None
 
 
 def _label_text(label: Any) -> str:

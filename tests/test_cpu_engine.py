@@ -1,7 +1,6 @@
-"""vLLM's engine in this process, on the tiny model: what its callers get, also when something goes wrong."""
+"""vLLM's engine in this process, on the tiny model: responses, pauses, weights, cancellation and failures."""
 
 import asyncio
-import copy
 import socket
 
 import pytest
@@ -72,21 +71,6 @@ def test_concurrent_requests_share_their_steps_and_each_gets_all_its_responses(e
         assert [len(output.token_ids) for output in answer.outputs] == [8] * (1 + i)
     assert steps == [10] * 8  # 1 + 2 + 3 + 4 responses of 8 tokens, a token of each in a step
     assert unfinished(engine) == 0
-
-
-def test_every_kind_of_output_gives_one_answer_and_the_caller_keeps_its_parameters(engine):
-    from vllm.sampling_params import RequestOutputKind
-
-    for kind in RequestOutputKind:
-        mine = params(n=2, output_kind=kind)
-        before = copy.deepcopy(mine)
-
-        async def ask(mine=mine, name=f"kind {kind}"):
-            return [answer async for answer in engine.generate(PROMPT, mine, request_id=name)]
-
-        [answer] = asyncio.run(ask())
-        assert [len(output.token_ids) for output in answer.outputs] == [8, 8]
-        assert mine == before
 
 
 def test_a_worker_s_method_and_a_function_are_called_between_steps(engine):
@@ -189,23 +173,6 @@ def test_weights_that_change_in_a_pause_give_the_tokens_after_it_and_none_before
     # After the pause all keys and values are those of the new weights too, as if the old tokens were a prompt.
     assert tokens == expected
     assert tokens not in others
-
-
-def test_no_request_is_lost_in_updates_one_after_another(engine):
-    async def update():
-        asked = [asyncio.create_task(answers(engine, f"kept {i}", n=2, max_tokens=50)) for i in range(4)]
-        for i in range(6):  # an even number: the weights are then what they were
-            await until(lambda: unfinished(engine) > 0)
-            await engine.pause_generation(mode="keep")
-            asked.append(asyncio.create_task(answers(engine, f"late {i}", n=2)))
-            await engine.collective_rpc(negate)
-            await engine.resume_generation()
-        async with asyncio.timeout(10):
-            return await asyncio.gather(*asked)
-
-    lengths = [[len(output.token_ids) for output in answer.outputs] for [answer] in asyncio.run(update())]
-    assert lengths == [[50, 50]] * 4 + [[8, 8]] * 6
-    assert unfinished(engine) == 0
 
 
 def test_a_request_that_vllm_refuses_fails_alone(engine):

@@ -107,8 +107,7 @@ def test_a_host_without_what_triton_needs_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
     monkeypatch.setattr(machine, "look", lambda: machine.Machine((GPU,), (13, 0)))
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.28"))
-    with pytest.raises(UsageError, match=r"there is no .*/Python.h, .*; glibc is 2.28, .* need 2.31 or later"):
+    with pytest.raises(UsageError, match=r"there is no .*/Python.h"):
         cuda.check_machine()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
-from transformers import AutoConfig
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.platform.weights import connect_gloo
@@ -16,27 +15,6 @@ from openrlhf_dbb.platform.weights import connect_gloo
 
 class Backend(DeepspeedStrategy):
     """OpenRLHF's strategy with torch's Adam, and with dynamic batches that train on all of their micro-batches."""
-
-    def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
-        """Save a model in the precision that it had before the training, and tied weights once."""
-        policy = self._unwrap_model(model)
-        # A policy trained in float32 would otherwise be saved with twice the bytes of its bfloat16 original.
-        dtype = _dtype_of(self.args.actor.model_name_or_path) or policy.dtype
-        trained, save = policy.config.dtype, policy.save_pretrained
-
-        def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
-            if state_dict is not None:  # OpenRLHF gives None for an adapter
-                state_dict = _without_copies(policy, state_dict, dtype)
-            save(folder, state_dict=state_dict, **options)
-            policy.config.dtype = dtype  # OpenRLHF writes the configuration once more
-
-        # OpenRLHF hands copies of the weights to save_pretrained, which then cannot see that two are tied.
-        policy.save_pretrained = save_as_it_came
-        try:
-            super().save_model(model, tokenizer, output_dir, **kwargs)
-        finally:
-            del policy.save_pretrained
-            policy.config.dtype = trained
 
     def get_ds_train_config(
         self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
@@ -52,27 +30,6 @@ class Backend(DeepspeedStrategy):
             # gradients of the last micro-batch. With this setting the call of step() ends a step.
             config["managed_gradient_accumulation"] = False
         return config
-
-
-def _dtype_of(model: str) -> torch.dtype | None:
-    """Return the precision that a model's configuration names; None if it names none."""
-    dtype = AutoConfig.from_pretrained(model, trust_remote_code=True).dtype
-    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
-
-
-def _without_copies(policy: Any, copies: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the copies in ``dtype``; of weights that share memory in the policy, only the first."""
-    first: dict[int, str] = {}
-    live = policy.state_dict()
-    # With ZeRO 3 the weights have no memory here; OpenRLHF has left out the tied ones already.
-    repeated = {
-        name for name, weight in live.items() if weight.numel() and first.setdefault(weight.data_ptr(), name) != name
-    }
-    return {
-        name: weight.to(dtype) if weight.is_floating_point() else weight
-        for name, weight in copies.items()
-        if name not in repeated
-    }
 
 
 class _CpuDevice(str):

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import importlib.util
 import os
-import platform
 import re
 import runpy
 import shutil
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
-LEAST_GLIBC = (2, 31)  # the wheels in requirements/cuda.lock are built for it
 _DRIVERS = {12: 525, 13: 580}  # major version of CUDA -> first driver of NVIDIA that runs it
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _SHIMS = str(Path(__file__).with_name("shims"))
@@ -134,10 +132,6 @@ def lacks() -> list[str]:
     if not header.is_file():
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         lines.append(f"there is no {header}, and Triton needs it; install {version}-dev (or -devel)")
-    library, glibc = platform.libc_ver()
-    if library == "glibc" and tuple(map(int, glibc.split("."))) < LEAST_GLIBC:
-        least = ".".join(map(str, LEAST_GLIBC))
-        lines.append(f"glibc is {glibc}, the pinned wheels need {least} or later; use a newer system or a container")
     return lines
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from openrlhf_dbb.rewards.answers import boxed, final_answer, is_value, label_expression, response_text, same_integer
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
-_pool = VerifierPool.from_environment()
+_pool = VerifierPool()
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ import sys
 from typing import Any
 
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
-PROCESSES_VARIABLE = "OPENRLHF_DBB_VERIFIER_PROCESSES"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
 MEMORY_BYTES = 4 * 1024**3
 
@@ -31,31 +30,19 @@ logger = logging.getLogger(__name__)
 class VerifierPool:
     """Up to ``size`` verifier processes (default: one a core, at most 8), each started when it is needed.
 
-    Threads may share a pool. One verification may take ``time_limit_s`` seconds of wall-clock time.
+    Threads may share a pool. One verification may take ``time_limit_s`` seconds of wall-clock time (default: 5, or the
+    environment variable OPENRLHF_DBB_VERIFIER_SECONDS).
     """
 
-    def __init__(self, size: int | None = None, time_limit_s: float = 5.0) -> None:
-        self.size = min(8, os.cpu_count() or 1) if size is None else size
-        self.time_limit_s = time_limit_s
+    def __init__(self, size: int | None = None, time_limit_s: float | None = None) -> None:
+        self.size = size or min(8, os.cpu_count() or 1)
+        self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
+        if not 0 < self.time_limit_s < float("inf"):
+            raise ValueError(f"{SECONDS_VARIABLE}={self.time_limit_s}: give a number of seconds above 0")
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(self.size):
             self._idle.put(None)
-
-    @classmethod
-    def from_environment(cls) -> VerifierPool:
-        """Return a pool with the size and time limit of the two environment variables, where they are set."""
-        given = os.environ.get(PROCESSES_VARIABLE), os.environ.get(SECONDS_VARIABLE)
-        try:
-            size, seconds = int(given[0]) if given[0] else None, float(given[1] or 5.0)
-        except ValueError:
-            size, seconds = 0, 0.0
-        if (size is not None and size < 1) or not 0 < seconds < float("inf"):
-            raise ValueError(
-                f"{PROCESSES_VARIABLE}={given[0]}, {SECONDS_VARIABLE}={given[1]}: give a whole number of processes "
-                "and a number of seconds, both above 0, or unset them"
-            )
-        return cls(size, seconds)
 
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether Math-Verify finds the answer equal to the label; None if it could not be verified.
