@@ -150,7 +150,7 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     path = evaluating.place / "responses.jsonl"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     kept = evaluating.rows()
-    with pytest.raises(UsageError, match=r"is not finished: .* repeat the evaluate command"):
+    with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
     other = evaluating.run(*before.flags, "--temperature", "0.6")
     assert other.returncode == 2

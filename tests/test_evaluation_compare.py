@@ -198,7 +198,7 @@ def test_different_settings_are_noted(printed):
             "--benchmarks sums,x: not all are in every evaluation: first has sums; second",
         ),
         ("first other", "sums: first and other have different prompts; evaluate both on the same data"),
-        ("first unfinished", "unfinished is not finished: sums has 6 of 9 rows; repeat the evaluate command"),
+        ("first unfinished", "unfinished is not finished, it has 6 of 9 rows of sums; repeat the evaluate command"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(argv, message, refusal):

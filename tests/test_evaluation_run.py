@@ -89,7 +89,7 @@ def test_a_damaged_line_is_an_error_that_names_it(tmp_path):
         responses.append(row(place=0))
     path = tmp_path / results.RESPONSES
     path.write_bytes(b"x" + path.read_bytes())
-    with pytest.raises(UsageError, match=r"responses.jsonl, line 1: .*delete this line"):
+    with pytest.raises(UsageError, match=r"responses.jsonl, line 1: .*delete this line and evaluate"):
         Responses(tmp_path)
 
 
@@ -304,8 +304,8 @@ def test_prompts_must_fit_the_context(tiny_model):
         (["--model", "./nowhere"], "--model ./nowhere cannot be loaded: "),
         (["--model", "."], "has no weights"),
         (["--n", "0"], "--n must be at least 1, got 0"),
-        (["--top_p", "1.5"], "--top_p 1.5: give a temperature of at least 0"),
-        (["--temperature", "0"], "use --n 1 --runs 1 or a temperature above 0"),
+        (["--top_p", "1.5"], "--top_p above 0 and at most 1"),
+        (["--temperature", "0"], "use --n 1 --runs 1"),
         (["--run", "first"], "there is no store at"),
     ],
 )

@@ -50,45 +50,29 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``evaluate``."""
-    parser.add_argument(
-        "--model",
-        help="folder of a run (runs/RUN: its best model by validation, else its last), of a model (runs/RUN/model: the "
-        "last), or a model on the hub",
-    )
-    parser.add_argument(
-        "--benchmarks",
-        metavar="NAME,...",
-        help=f"any of {', '.join(benchmarks.NAMES)}; NAME=FILE for a data file (prompts verbatim); or a .toml file",
-    )
+    run = "folder of a run (its best model by validation, else its last)"
+    parser.add_argument("--model", help=f"{run}, of a model (runs/RUN/model: the last), or a model on the hub")
+    names = ", ".join(benchmarks.NAMES)
+    known = f"any of {names}; NAME=FILE for a data file (prompts verbatim); or a .toml file"
+    parser.add_argument("--benchmarks", metavar="NAME,...", help=known)
     sampled = parser.add_argument_group("what is sampled")
     sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")
     sampled.add_argument("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
     sampled.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default: 0.6)")
-    sampled.add_argument(
-        "--top_p",
-        type=float,
-        default=0.95,
-        metavar="P",
-        help="share of the probability that is sampled from (default: %(default)s)",
-    )
-    sampled.add_argument(
-        "--max_new_tokens", type=int, metavar="N", help="limit on response length (default: the benchmark's: 4096)"
-    )
+    sampled.add_argument("--top_p", type=float, default=0.95, metavar="P", help="nucleus sampling (default: 0.95)")
+    limit = "limit on response length (default: the benchmark's: 4096)"
+    sampled.add_argument("--max_new_tokens", type=int, metavar="N", help=limit)
     sampled.add_argument("--seed", type=int, default=0, help="seed of the engines (default: %(default)s)")
     sampled.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each benchmark")
-    sampled.add_argument(
-        "--chat_template",
-        action=argparse.BooleanOptionalAction,
-        help="apply the model's chat template to prompts (default: as the benchmark says)",
-    )
+    chat = "apply the model's chat template to prompts (default: as the benchmark says)"
+    sampled.add_argument("--chat_template", action=argparse.BooleanOptionalAction, help=chat)
     engines = parser.add_argument_group("engines")
     engines.add_argument("--engines", type=int, metavar="E", help="vLLM engines (default: all GPUs; one without CUDA)")
     engines.add_argument(
         "--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs per engine (default: 1)"
     )
-    engines.add_argument(
-        "--gpu_memory_utilization", type=float, default=0.9, metavar="F", help="share of a GPU's memory (default: 0.9)"
-    )
+    memory = "share of a GPU's memory (default: 0.9)"
+    engines.add_argument("--gpu_memory_utilization", type=float, default=0.9, metavar="F", help=memory)
     engines.add_argument("--verbose", action="store_true", help="show the output of the engines")
     places = parser.add_argument_group("output")
     options.add_folder(places, "folder for evaluations", default=results.FOLDER)

@@ -1,7 +1,4 @@
-"""vLLM engines in Ray actors, which answer the requests of all benchmarks and runs one after another.
-
-Axes: N samples of a prompt.
-"""
+"""vLLM engines in Ray actors, which answer the requests of all benchmarks and runs one after another."""
 
 from __future__ import annotations
 
@@ -53,13 +50,8 @@ def sampling_params(sampling: SamplingSettings, request: Request) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(
-        n=sampling.n,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        max_tokens=request.max_tokens,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
+    form = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(**vars(sampling), max_tokens=request.max_tokens, output_kind=form)
 
 
 def answers(number: int, output: Any) -> Finished:
@@ -98,16 +90,7 @@ class EngineActor:
 
 
 class Engines:
-    """Engines that share requests; Ray must be running, see :func:`ray_started`.
-
-    Args:
-        arguments: of ``vllm.LLM``, except the seed.
-        seeds: one for each engine.
-        sampling: of all requests.
-
-    Raises:
-        ray.exceptions.RayError: an engine could not start.
-    """
+    """Engines that share requests: one for each seed, with these arguments of ``vllm.LLM``. Ray must be running."""
 
     def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: SamplingSettings) -> None:
         import ray
@@ -120,11 +103,7 @@ class Engines:
         self._capacity = ray.get(self._actors[0].capacity.remote())
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
-        """Yield answers as they finish, in any order.
-
-        Raises:
-            ray.exceptions.RayError: an engine failed or died.
-        """
+        """Yield answers as they finish, in any order."""
         import ray
 
         waiting = deque(requests)
@@ -159,12 +138,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
-    """Run Ray for the duration of the block; yield the number of engines.
-
-    Args:
-        engines: None for as many as the GPUs allow, or one without CUDA.
-        tensor_parallel_size: GPUs per engine.
-        verbose: show the actors' output.
+    """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow.
 
     Raises:
         UsageError: the engines need more GPUs than there are.

