@@ -9,18 +9,14 @@
 Train, through the real pipeline:
     protocols/       the experiments, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
     protocol         reads a protocol into runs and their command lines
-    tasks            the tasks: a seed's data and warm-started model
-    steps            the prompts of the task with steps
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
     session          trainings one after another in the same Ray actors
     shared_actors    these actors
 
 Measure, at the policies of finished runs and without the pipeline:
     measure          what is still to be measured, in processes side by side
-    tokens           prompts and answers as token ids, policies to measure
-    policy_gradient  sampling, log-probabilities and gradients of a tiny policy
-    exact            accuracy, without sampling where that is possible
-    gradients        cosine of each estimator's update with a low-noise gradient
+    sampling         sampling and log-probabilities of a tiny policy
+    exact            the task of a seed and a start, and the exact accuracy of a policy
     control          the same training in plain PyTorch, also with prompts drawn by their exact probabilities
     rare             trainings in plain PyTorch from rare successes
 

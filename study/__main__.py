@@ -98,7 +98,6 @@ def _study(arguments: argparse.Namespace) -> int:
     if plan.task:
         measure.measure_models(chosen, arguments.output)
         measure.measure_points(chosen, arguments.output, lanes)
-        measure.measure_gradients(chosen, arguments.output, lanes)
     _collect(arguments)
     return _report(failed)
 

@@ -22,11 +22,9 @@ import estimators
 from estimators import FORMS
 from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
 from study.exact import Task, read
-from study.policy_gradient import sample, token_log_probabilities
 from study.protocol import LEARNING_RATE, PlannedRun
 from study.rows import CONTROL_OF
-from study.tasks import kind
-from study.tokens import NOTHING, Tokens
+from study.sampling import NOTHING, Tokens, sample, token_log_probabilities
 
 Row = tuple[Any, ...]
 
@@ -92,14 +90,11 @@ def train(
         prompts: P.
         mini_batch: prompts of a gradient step.
         rate: learning rate of AdamW.
-        shortest: see :func:`study.policy_gradient.sample`.
+        shortest: see :func:`study.sampling.sample`.
 
     Returns:
         The held-out accuracy, ``Task.accuracy``, before training and after each of the ``POINTS`` parts, in [0, 1]; and
         the mean probability of ending a response at once, after training.
-
-    Raises:
-        UsageError: the arm draws by exact probabilities, which the task does not have.
     """
     policy, tokens = task.policy(), task.train
     optimizer = adamw(policy, rate)
@@ -193,7 +188,7 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) 
     """
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])
-    task = read(folder, kind(run.start))
+    task = read(folder)
     sizes = {"epochs": int(run.flags["train.num_episodes"]), "prompts": int(run.flags.get("rollout.batch_size", 128))}
     sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
     accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, shortest=shortest, **sizes)

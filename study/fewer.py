@@ -49,7 +49,7 @@ QUESTIONS = (
 """Further differences: first and second arm."""
 TESTS = {
     "few": "Fewer rollouts",
-    "chain": "Fewer rollouts, the task with steps",
+    "chain": "Fewer rollouts, the task with steps",  # a second task, whose runs this version cannot repeat
     f"{CONTROL_OF}few": "Fewer rollouts, the control",
 }
 """Beginnings of the experiments' names, and titles."""

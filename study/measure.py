@@ -1,6 +1,6 @@
 """Measurements at the policies of finished runs, and the control without the pipeline; nothing is measured twice.
 
-Written to the study's folder: ``exact.jsonl``, ``points.csv``, ``gradients.csv``, ``control.csv``.
+Written to the study's folder: ``exact.jsonl``, ``points.csv``, ``control.csv``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from study.collect import EXACT, read_lines
 from study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from study.run import finished_runs, prepare_tasks, store_url, task_folder
 
-GRADIENTS, CONTROL, POINTS = "gradients.csv", "control.csv", "points.csv"
-KEYS = {GRADIENTS: ("seed", "n"), CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
+CONTROL, POINTS = "control.csv", "points.csv"
+KEYS = {CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
 """Columns that identify the rows of one measurement."""
 
 
@@ -35,18 +35,17 @@ def _done(path: Path) -> set[tuple[Any, ...]]:
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is there.
 
-    With the probability of an empty response. Not of runs on the task with steps, see :func:`measure_points`.
+    The probability of an empty response is added, too.
     """
     from tqdm import tqdm
 
-    from study import exact, tasks
-    from study.policy_gradient import one_thread
+    from study import exact
+    from study.sampling import one_thread
 
     done, finished = set(read_lines(folder / EXACT).index), finished_runs(folder)
-    exactly = [run for run in runs if not tasks.kind(run.start).mark]
-    left = [run for run in exactly if run.name in finished and run.name not in done]
+    left = [run for run in runs if run.name in finished and run.name not in done]
     keys = {(run.start, run.seed) for run in left}
-    of_key = {key: exact.read(task_folder(folder, *key), tasks.kind(key[0])) for key in keys}
+    of_key = {key: exact.read(task_folder(folder, *key)) for key in keys}
     for run in tqdm(left, desc="accuracy", unit="model", disable=None):
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
@@ -59,8 +58,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
     """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
 
-    These are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from. The
-    accuracy is exact, or sampled for the task with steps.
+    These are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from.
     """
     path, finished = folder / POINTS, finished_runs(folder)
     done = _done(path)
@@ -87,10 +85,10 @@ def _points(
     folder: Path, run: PlannedRun, rate: float, left: Sequence[tuple[int, float, Path | None]]
 ) -> list[tuple[Any, ...]]:
     """Rows of one run, from steps, rollouts and models (None: the one that it started from)."""
-    from study import exact, tasks
-    from study.policy_gradient import one_thread
+    from study import exact
+    from study.sampling import one_thread
 
-    task = exact.read(task_folder(folder, run.start, run.seed), tasks.kind(run.start))
+    task = exact.read(task_folder(folder, run.start, run.seed))
     key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
     with one_thread():
         return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
@@ -120,31 +118,6 @@ def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: floa
         if ended.returncode:
             failed[run.name] = f"its evaluation ended with exit status {ended.returncode}; the same command continues"
     return failed
-
-
-def measure_gradients(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
-    """Measure gradient quality at the policies of the ``frozen-`` experiments, unless already done.
-
-    Raises:
-        UsageError: a run cannot be used.
-    """
-    from study import gradients
-
-    path = folder / GRADIENTS
-    finished = finished_runs(folder)
-    frozen = [run for run in runs if run.experiment.startswith("frozen-") and run.name in finished]
-    done = _done(path)
-    left = [run for run in frozen if (run.seed, run.n) not in done]
-    jobs: list[Job] = [
-        (
-            gradients.measure,
-            (store_url(folder), run.name, folder / finished[run.name].config["ckpt.output_dir"]),
-            {"seed": run.seed},
-        )
-        for run in left
-    ]
-    for rows in _side_by_side(jobs, lanes, "gradients"):
-        csv.append(path, csv.COLUMNS["gradients"], rows)
 
 
 def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:

@@ -37,7 +37,7 @@ from openrlhf_dbb import tiny
 from study import control, rows
 from study.control import NARROW, WIDE
 from study.exact import Task, read
-from study.policy_gradient import one_thread, sample
+from study.sampling import one_thread, sample
 
 STARTS = (60, 110, 170, 270, 500, 800)
 STEPS, ROLLOUTS, RATE = 32, 512, 3e-4

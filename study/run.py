@@ -118,11 +118,12 @@ def prepare_tasks(
 
 
 def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
-    from study import tasks
+    from study import exact
 
     folder, start, seed = asked
-    task = tasks.prepare(task_folder(folder, start, seed), seed, start)
-    return tasks.kind(start).flags | {
+    task = exact.prepare(task_folder(folder, start, seed), seed, start)
+    return {
+        "reward.remote_url": "exact_match",
         "actor.model_name_or_path": str(task.model.resolve()),
         "data.prompt_dataset": str(task.train.resolve()),
         "eval.dataset": str(task.heldout.resolve()),

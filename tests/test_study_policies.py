@@ -1,6 +1,5 @@
 """Policies without the pipeline: accuracy, sampling and gradients in closed form, and the control's training."""
 
-import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -15,15 +14,11 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from estimators import Estimate, build, centered  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.lab.recorded import visits  # noqa: E402
-from study import control, exact, measure, protocol, rare, rows, tasks  # noqa: E402
-from study import gradients as frozen  # noqa: E402
-from study.policy_gradient import cosine, gradients, log_probabilities, sample, weights  # noqa: E402
-from study.tokens import NOTHING, Tokens  # noqa: E402
+from study import control, exact, measure, protocol, rare, rows  # noqa: E402
+from study.sampling import NOTHING, Tokens, log_probabilities, sample  # noqa: E402
 
-END, MARK = 3, 2  # of the tokens 0 to 3
+END = 3  # of the tokens 0 to 3
 
 
 class Bigram(torch.nn.Module):
@@ -66,30 +61,10 @@ def test_accuracy_is_the_probability_of_the_answer(task):
     assert task.ends_at_once(policy) == pytest.approx((1 / 6 + 1 / 4) / 2)
 
 
-RESPONSES = {
-    (1, END): True,
-    (0, MARK, 1, END): True,  # after a step
-    (MARK, MARK, 1, END): True,
-    (0, 1, END): False,
-    (1, MARK, 0, END): False,
-    (MARK, 1, 1, END): False,
-    (0, MARK, MARK, 1): False,  # does not end
-    (END,): False,
-}
-
-
-def test_a_response_is_right_by_what_follows_its_last_mark():
-    padded = torch.tensor([[*response, *[NOTHING] * (4 - len(response))] for response in RESPONSES])
-    marked = exact.Task(Path(), tokens([1], 4), tokens([1], 4), MARK)
-    assert marked.right(padded[None], marked.heldout)[0].tolist() == list(RESPONSES.values())
-    whole = dataclasses.replace(marked, mark=None)
-    assert whole.right(padded[None], whole.heldout)[0].tolist() == [True] + [False] * (len(RESPONSES) - 1)
-    # All tokens at 1/4: "1 END", "MARK 1 END", and "x MARK 1 END", where x is any of the three tokens but END.
-    share, sampled = 4**-2 + 4**-3 + 3 * 4**-4, dataclasses.replace(marked, heldout=tokens([1] * 40, 4))
-    error = math.sqrt(share * (1 - share) / (40 * 400))
-    assert sampled.sampled(Bigram(), prompts=40, group=400) == pytest.approx(share, abs=4 * error)
-    with pytest.raises(UsageError, match="only where the whole response is the answer"):
-        marked.probabilities(Bigram())
+def test_a_response_is_right_if_it_is_the_answer_and_ends(task):
+    responses = [(0, END, NOTHING), (1, END, NOTHING), (0, 0, END), (0, 1, 1), (END, NOTHING, NOTHING)]
+    right = task.right(torch.tensor([responses] * 2), task.heldout)
+    assert right.tolist() == [[True, False, False, False, False], [False, True, False, False, False]]
 
 
 def test_a_folder_without_task_or_model_is_refused(tmp_path):
@@ -111,15 +86,6 @@ def probability_of(policy, response, last=0):
     return first if response[1] == NOTHING else first * table[response[0], response[1]]
 
 
-def true_gradient(policy):
-    """Gradient of p = pi(1 | 0) pi(end | 1): p times d log p, which is (one-hot - pi) in the two rows used."""
-    table = policy.logits.detach().double().softmax(-1)
-    expected = torch.zeros(4, 4, dtype=torch.float64)
-    expected[0] = torch.eye(4)[1] - table[0]
-    expected[1] = torch.eye(4)[END] - table[1]
-    return (table[0, 1] * table[1, END] * expected).flatten()
-
-
 def test_samples_follow_the_policy_except_that_they_may_not_end_yet():
     policy, draws = Bigram(0), 20_000
     two = Tokens([[0], [1, 1, 2]], torch.tensor([[1, END], [1, END]]), END)  # of different lengths
@@ -134,69 +100,12 @@ def test_samples_follow_the_policy_except_that_they_may_not_end_yet():
     assert (first == 0).double().mean().item() == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_the_score_function_gives_the_gradient_of_the_expected_reward_with_any_baseline():
+def test_log_probabilities_are_those_of_the_table():
     policy = Bigram(0)
     logs = log_probabilities(policy, ONE_PROMPT, np.zeros(13, dtype=np.int64), torch.tensor(ALL_RESPONSES))
-    probability = np.array([probability_of(policy, response) for response in ALL_RESPONSES])
-    np.testing.assert_allclose(logs.detach().exp(), probability, rtol=1e-5)
-    reward = np.array([1.0 * (response == (1, END)) for response in ALL_RESPONSES])
-    both = np.stack([probability * reward, probability * (reward - 0.3)])[:, None]
-    with_and_without = gradients(policy, ONE_PROMPT, torch.tensor(ALL_RESPONSES)[None], both)
-    for gradient in with_and_without:
-        np.testing.assert_allclose(gradient, true_gradient(policy), atol=1e-6)
-
-
-def test_weights_and_cosine_by_hand():
-    responses = torch.tensor([[[1, END, NOTHING, NOTHING], [0, 1, 2, END]]])  # 2 and 4 tokens
-    advantages = np.array([[1.0, -2.0]])
-    np.testing.assert_allclose(weights(advantages, responses, "group_norm"), [[1 / 2 / 2, -2 / 4 / 2]])
-    np.testing.assert_allclose(weights(advantages, responses, "dr_grpo"), [[1 / 2, -2 / 2]])
-    assert cosine(torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])) == pytest.approx(24 / 25)
-    assert math.isnan(cosine(torch.tensor([3.0, 4.0]), torch.zeros(2)))
-
-
-def test_the_update_with_the_exact_probability_approaches_the_true_gradient_with_more_rollouts():
-    policy = Bigram(0)
-    p = probability_of(policy, (1, END))
-    known, cosines = Estimate(np.array([p]), np.array([p * (1 - p)])), []
-    for group in (100, 10_000, 100_000):
-        responses = sample(policy, ONE_PROMPT, group, torch.Generator().manual_seed(0))
-        rewards = (responses == ONE_PROMPT.answers_P_L[:, None]).all(-1).double().numpy()
-        weighted = weights(centered(rewards, known), responses, "dr_grpo")[None]
-        cosines.append(cosine(gradients(policy, ONE_PROMPT, responses, weighted)[0], true_gradient(policy)))
-    assert cosines[0] < cosines[1] < cosines[2] and cosines[2] > 0.999
-
-
-def test_the_replayed_history_gives_the_posterior_by_hand():
-    # Prompts 7, 8, 9 with N = 4: S = 4, 1 of 7 and 9 in step 1, 2 of 8 in step 2, 3, 0 of 7 and 9 in step 3.
-    step, prompt = np.array([1, 1, 2, 3, 3]), np.array([7, 9, 8, 7, 9])
-    seen = visits(step, prompt, np.array([4.0, 1.0, 2.0, 3.0, 0.0]), np.full(5, 4))
-    state = frozen.replay(build("dbb", discount=0.5), seen)
-    # 7: Beta(4.5, 0.5), then (2.25 + 3, 0.25 + 1). 8: (0.5 + 2, 0.5 + 2). 9: (1.5, 3.5), then (0.75, 1.75 + 4).
-    np.testing.assert_allclose(state["alpha"], [5.25, 2.5, 0.75])
-    np.testing.assert_allclose(state["beta"], [1.25, 2.5, 5.75])
-
-
-def test_gradients_of_a_recorded_run_are_measured_in_rows(tmp_path, fill):
-    import storage
-    from openrlhf_dbb.tiny.model import build_model, build_tokenizer
-    from openrlhf_dbb.tiny.task import generate
-
-    for made in (build_model(0), build_tokenizer()):
-        made.save_pretrained(tmp_path / "model")
-    url, prompts = f"sqlite:///{tmp_path}/store.db", [row["input"] for row in generate("train", 12, 0)]
-    with storage.open_store(url) as store:
-        ids = store.register_prompts(prompts, ["7"] * len(prompts))
-        run = fill.run(store, "frozen", config={"rollout.n_samples_per_prompt": 2, "rollout.max_new_tokens": 5})
-        for step in (1, 2):
-            fill.step(run, step, ids, (np.arange(len(ids)) + step) % 3, 2)
-        run.finish()
-    sizes = {"batches": 2, "draws": 2, "reference": 4, "batch_size": 6}
-    made, again = (frozen.measure(url, "frozen", tmp_path / "model", seed=1, **sizes) for _ in range(2))
-    assert [row[:5] for row in made] == [
-        (1, 2, name, batch, draw) for batch in (0, 1) for draw in (0, 1) for name in (*frozen.RULES, *frozen.ORACLES)
-    ]
-    np.testing.assert_array_equal([row[5:] for row in made], [row[5:] for row in again])
+    expected = [probability_of(policy, response) for response in ALL_RESPONSES]
+    np.testing.assert_allclose(logs.detach().exp(), expected, rtol=1e-5)
+    assert sum(expected) == pytest.approx(1)  # these are all possible responses
 
 
 def test_the_loss_of_an_arm_by_hand():
@@ -252,7 +161,7 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
 def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatch, tmp_path):
     given = {}
     prompts = SimpleNamespace(train=SimpleNamespace(prompts=[None] * 2048))
-    monkeypatch.setattr(control, "read", lambda folder, kind: prompts)
+    monkeypatch.setattr(control, "read", lambda folder: prompts)
     accuracies = [0.1, 0.2, 0.3, 0.4, 0.5]
     monkeypatch.setattr(control, "train", lambda task, arm, **more: given.update(more) or (accuracies, 0.0))
     run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
@@ -305,10 +214,10 @@ def test_the_arms_of_rare_starts(task, arm, monkeypatch):
 
 def test_starts_of_a_seed_share_prompts_and_differ_in_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
-    monkeypatch.setattr(tasks, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4, "ood_prompts": 2})
-    short = {start: tasks.STARTS[start] | {"warmup_steps": steps} for start, steps in (("medium", 2), ("hard", 1))}
-    monkeypatch.setattr(tasks, "STARTS", short)
-    medium, hard = (tasks.prepare(tmp_path / start, 1, start) for start in short)
+    monkeypatch.setattr(exact, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4, "ood_prompts": 2})
+    short = {start: protocol.STARTS[start] | {"warmup_steps": steps} for start, steps in (("medium", 2), ("hard", 1))}
+    monkeypatch.setattr(exact, "STARTS", short)
+    medium, hard = (exact.prepare(tmp_path / start, 1, start) for start in short)
     assert medium.train.read_text() == hard.train.read_text()
     assert (medium.model / "model.safetensors").read_bytes() != (hard.model / "model.safetensors").read_bytes()
     read = exact.read(tmp_path / "medium")

@@ -83,7 +83,7 @@ def test_arguments_come_from_the_sizes_the_protocol_the_arm_and_the_experiment(s
     ("change", "named"),
     [
         (('arms = ["grpo", "dbb"]', 'arms = ["ppo"]'), "'ppo'; allowed: grpo, dbb"),
-        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "'easy'; allowed: medium, hard, small, steps"),
+        (("n = 2\n", 'n = 2\nstart = "easy"\n'), "'easy'; allowed: medium, hard, small"),
         (("n = 2\n", "n = 2\nrate = 1\n"), "'rate'"),
     ],
 )
@@ -142,8 +142,8 @@ def test_each_policy_that_a_run_saved_is_measured_once(tmp_path, fill, monkeypat
         made.finish()
     for step in (2, 4):
         (tmp_path / checkpoints / f"global_step{step}_hf").mkdir(parents=True)
-    task = SimpleNamespace(mark=None, policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
-    monkeypatch.setattr(exact, "read", lambda folder, kind: task)
+    task = SimpleNamespace(policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
+    monkeypatch.setattr(exact, "read", lambda folder: task)
     monkeypatch.setattr(measure, "_side_by_side", lambda jobs, *_: (each(*given) for each, given, _ in jobs))
     planned = [PlannedRun(f"few-n1-single-s{seed}", "few-n1", "single", 1, seed, "medium", {}) for seed in (21, 22)]
     for _ in range(2):
