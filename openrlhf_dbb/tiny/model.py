@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,8 +34,6 @@ IGNORED = -100  # cross_entropy's label for "no loss here"
 _STAMP = "tiny.json"
 
 Row = dict[str, str]
-Generate = Callable[[str, int, int], list[Row]]
-"""Makes the rows of a split: ``generate(split, size, seed)``."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +76,14 @@ def default_folder() -> Path:
     return Path(cache) / "openrlhf_dbb" / "tiny"
 
 
-def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY, generate: Generate = task.generate) -> TinyAssets:
+def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     """Make the files unless they exist, in about 15 s. A seed, a recipe and a torch version always give the same files.
 
     The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.
 
     Args:
-        folder: for the files; files of another version, seed, recipe or task are replaced.
+        folder: for the files; files of another version, seed or recipe are replaced.
         seed: of the prompts, the initial weights and the warm start.
-        generate: makes the rows of a split, as :func:`openrlhf_dbb.tiny.task.generate` does.
 
     Raises:
         FileExistsError: the folder holds something that this function did not make.
@@ -95,8 +92,6 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY, generate: Genera
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
         wanted["recipe"] = asdict(recipe)
-    if generate is not task.generate:
-        wanted["task"] = generate.__module__
     if _read_stamp(folder) == wanted:
         return assets
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +107,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY, generate: Genera
         building = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
         building.mkdir()
-        _write_files(building, seed, recipe, generate)
+        _write_files(building, seed, recipe)
         (building / _STAMP).write_text(json.dumps(wanted))
         if stamp is not None:
             shutil.rmtree(folder)
@@ -183,20 +178,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write_files(folder: Path, seed: int, recipe: Recipe, generate: Generate) -> None:
+def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
-    _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
-    evaluation = generate("heldout", recipe.heldout_prompts, seed)
+    _write_rows(folder / "train.jsonl", task.generate("train", recipe.train_prompts, seed))
+    evaluation = task.generate("heldout", recipe.heldout_prompts, seed)
     if recipe.ood_prompts:
-        labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
+        labelled = (("heldout", evaluation), ("ood", task.generate("ood", recipe.ood_prompts, seed)))
         evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
     _write_rows(folder / _evaluation_name(recipe), evaluation)
     tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
-        _warm_start(model, tokenizer, generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
+        _warm_start(model, tokenizer, task.generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
     finally:
         torch.set_num_threads(threads)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
