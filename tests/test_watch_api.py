@@ -440,15 +440,15 @@ def test_what_is_not_there(trained, path):
 
 
 def test_two_runs_are_compared_as_the_command_does(store, fill):
-    """Ten held-out prompts; the second run solves one more of the four samples of each of them."""
+    """Ten held-out prompts; the second run solves one more of the four samples of nine of them, and two more of one."""
     runs, ids = [fill.run(store, name) for name in ("one", "two")], fill.prompts(store, 10)
     asked = Asked(store, runs[0].record)
     assert asked(f"compare/{runs[1].record.run_id}") == {"difference": None}
-    for run, more in zip(runs, (0, 1), strict=True):
-        rows = [fill.evaluation(ids, np.arange(10) % 3 + more)]
+    for run, more in zip(runs, (0, [1] * 9 + [2]), strict=True):
+        rows = [fill.evaluation(ids, np.array([2, 1] * 5) + more)]
         store.record_evaluation("training", rows, model="", config={}, run=run.record, step=0)
     found = asked(f"compare/{runs[1].record.run_id}")
-    assert found["difference"]["difference"] == 0.25 and found["difference"]["prompts"] == 10
+    assert found["difference"]["difference"] == 0.275 and found["difference"]["prompts"] == 10
     assert found["verdict"] == "the second is higher" and found["caution"].startswith("One run of each")
 
 

@@ -55,6 +55,20 @@ function fit(group, tag, n, attributes = {}) {
   return group.childNodes;
 }
 
+// A table with a row for each item. columns: [{name, left, make, update}], where make() returns the node in a cell (a
+// text if there is none) and update(node, item) returns its text, or fills the node itself.
+function drawTable(table, columns, items, keyOf) {
+  const side = (column) => ({ class: column.left ? "state" : null });
+  keyed(table.tHead, [columns.map((column) => column.name).join()], (names) => names,
+    () => element("tr", {}, ...columns.map((column) => element("th", { scope: "col", ...side(column) }, column.head?.() ?? column.name))),
+    (row) => columns.forEach((column, c) => column.updateHead?.(row.cells[c])));
+  const makeRow = () => element("tr", {}, ...columns.map((column) => element("td", side(column), ...(column.make ? [column.make()] : []))));
+  keyed(table.tBodies[0], items, (item) => `${keyOf(item)} ${columns.length}`, makeRow, (row, item) => columns.forEach((column, c) => {
+    const node = column.make ? row.cells[c].firstChild : row.cells[c], text = column.update(node, item);
+    if (text !== undefined) setText(node, text);
+  }));
+}
+
 // ---- numbers and texts
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -184,7 +198,6 @@ const GENERAL = ["run", "runs", "x", "smooth"]; // these hold in all views
 const VIEWS = {}; // each: needs() gives what is being asked for, draw() gives the newest step drawn
 const VIEW_NAMES = { runs: "Runs", curves: "Curves", usage: "Where the rollouts went", posteriors: "Posteriors", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
 let at = {};
-const lastOf = new Map(); // view -> what was chosen in it
 
 function hashOf(chosen) {
   const present = Object.entries(chosen).filter(([, value]) => value !== null && value !== undefined);
@@ -194,15 +207,12 @@ function hashOf(chosen) {
 function readAddress() {
   at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
   if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = runs.length > 1 ? "runs" : "curves";
-  lastOf.set(at.view, at);
 }
 
-// The address of another view, as it was left.
+// The address of another view, with the same runs and axis.
 function viewHash(view, changes = {}) {
   const general = Object.fromEntries(GENERAL.filter((name) => name in at).map((name) => [name, at[name]]));
-  const left = { ...lastOf.get(view) };
-  for (const name of [...GENERAL, "view", "prompt", "visit"]) delete left[name];
-  return hashOf({ view, ...left, ...general, ...changes });
+  return hashOf({ view, ...general, ...changes });
 }
 
 const addressWith = (changes) => hashOf({ ...at, ...changes });

@@ -73,7 +73,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     return spec.lines.map((line) => inside(line.x)).reduce((best, x) => end(x) > end(best) || (end(x) === end(best) && x.length > best.length) ? x : best, []);
   }
 
-  function valuesAt(x, last) {
+  function valuesAt(x) {
     if (spec.bars) {
       const i = nearest(spec.bars.x, x);
       return spec.bars.parts.map((part) => `${part.name} ${spec.yText(part.y[i])}`).join(", ");
@@ -81,25 +81,20 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     const reach = (spec.to - spec.from) / 20, byRun = new Map();
     for (const line of spec.lines) {
       const i = nearest(line.x, x);
-      if (!line.x.length || (!last && Math.abs(line.x[i] - x) > reach)) continue;
+      if (!line.x.length || Math.abs(line.x[i] - x) > reach) continue;
       const band = line.low && isNumber(line.low[i]) ? ` (${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : "";
       const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText((line.raw ?? line.y)[i])}${band}`;
       byRun.set(run, byRun.has(run) ? `${byRun.get(run)}, ${told}` : `${run ? run + " " : ""}${told}`);
     }
     return [...byRun.values()].join("; ");
   }
-  const describe = (x, last = false) => `${spec.nameOf(x)}: ${valuesAt(x, last)}`;
-  // Of each curve the last value, also of those that end before the others do.
-  const describeLast = (x) => {
-    const ends = new Set(spec.lines.map((line) => inside(line.x).pop()));
-    return ends.size > 1 ? `last: ${valuesAt(x, true)}` : describe(x);
-  };
+  const describe = (x) => `${spec.nameOf(x)}: ${valuesAt(x)}`;
 
   function showCursor(x, byHand) {
     if (x === undefined) return;
     cursorAt = byHand ? x : null;
     setAttributes(cursor, { d: byHand ? `M${across(x).toFixed(1)} 8V${height - 40}` : "" });
-    setText(readout, byHand || isNumber(spec.marked) ? describe(x) : describeLast(x));
+    setText(readout, describe(x));
   }
   const pointAt = (event) => event.clientX - drawing.getBoundingClientRect().left;
   function follow(event) {
@@ -260,7 +255,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     else drawLines(up);
     setAttributes(marked, { d: isNumber(spec.marked) ? `M${across(spec.marked).toFixed(1)} ${top - 6}V${bottom}` : "" });
     const x = inside(mainX()), last = x[x.length - 1];
-    const summary = x.length ? ` First, ${describe(x[0])}. Last, ${describeLast(last).replace(/^last: /, "")}.` : "";
+    const summary = x.length ? ` First, ${describe(x[0])}. Last, ${describe(last)}.` : "";
     setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it.` });
     if (!x.length) { setText(readout, "nothing in this range"); setAttributes(cursor, { d: "" }); }
     else if (cursorAt === null || cursorAt < spec.from || cursorAt > spec.to) showCursor(isNumber(spec.marked) ? spec.marked : last, false);

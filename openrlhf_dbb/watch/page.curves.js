@@ -73,13 +73,7 @@ const chosenAxis = () => Object.hasOwn(AXES, at.x) ? at.x : "steps";
 const smoothing = () => at.smooth === undefined || !(Number(at.smooth) >= 0) ? 0.6 : Math.min(0.999, Number(at.smooth));
 const numberIn = (name) => at[name] !== undefined && at[name] !== "" && Number.isFinite(Number(at[name])) ? Number(at[name]) : null;
 const zoom = () => ({ from: numberIn("from"), to: numberIn("to") });
-const zoomTo = (from, to) => {
-  const digits = (value, up) => {
-    const unit = 10 ** Math.floor(Math.log10(Math.max(1e-9, to - from)) - 2), size = chosenAxis() === "hours" ? unit : Math.max(1, unit);
-    return String(Number(((up ? Math.ceil : Math.floor)(value / size) * size).toPrecision(12)));
-  };
-  go(from === null ? { from: null, to: null } : { from: digits(Math.max(0, from), false), to: digits(to, true) });
-};
+const zoomTo = (from, to) => go(from === null ? { from: null, to: null } : { from: Number(from.toPrecision(4)), to: Number(to.toPrecision(4)) });
 
 // The runs to be drawn, and for each its own look as long as it is drawn.
 function drawnRuns() {
@@ -196,8 +190,6 @@ function curvesNote(drawn, loaded, axis, count) {
   if (empty.length) notes.push(`No step was recorded yet: ${names(empty)}.`);
   const without = rest.filter((run) => !axisOf(answer(run), axis));
   if (without.length) notes.push(`Left out, as ${axis} were not recorded: ${names(without)}.`);
-  const older = rest.filter((run) => !Object.keys(answer(run).curves).some((name) => name.startsWith("m:")));
-  if (older.length) notes.push(`No metrics of the optimizer (loss, entropy, gradient norm) were recorded: ${names(older)}.`);
   if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
   const widest = Math.max(1, ...loaded.map((run) => answer(run).width));
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);

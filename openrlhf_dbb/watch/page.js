@@ -9,43 +9,40 @@ const about = (run) => [run.method || run.estimator, run.model, run.dataset].fil
 const view = () => VIEWS[at.view];
 
 const MARKS = { running: "\u25cf", stale: "\u26a0", finished: "\u2713" };
-const RUN_COLUMNS = ["draw", "run", "state", "last write", "held-out accuracy", "reward", "step", "rollouts", "time left"];
+const box = () => element("label", { class: "tick" }, element("input", { type: "checkbox" }), element("span"));
+const RUN_COLUMNS = [
+  { name: "draw", left: true, make: box, update(node, run) {
+    const [field, mark] = node.children, drawn = drawnRuns(), slot = slots.get(run.id);
+    field.onchange = () => tick(run.id, field.checked);
+    field.checked = drawn.includes(run);
+    field.disabled = !field.checked && drawn.length >= MOST_RUNS;
+    setAttributes(field, { "aria-label": `Draw ${run.name}` });
+    if (mark.dataset.slot === String(slot)) return;
+    mark.dataset.slot = slot;
+    mark.replaceChildren(...slot === undefined ? [] : [lineMark(slot)()]);
+  } },
+  { name: "run", left: true, make: () => element("div", {}, element("a", { dir: "auto" }), element("div", { class: "note" })), update(node, run) {
+    setText(node.firstChild, visible(run.name));
+    setAttributes(node.firstChild, { href: viewHash("run", { run: run.id }) });
+    setText(node.lastChild, about(run));
+  } },
+  { name: "state", left: true, make: () => element("span"), update(node, run) {
+    setAttributes(node, { class: `is-${run.state}`, title: run.state === "stale" ? "It is not finished, but its process no longer writes." : null });
+    return `${MARKS[run.state] ?? ""} ${run.state}`;
+  } },
+  { name: "last write", update: (_, run) => isNumber(run.age_s) ? `${duration(sinceWrite(run))} ago` : "-" },
+  { name: "held-out accuracy", update: (_, run) => heldOutText(run.held_out) },
+  { name: "reward", update: (_, run) => fixed(run.reward) },
+  { name: "step", update: (_, run) => whole(run.step ?? 0) + (isNumber(run.planned) ? ` / ${whole(run.planned)}` : "") },
+  { name: "rollouts", update: (_, run) => whole(run.rollouts) },
+  { name: "time left", update: (_, run) => run.state === "running" ? duration(run.time_left_s) : "-" },
+];
 
 VIEWS.runs = {
   needs: () => [],
   draw() {
-    const drawn = drawnRuns();
-    const heading = (name) => element("th", { scope: "col", class: ["draw", "run", "state"].includes(name) ? "state" : null }, name);
-    keyed(byId("runs").tHead, ["head"], (name) => name, () => element("tr", {}, ...RUN_COLUMNS.map(heading)));
-    keyed(byId("runs").tBodies[0], runs, (run) => run.id, (run) => element("tr", {},
-      element("td", { class: "state" }, element("label", { class: "tick" },
-        element("input", { type: "checkbox", onchange: (event) => tick(run.id, event.target.checked) }), element("span"))),
-      element("td", { class: "state" }, element("a", { dir: "auto" }), element("div", { class: "note" })),
-      element("td", { class: "state" }, element("span", { class: "mark", "aria-hidden": "true" }), element("span")),
-      ...Array.from({ length: 6 }, () => element("td"))), (row, run) => {
-      const [draw, name, state, written, held, reward, step, rollouts, left] = row.cells;
-      const box = draw.firstChild.firstChild, mark = draw.firstChild.lastChild, slot = slots.get(run.id);
-      box.checked = drawn.includes(run);
-      box.disabled = !box.checked && drawn.length >= MOST_RUNS;
-      setAttributes(box, { "aria-label": `Draw ${run.name}` });
-      if (mark.dataset.slot !== String(slot)) {
-        mark.dataset.slot = slot;
-        mark.replaceChildren(...slot === undefined ? [] : [lineMark(slot)()]);
-      }
-      setText(name.firstChild, visible(run.name));
-      setAttributes(name.firstChild, { href: viewHash("run", { run: run.id }) });
-      setText(name.lastChild, about(run));
-      setAttributes(state, { class: `state is-${run.state}`, title: run.state === "stale" ? "It is not finished, but its process no longer writes." : null });
-      setText(state.firstChild, MARKS[run.state] ?? "");
-      setText(state.lastChild, ` ${run.state}`);
-      setText(written, isNumber(run.age_s) ? `${duration(sinceWrite(run))} ago` : "-");
-      setText(held, heldOutText(run.held_out));
-      setAttributes(held, { title: run.held_out && `best ${percent(run.held_out.best)}, step ${whole(run.held_out.best_step)}` });
-      setText(reward, decimal(run.reward === null ? null : Number(run.reward.toFixed(3))));
-      setText(step, whole(run.step ?? 0) + (isNumber(run.planned) ? ` / ${whole(run.planned)}` : ""));
-      setText(rollouts, whole(run.rollouts));
-      setText(left, run.state === "running" ? duration(run.time_left_s) : "-");
-    });
+    drawnRuns(); // gives the runs their looks
+    drawTable(byId("runs"), RUN_COLUMNS, runs, (run) => run.id);
     return Math.max(0, ...runs.map((run) => run.step ?? 0));
   },
 };
@@ -180,10 +177,9 @@ async function keepPolling() {
 }
 
 setUpCurves();
-setUpRun();
 setUpPrompts();
 setUpRollouts();
-byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, page: null, step: null, epoch: null }));
+byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, page: null, step: null }));
 addEventListener("popstate", render);
 drawHead();
 keepPolling();

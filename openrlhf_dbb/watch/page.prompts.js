@@ -4,6 +4,36 @@ const PER_PAGE = 25;
 const FALLING = ["mean", "change", "visits"]; // sorted downwards at first
 const STATE_NAMES = ["mastered", "learning", "forgotten", "impossible", "no visits"];
 const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
+const sortedBy = () => COLUMNS.includes(at.sort) ? at.sort : "id";
+
+// A heading that sorts by its column.
+function sorting(name, column) {
+  const turn = () => go({ sort: name, down: (sortedBy() === name ? at.down !== "1" : FALLING.includes(name)) ? "1" : null, page: null });
+  return { name, left: ["state", "text"].includes(name), ...column, head: () => element("button", { type: "button", onclick: turn }), updateHead(cell) {
+    const down = at.down === "1", isSorted = sortedBy() === name;
+    setAttributes(cell, { "aria-sort": !isSorted ? "none" : down ? "descending" : "ascending" });
+    setText(cell.firstChild, name + (!isSorted ? "" : down ? " \u25bc" : " \u25b2"));
+  } };
+}
+
+// The columns of a table whose rows are places in the answer's columns.
+function promptColumns({ id, state, mean, change, visits, text }) {
+  return [
+    sorting("id", { make: () => element("a"), update(link, row) {
+      setAttributes(link, { href: addressWith({ prompt: id[row], visit: null }), "aria-label": `Prompt ${id[row]}: its history` });
+      return String(id[row]);
+    } }),
+    sorting("state", { make: () => element("span", {}, swatch(""), element("span")), update(node, row) {
+      const name = STATE_NAMES[state[row]];
+      setAttributes(node.firstChild.firstChild, { class: stateClass(name) });
+      setText(node.lastChild, ` ${name}`);
+    } }),
+    sorting("mean", { update: (_, row) => fixed(mean[row]) }),
+    sorting("change", { update: (_, row) => signed(change[row]) }),
+    sorting("visits", { update: (_, row) => whole(visits[row]) }),
+    sorting("text", { make: () => element("div", { class: "text", dir: "auto" }), update: (_, row) => brief(text[row], theRun()) }),
+  ];
+}
 
 const tablePath = (run) => `runs/${run.id}/prompts`;
 const searchableOf = new WeakMap(); // answer -> what is searched in each row
@@ -20,7 +50,7 @@ function selectedRows(answer) {
     }
     rows.push(row);
   }
-  const keys = columns[COLUMNS.includes(at.sort) ? at.sort : "id"], sign = at.down === "1" ? -1 : 1;
+  const keys = columns[sortedBy()], sign = at.down === "1" ? -1 : 1;
   return rows.sort((a, b) => {
     const x = keys[a], y = keys[b];
     if (x === null || y === null) return (x === null) - (y === null) || a - b;
@@ -42,28 +72,7 @@ VIEWS.prompts = {
     setValue(byId("state"), at.state ?? "");
     setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}`);
     drawPager(byId("prompt-pages"), turn);
-    const sorted = COLUMNS.includes(at.sort) ? at.sort : "id", down = at.down === "1";
-    keyed(byId("prompts").tHead.rows[0], COLUMNS, (name) => name, (name) => element("th", { scope: "col", class: ["state", "text"].includes(name) ? "state" : null },
-      element("button", { type: "button", onclick: () => {
-        const turned = (COLUMNS.includes(at.sort) ? at.sort : "id") === name ? at.down !== "1" : FALLING.includes(name);
-        go({ sort: name, down: turned ? "1" : null, page: null });
-      } })), (cell, name) => {
-      setAttributes(cell, { "aria-sort": sorted !== name ? "none" : down ? "descending" : "ascending" });
-      setText(cell.firstChild, name + (sorted !== name ? "" : down ? " \u25bc" : " \u25b2"));
-    });
-    const makeLine = () => element("tr", {}, element("td", {}, element("a")), element("td", { class: "state" }, swatch(""), element("span")),
-      element("td"), element("td"), element("td"), element("td", { class: "state" }, element("div", { class: "text", dir: "auto" })));
-    keyed(byId("prompts").tBodies[0], rows.slice(turn.start, turn.start + PER_PAGE), (row) => columns.id[row], makeLine, (line, row) => {
-      const [id, state, mean, change, visits, text] = line.cells, name = STATE_NAMES[columns.state[row]] ?? "no visits";
-      setText(id.firstChild, String(columns.id[row]));
-      setAttributes(id.firstChild, { href: addressWith({ prompt: columns.id[row], visit: null }), "aria-label": `Prompt ${columns.id[row]}: its history` });
-      setAttributes(state.firstChild.firstChild, { class: stateClass(name) });
-      setText(state.lastChild, name);
-      setText(mean, fixed(columns.mean[row]));
-      setText(change, signed(columns.change[row]));
-      setText(visits, whole(columns.visits[row]));
-      setText(text.firstChild, brief(columns.text[row], theRun()));
-    });
+    drawTable(byId("prompts"), promptColumns(columns), rows.slice(turn.start, turn.start + PER_PAGE), (row) => columns.id[row]);
     return answer.last ?? 0;
   },
 };
@@ -82,10 +91,7 @@ function chosenVisit(visits) {
   return kept < 0 ? size - 1 : kept;
 }
 const responsesPath = (step) => `runs/${theRun().id}/rollouts/${step}?prompt=${encodeURIComponent(at.prompt)}`;
-const choose = (step, focus = false) => {
-  go({ visit: step }, { replace: true });
-  if (focus) byId("visits").querySelector('[aria-current="true"] button')?.focus();
-};
+const choose = (step) => go({ visit: step }, { replace: true });
 
 const PROMPT = {
   needs() {
@@ -143,28 +149,18 @@ function drawVisits(visits, visit, beta, level) {
     lines: [{ name: meanName, slot: 0, x: visits.step, y: visits.mean, low: visits.low, high: visits.high },
       { name: "successes / rollouts", slot: 1, x: visits.step, y: rates, dots: true }],
     legend: [[lineMark(0), meanName], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
-  const columns = [["step", visits.step, whole], ["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
+  const numbers = [["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
     ...(beta ? [["alpha", visits.alpha, decimal], ["beta", visits.beta, decimal]] : []),
     ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed],
     ...(visits.lag.some(Boolean) ? [["lag", visits.lag, decimal]] : []), ["kept", visits.kept ?? [], whole]];
-  const heading = ([name]) => element("th", { scope: "col" }, name);
-  keyed(byId("visits").tHead, [columns.length], (size) => size, () => element("tr", {}, ...columns.map(heading)));
-  const makeRow = (i) => element("tr", {}, element("td", {}, element("button", { type: "button", onclick: () => choose(visits.step[i]) })),
-    ...columns.slice(1).map(() => element("td")));
-  keyed(byId("visits").tBodies[0], [...visits.step.keys()], (i) => `${visits.step[i]} ${columns.length}`, makeRow, (row, i) => {
-    const button = row.cells[0].firstChild;
-    setAttributes(row, { "aria-current": i === visit ? "true" : null });
-    setAttributes(button, { tabindex: i === visit ? "0" : "-1", "aria-label": `Step ${whole(visits.step[i])}: show what was written` });
-    columns.forEach(([, values, format], c) => setText(c ? row.cells[c] : button, format(values[i])));
-  });
-}
-
-// Within its own box only.
-function scrollToVisit() {
-  const box = byId("visits-box"), row = byId("visits").querySelector('[aria-current="true"]'), head = byId("visits").tHead.offsetHeight;
-  if (!row) return;
-  const top = row.offsetTop - head, bottom = row.offsetTop + row.offsetHeight - box.clientHeight;
-  if (box.scrollTop > top || box.scrollTop < bottom) box.scrollTop = box.scrollTop > top ? top : bottom;
+  const step = { name: "step", make: () => element("button", { type: "button" }), update(button, i) {
+    button.onclick = () => choose(visits.step[i]);
+    setAttributes(button.closest("tr"), { "aria-current": i === visit ? "true" : null });
+    setAttributes(button, { "aria-label": `Step ${whole(visits.step[i])}: show what was written` });
+    return whole(visits.step[i]);
+  } };
+  const columns = [step, ...numbers.map(([name, values, format]) => ({ name, update: (_, i) => format(values[i]) }))];
+  drawTable(byId("visits"), columns, [...visits.step.keys()], (i) => `${at.prompt} ${visits.step[i]}`);
 }
 
 function drawResponses(visits, visit) {
@@ -179,7 +175,6 @@ function drawResponses(visits, visit) {
   const key = `${theRun().id} ${at.prompt} ${step} ${found.length}`;
   if (responsesDrawn === key) return;
   responsesDrawn = key;
-  scrollToVisit();
   byId("responses").replaceChildren(...found.map(card));
 }
 
@@ -194,11 +189,5 @@ function setUpPrompts() {
   byId("visits").addEventListener("click", (event) => {
     const button = event.target.closest("tbody tr")?.querySelector("button");
     if (button && event.target !== button) button.click();
-  });
-  byId("visits").addEventListener("keydown", (event) => {
-    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key], { step } = got(promptPath())?.visits ?? { step: [] };
-    if (!by || !step.length) return;
-    event.preventDefault();
-    choose(step[Math.max(0, Math.min(step.length - 1, chosenVisit(got(promptPath()).visits) + by))], true);
   });
 }

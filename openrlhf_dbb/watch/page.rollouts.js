@@ -88,17 +88,14 @@ VIEWS.rollouts = {
       setValue(byId("step"), String(step));
       byId("follow").checked = follows;
       setValue(byId("kind"), at.show ?? "");
-      setValue(byId("rollout-search"), at.q ?? "");
     }
-    const wanted = (at.q ?? "").trim().toLowerCase(), prompts = answer?.prompts ?? {};
-    const holds = (text) => (text ?? "").toLowerCase().includes(wanted);
-    const hits = found.filter((rollout) => isOf(rollout, at.show) && (!wanted || holds(rollout.text) || holds(prompts[rollout.prompt_id]?.text)));
+    const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
     setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
     const groups = [...grouped(hits)];
     const turn = pageOf(groups.length, GROUPS_PER_PAGE);
     drawPager(byId("group-pages"), turn);
     // The cards stay as they are, opened texts too, until others are to be shown.
-    const key = JSON.stringify([run.id, step, found.length, at.show, wanted, turn.page]);
+    const key = JSON.stringify([run.id, step, found.length, at.show, turn.page]);
     if (key === groupsDrawn) return step ?? 0;
     groupsDrawn = key;
     byId("groups").replaceChildren(...groups.slice(turn.start, turn.start + GROUPS_PER_PAGE).map(([id, rollouts]) => {
@@ -129,5 +126,4 @@ function setUpRollouts() {
   byId("step").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value), page: null }); });
   byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step").value), page: null }));
   byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null, page: null }));
-  byId("rollout-search").addEventListener("input", (event) => go({ q: event.target.value || null, page: null }, { replace: true }));
 }

@@ -85,14 +85,9 @@ VIEWS.posteriors = {
       + (answer.unit ? "" : " The states are meant for rewards in [0, 1]; this run has rewards outside that range."));
     byId("posteriors-body").hidden = !size;
     if (!size) return theRun().step ?? 0;
-    const wanted = epochs.epoch.indexOf(numberIn("epoch")), e = wanted < 0 ? size - 1 : wanted;
-    const slider = byId("epoch");
-    setAttributes(slider, { max: size - 1, "aria-valuetext": `epoch ${whole(epochs.epoch[e])}` });
-    slider.value = e;
-    slider.closest("p").hidden = size < 2;
-    setText(byId("epoch-text"), `${whole(epochs.epoch[e])} of ${whole(epochs.epoch[size - 1])}`);
+    const e = size - 1;
     const bins = answer.bins, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
-    byId("histogram-box").hidden = !answer.unit; // its bins are of [0, 1]
+    byId("histogram").hidden = !answer.unit; // its bins are of [0, 1]
     const tallest = Math.max(1, ...epochs.histogram.flat());
     chartOf(byId("histogram")).update({ title: `Prompts by ${meanName} after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
       xLabel: meanName, high: tallest, yText: whole,
@@ -108,7 +103,7 @@ VIEWS.posteriors = {
     const parts = states.slice(0, 4).map((name, s) => ({ name, className: stateClass(name), y: share(s) }));
     chartOf(byId("state-shares")).update({ ...overEpochs, title: "Share of the prompts in each state", high: 1, ...percentAxis,
       bars: { x, edges: ends, parts }, from: ends[0], to: ends[size],
-      legend: parts.map((part) => [() => swatch(part.className), part.name]), marked: size > 1 ? epochs.epoch[e] : null });
+      legend: parts.map((part) => [() => swatch(part.className), part.name]) });
     const meanings = [`${meanName} of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
       `${meanName} at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
       `not one success so far, and a ${meanName} of ${thresholds.impossible} or less.`,
@@ -143,10 +138,3 @@ VIEWS.run = {
     return theRun().step ?? 0;
   },
 };
-
-function setUpRun() {
-  byId("epoch").addEventListener("input", (event) => {
-    const { epoch } = got(VIEWS.posteriors.path()).epochs, wanted = epoch[Number(event.target.value)];
-    go({ epoch: wanted === epoch[epoch.length - 1] ? null : wanted }, { replace: true });
-  });
-}
