@@ -126,7 +126,7 @@ def test_a_manifest_lists_what_was_saved(tmp_path):
     manifest = json.loads((tmp_path / "_actor/global_step4/manifest.json").read_text())
     sizes = {f"_actor/global_step4/{shard}": 24 + 1 + 32 + 1 + 8 for shard in SHARDS}
     assert {name: saved["bytes"] for name, saved in manifest.pop("files").items()} == {
-        **sizes, "replay/global_step4.npz": 35,
+        **sizes, "replay/global_step4.pickle": 35,
     }  # fmt: skip
     assert manifest == {"run": "mine", "step": 4}
 

@@ -341,7 +341,7 @@ def check_cache(folder):
     from openrlhf_dbb.core.replay_cache import ReplayCache
 
     step = checkpoint(folder)["global_step"]
-    cache = ReplayCache.load(checkpoints(folder) / f"replay/global_step{step}.npz", 8)
+    cache = ReplayCache.load(checkpoints(folder) / f"replay/global_step{step}.pickle", 8)
     visits = query(folder, f"SELECT prompt_id, successes FROM posterior_history WHERE step <= {step} ORDER BY step")
     successes = defaultdict(list)
     for prompt, of_visit in visits:

@@ -59,33 +59,8 @@ def test_a_file_holds_everything(tmp_path):
     loaded = ReplayCache.load(tmp_path / "cache", 3)
     for prompt in (17, 0, 2**40):
         assert all(same(*pair) for pair in zip(loaded.rollouts_of(prompt), cache.rollouts_of(prompt), strict=True))
-        assert all(kept.tokens.base is None for kept in loaded.rollouts_of(prompt))  # an evicted one frees its memory
     loaded.add(17, rollout(5.0))
     assert rewards(loaded, 17) == [3, 4, 5]
-    assert [file.name for file in tmp_path.iterdir()] == ["cache"]
-    ReplayCache(3).save(tmp_path / "empty")
-    assert ReplayCache.load(tmp_path / "empty", 3).rollouts == 0
-
-
-def test_every_damage_is_noticed_or_harmless(tmp_path):
-    path, cache = tmp_path / "cache", filled(3, {1: [1, 20]})
-    with pytest.raises(ValueError, match=r"is missing or damaged .*; resume from a checkpoint"):
-        ReplayCache.load(path, 3)
-    cache.save(path)
-    whole, noticed = path.read_bytes(), 0
-    for at in range(0, len(whole), 3):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        try:
-            loaded = ReplayCache.load(path, 3)
-        except ValueError as error:
-            assert str(error).startswith(f"replay cache {path} is missing or damaged")
-            noticed += 1
-        else:
-            assert all(same(*pair) for pair in zip(loaded.rollouts_of(1), cache.rollouts_of(1), strict=True))
-    assert noticed > len(whole) / 6
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is missing or damaged"):
-        ReplayCache.load(path, 3)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, [1, 3]), (4, [1, 3, 4, 5]), (5, [0, 1, 3, 4, 5])])

@@ -221,8 +221,8 @@ def test_caches_and_features_go_with_their_checkpoints(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     delete_stale(tmp_path)
     for folder in ("replay", "features"):
-        names = sorted(file.name for file in (tmp_path / folder).iterdir())
-        assert names == ["global_step4.npz", "global_step60.npz"]
+        names = sorted(file.stem for file in (tmp_path / folder).iterdir())
+        assert names == ["global_step4", "global_step60"]
     assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2
 
 

@@ -71,7 +71,7 @@ def test_a_fault_in_any_file_of_a_checkpoint_is_found(killed, tmp_path, fault):
     ((run,),) = rows(killed, "SELECT uuid FROM dbb_run")
     names = sorted(path.name for path in (source / "_actor/global_step6").iterdir())
     assert {"manifest.json", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"} <= set(names)
-    for name in [*(f"_actor/global_step6/{name}" for name in names), "replay/global_step6.npz"]:
+    for name in [*(f"_actor/global_step6/{name}" for name in names), "replay/global_step6.pickle"]:
         shutil.copytree(source, tmp_path / "checkpoints")
         older = tmp_path / "checkpoints" / name.replace("step6", "step4")
         if older.read_bytes() != (source / name).read_bytes() or fault is not take_older:

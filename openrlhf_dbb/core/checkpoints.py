@@ -5,7 +5,7 @@ finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
-    replay/global_step8.npz              the replay cache, if there is one
+    replay/global_step8.pickle           the replay cache, if there is one
     features/global_step8.npz            the prompts' hidden features, if the estimator reads them
 """
 
@@ -41,7 +41,7 @@ def actor_folder(folder: Path, tag: str = "") -> Path:
 
 def replay_file(folder: Path, step: int) -> Path:
     """Return the path of the replay cache of a checkpoint."""
-    return folder / "replay" / f"global_step{step}.npz"
+    return folder / "replay" / f"global_step{step}.pickle"
 
 
 def features_file(folder: Path, step: int) -> Path:
@@ -202,7 +202,7 @@ def delete_stale(folder: Path) -> None:
     steps = [step_of(tag) for tag in tags(folder)]
     for file in _BESIDE:
         kept = {file(folder, step) for step in steps}
-        for path in file(folder, 0).parent.glob("global_step*.npz"):
+        for path in file(folder, 0).parent.glob("global_step*"):
             if path not in kept:
                 path.unlink()
 

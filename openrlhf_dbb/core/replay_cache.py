@@ -9,12 +9,11 @@ rewards, normalised among themselves.
 
 from __future__ import annotations
 
-import os
-import zipfile
+import pickle
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,6 @@ import estimators
 from estimators import FORMS
 
 Floats = NDArray[np.float64]
-_COLUMNS = ("prompts", "rewards", "lengths", "responses", "tokens", "actions", "log_probs")
 
 
 class CachedRollout(NamedTuple):
@@ -63,48 +61,16 @@ class ReplayCache:
         self._kept.setdefault(prompt, deque(maxlen=self.size)).append(rollout)
 
     def save(self, path: Path) -> None:
-        """Write all rollouts to one file; a crash leaves the old file or the new one."""
-        kept = [(prompt, rollout) for prompt, rollouts in self._kept.items() for rollout in rollouts]
-        part = path.with_name(path.name + ".part")
-        with open(part, "wb") as file:
-            np.savez(
-                file,
-                prompts=np.array([prompt for prompt, _ in kept], dtype=np.int64),
-                rewards=np.array([rollout.reward for _, rollout in kept], dtype=np.float64),
-                lengths=np.array([len(rollout.tokens) for _, rollout in kept], dtype=np.int64),
-                responses=np.array([len(rollout.log_probs) for _, rollout in kept], dtype=np.int64),
-                tokens=_joined([rollout.tokens for _, rollout in kept], np.int32),
-                actions=_joined([rollout.actions for _, rollout in kept], np.bool_),
-                log_probs=_joined([rollout.log_probs for _, rollout in kept], np.float32),
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        """Write all rollouts to one file. The checkpoint's manifest, written later, has its digest."""
+        with path.open("wb") as file:
+            pickle.dump(self._kept, file, protocol=pickle.HIGHEST_PROTOCOL)
 
     @classmethod
     def load(cls, path: Path, size: int) -> ReplayCache:
-        """Return the saved cache, bit for bit.
-
-        Raises:
-            ValueError: the file is missing or damaged.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as file:  # reading a member to its end compares its checksum
-                stored = {name: file[name] for name in _COLUMNS}
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"replay cache {path} is missing or damaged ({error}); resume from a checkpoint that has an intact one"
-            ) from error
-        rollouts = zip(
-            _cut(stored["tokens"], stored["lengths"]),
-            _cut(stored["actions"], stored["lengths"] - 1),
-            _cut(stored["log_probs"], stored["responses"]),
-            stored["rewards"].tolist(),
-            strict=True,
-        )
+        """Return the saved cache, bit for bit."""
         cache = cls(size)
-        for prompt, rollout in zip(stored["prompts"].tolist(), rollouts, strict=True):
-            cache.add(prompt, CachedRollout(*rollout))
+        with path.open("rb") as file:
+            cache._kept = pickle.load(file)
         return cache
 
 
@@ -128,13 +94,3 @@ def replay_advantages(rewards_P_K: Floats, form: str) -> Floats:
     _, estimate = point.observe({}, rewards_P_K, leave_one_out=advantage.leave_one_out)
     differ = estimate.variance[:, None] > 0
     return np.where(differ, advantage.advantages(rewards_P_K, estimate), 0.0)
-
-
-def _joined(arrays: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays])
-
-
-def _cut(joined: NDArray[Any], sizes: NDArray[np.int64]) -> list[NDArray[Any]]:
-    # Copies, since a view would keep all of the joined array in memory.
-    ends = np.cumsum(sizes).tolist()
-    return [joined[start:end].copy() for start, end in zip([0, *ends], ends, strict=False)]
