@@ -27,9 +27,8 @@ Example:
     (array([4.5, 1.5]), array([0.5, 3.5]))
     >>> estimate.mean
     array([0.9, 0.3])
-    >>> standardized(rewards_P_G, estimate).round(3)
-    array([[ 0.333,  0.333,  0.333,  0.333],
-           [ 1.528, -0.655, -0.655, -0.655]])
+    >>> standardized(rewards_P_G, estimate)[1].round(3)
+    array([ 1.528, -0.655, -0.655, -0.655])
 """
 
 from estimators import closed_form

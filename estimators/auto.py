@@ -78,23 +78,11 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
         evidence (shared): (210,), a score for each pair, by weight, way to count, discount; the highest is chosen.
         prior (shared): a and b.
-        weight, discount (shared): the pair chosen.
-        timed (shared): 1 if its ages are in time, 0 if in visits.
+        weight, discount, timed (shared): the pair chosen; 1 if its ages are in time, 0 if in visits.
         prompts (shared): number of distinct prompts seen.
         clock (shared): numbers of updates and of groups so far.
 
-    Example:
-        >>> auto = SelfTuningBetaBernoulli()
-        >>> state = auto.initial_state(3)
-        >>> for _ in range(2):
-        ...     state, estimate = auto.observe(state, [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-        >>> state["discount"], state["weight"]  # the groups repeat exactly: full trust in the history
-        (array([1.]), array([2.]))
-        >>> estimate.mean.round(3)
-        array([0.991, 0.007, 0.335])
-
-    Source: our own. The paper names a hierarchical prior with a discount (appendix "Empirical-Bayes Prior") and a
-    discount that adapts (conclusion) as future work.
+    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work.
     """
 
     name: ClassVar[str] = "auto"
@@ -254,8 +242,7 @@ def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at:
 def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
     """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
-    Args:
-        alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
+    alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
     """
     share_V = successes_V / rollouts_V
     seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it

@@ -318,12 +318,8 @@ class BetaPosterior(RewardEstimator):
 
 def _checked_lag(lag_P: Floats, groups: int) -> Floats:
     lag_P = np.asarray(lag_P, dtype=np.float64)
-    if lag_P.shape != (groups,):
-        raise ValueError(f"lag has shape {lag_P.shape}, rewards have {groups} groups; give each group one lag")
-    wrong = ~(np.isfinite(lag_P) & (lag_P >= 0))
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(f"lag[{row}] = {lag_P[row]:g} is not a finite number >= 0")
+    if lag_P.shape != (groups,) or not (np.isfinite(lag_P) & (lag_P >= 0)).all():
+        raise ValueError(f"lag = {lag_P} is not a finite number >= 0 for each of {groups} groups")
     return lag_P
 
 

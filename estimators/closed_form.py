@@ -62,17 +62,8 @@ def moments(
         rollouts: N >= 1, the same on every visit.
         shared_prior: for ``empirical_bayes``: shape (T, 2), (a, b) of each visit. None: :func:`fitted_prior`.
 
-    Returns:
-        Bias and variance, NaN where ``p_Q_T`` is.
-
     Raises:
         ValueError: no closed form is known for the estimator, or an argument is outside its range.
-
-    Example:
-        >>> from estimators import build
-        >>> of_dbb = moments(build("dbb", discount=0.5), [[0.2, 0.4]], rollouts=8)
-        >>> of_dbb.bias.round(4), of_dbb.mse.round(4)
-        (array([[ 0.0333, -0.06  ]]), array([[0.0169, 0.0179]]))
 
     Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing and
     empirical Bayes. Their formulas are special cases of the three lines above.
@@ -126,12 +117,7 @@ def _powers(discount: float, visits: int) -> Floats:
 
 
 def fitted_prior(p_Q_T: Floats, rollouts: int) -> Floats:
-    """Return the prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2).
-
-    Args:
-        p_Q_T: shape (Q, T), success probabilities, or unbiased measurements of them; NaN after a prompt's last visit.
-        rollouts: N >= 1, the same on every visit.
-    """
+    """Return the prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2)."""
     squares_Q_T = p_Q_T**2 + p_Q_T * (1 - p_Q_T) / rollouts
     groups_T = np.sum(~np.isnan(p_Q_T), axis=0)
     moments_T_4 = np.stack(

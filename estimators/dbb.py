@@ -40,21 +40,10 @@ class DiscountedBetaBernoulli(BetaPosterior):
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
 
-    A run that begins with another run's state (warm start) goes on with its count of updates. All its groups are later
-    than those in the state.
-
-    Args:
-        discount: lambda, weight kept per visit of the same prompt (per epoch, not per gradient step). 1 never forgets.
-            The paper uses 0.25, 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
-        updates_per_epoch: with "updates" only; 0 asks the trainer to fill it in.
-
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
         seen_at, first_at: with "updates" only; v and first. -1 and 0 before any group; only then seen_at < first_at.
         updates (shared): with "updates" only; number of updates so far.
-
-    Raises:
-        ValueError: a parameter is outside its range.
 
     Example:
         >>> dbb = DiscountedBetaBernoulli(discount=0.5)
@@ -67,11 +56,14 @@ class DiscountedBetaBernoulli(BetaPosterior):
     Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` and late groups are our own.
     """
 
+    # Per visit of the same prompt, not per gradient step; 1 never forgets. The paper uses 0.25, 0.5 and 0.75 for Qwen3
+    # 0.6B, 1.7B and 8B.
     discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")
     prior_alpha: float = parameter(1.0, "pseudo-successes before any rollout", within="(0, inf)")
     prior_beta: float = parameter(1.0, "pseudo-failures before any rollout", within="(0, inf)")
     partial_credit: bool = parameter(False, "accept scores in [0, 1] as fractional successes, not only 0 or 1")
     forgetting: str = parameter("visits", "the discount counts visits or policy updates", choices=("visits", "updates"))
+    # With "updates" only; 0 asks the trainer to fill it in.
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"

@@ -38,16 +38,7 @@ class EmpiricalBayes(RewardEstimator):
         moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N.
         prior: a, b.
 
-    Example:
-        >>> eb = EmpiricalBayes()
-        >>> state, estimate = eb.observe(eb.initial_state(3), [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-        >>> state["prior"].round(3)
-        array([0.022, 0.028])
-        >>> estimate.mean.round(3)
-        array([0.991, 0.007, 0.335])
-
-    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior". It names the method of moments but
-    prints no equations; those above are the Beta-binomial's.
+    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior"; the equations are ours.
     """
 
     name: ClassVar[str] = "empirical_bayes"
@@ -73,22 +64,14 @@ class EmpiricalBayes(RewardEstimator):
 
 
 def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = None) -> Floats:
-    """Return the number of groups, and their sums of S/N, (S/N)^2 and 1/N; shape (4,).
-
-    Args:
-        counted: (P,) number of groups that a group counts for, > 0; None: 1.
-    """
+    """Return the number of groups, and their sums of S/N, (S/N)^2 and 1/N; group i counts ``counted[i]`` times."""
     share = successes / rollouts
     counted = np.ones_like(share) if counted is None else counted
     return np.array([counted.sum(), (counted * share).sum(), (counted * share) @ share, (counted / rollouts).sum()])
 
 
 def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
-    """Return (a, b) of the Beta behind some groups, see :class:`EmpiricalBayes`.
-
-    Args:
-        weight: a + b where the groups do not tell it: fewer than two, or N is always 1.
-    """
+    """Return (a, b) of the Beta behind some groups; ``weight`` is a + b where the groups do not tell it."""
     groups, total, squares, inverse = moments
     mean = min(max(total / groups, _MEAN_LIMIT), 1 - _MEAN_LIMIT)
     noise = inverse / groups

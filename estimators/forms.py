@@ -28,7 +28,6 @@ class Form(ABC):
     """How rewards and an estimate become advantages.
 
     Class attributes:
-        name: the registered name.
         formula: the advantage in a few words.
         whitened: True if the trainer has the last step. Once the advantages are spread over the response tokens (with a
             KL penalty in the reward, summed over the tokens that follow), it subtracts their mean over all response

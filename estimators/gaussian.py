@@ -31,25 +31,15 @@ class DiscountedGaussian(RewardEstimator):
     ``m | v ~ Normal(mean, v / weight)`` and ``v ~ Inverse-gamma(weight / 2, spread / 2)``, after the past's weight and
     both parameters of v were multiplied by ``discount``. ``variance`` is 1 / E[1 / v].
 
-    As long as all rewards of a prompt are equal, each visit shrinks the variance by about ``discount``, and the
-    advantages with it; the variance never reaches 0. On rewards 0 and 1 the defaults give exactly ``dbb`` with prior
-    (1, 1) and the same discount.
+    Equal rewards shrink the variance by about ``discount`` a visit, never to 0. On rewards 0 and 1 the defaults give
+    exactly ``dbb`` with prior (1, 1) and the same discount.
 
     State:
         weight: discounted number of rollouts, > 0.
         mean: in reward units.
         spread: discounted sum of squared deviations, in squared reward units, > 0.
 
-    Example:
-        >>> gaussian = DiscountedGaussian(discount=0.5, prior_mean=0.0, prior_variance=1.0)
-        >>> state, estimate = gaussian.observe(gaussian.initial_state(1), [[2.0, 4.0, 3.0]])
-        >>> state
-        {'weight': array([4.]), 'mean': array([2.25]), 'spread': array([9.75])}
-        >>> estimate
-        Estimate(mean=array([2.25]), variance=array([2.4375]))
-
-    Source: the conjugate update is textbook (Gelman et al., Bayesian Data Analysis, section 3.3); discounting it as the
-    paper's Definition 2 discounts the Beta is our own.
+    Source: the conjugate update of Gelman et al., Bayesian Data Analysis, section 3.3; discounting it is our own.
     """
 
     discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")

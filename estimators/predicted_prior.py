@@ -50,11 +50,6 @@ class PredictedPrior(BetaPosterior):
     w is v and c in the features' own units. With ``features="none"`` all prompts have the same prior mean. A late group
     counts as of the update in which it would have been on-policy (:mod:`estimators.forgetting`).
 
-    Args:
-        features: "text" (n-grams of the prompt, see :mod:`estimators.text_features`), "hidden" (from the trainer: the
-            policy's hidden state at the end of the prompt) or "none".
-        updates_per_epoch: E; 0 asks the trainer to fill it in.
-
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.
         successes, failures: A and B as of update ``seen_at``, in rollouts, >= 0.
@@ -62,21 +57,13 @@ class PredictedPrior(BetaPosterior):
         weights (shared): (D + 1,), w; the last one is the constant.
         updates (shared): number of updates so far.
 
-    Example:
-        >>> prior = PredictedPrior(features="none", updates_per_epoch=1)
-        >>> state, estimate = prior.observe(prior.initial_state(2), [[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
-        >>> estimate.mean  # (2 m + S) / (2 + N) with m = 1/2
-        array([0.8, 0.6])
-        >>> alpha, beta = prior.predictive(state)
-        >>> (alpha / (alpha + beta)).round(3)  # from now on m = sigmoid(0.795) = 0.689
-        array([0.866, 0.679])
-
     Source: our own. Prompt-conditional priors are also in DUET, arXiv:2605.08441.
     """
 
     discount: float = parameter(0.85, "weight that counts keep over an epoch", within="(0, 1]")
     prior_weight: float = parameter(2.0, "weight of the predicted mean, in rollouts", within="(0, inf)")
     features: str = parameter("text", "source of the predicted prior mean", choices=tuple(FEATURES))
+    # E; 0 asks the trainer to fill it in.
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "predicted_prior"

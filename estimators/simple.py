@@ -20,11 +20,6 @@ class PointEstimator(RewardEstimator):
     ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
     variance is exactly 0 if all N rewards are equal (or N = 1); such a group has no advantage.
 
-    Example:
-        >>> point = PointEstimator()
-        >>> point.observe(point.initial_state(1), [[1.0, 0.0, 0.0, 0.0]])[1]
-        Estimate(mean=array([0.25]), variance=array([0.25]))
-
     Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
     """
 
@@ -61,11 +56,6 @@ class LaplaceSmoothing(RewardEstimator):
 
     A first visit of DBB with prior (a, a) gives the same estimate for ``smoothing = discount * a``, so the comparison
     with DBB shows the value of the history. Scores in [0, 1] count as fractional successes.
-
-    Example:
-        >>> laplace = LaplaceSmoothing(smoothing=0.5)
-        >>> laplace.observe(laplace.initial_state(1), [[1.0, 1.0, 1.0, 1.0]])[1]
-        Estimate(mean=array([0.9]), variance=array([0.09]))
 
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """
@@ -108,12 +98,6 @@ class MovingAverage(RewardEstimator):
     State:
         mean: the average, in [0, 1]; 0 before any rollout.
         visits: number of groups in the average.
-
-    Example:
-        >>> ema = MovingAverage(discount=0.5)
-        >>> state, estimate = ema.observe(ema.initial_state(1), [[1.0, 1.0, 1.0, 1.0]])
-        >>> ema.observe(state, [[1.0, 0.0, 0.0, 0.0]])[1]
-        Estimate(mean=array([0.625]), variance=array([0.234375]))
 
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean; the variance is read
     as DBB's, without N - 1.

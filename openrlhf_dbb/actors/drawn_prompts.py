@@ -13,15 +13,10 @@ Row = tuple[list[Drawn], list[str], list[Any], list[Any]]
 
 
 class DrawnPrompts:
-    """Yields the prompts that the strategy draws; a pass ends when as many were drawn as the data has rows.
+    """Yields the prompts of OpenRLHF's data set that a strategy draws.
 
-    The sampler's state holds the prompts that are drawn and not yet yielded.
-
-    Args:
-        data: OpenRLHF's prompt data set. Of equal rows, which share a posterior, the first is used.
-        sampler: of a strategy that ``draws``.
-        prompt_ids: the strategy's id of each prompt.
-        predictive: returns the estimator's present forecast.
+    A pass ends when as many prompts were drawn as the data has rows. The sampler's state holds the prompts that are
+    drawn and not yet yielded.
     """
 
     def __init__(
@@ -30,7 +25,7 @@ class DrawnPrompts:
         self.dataset, self._sampler, self._predictive = data, sampler, predictive
         self._rows: dict[int, int] = {}
         for row, (prompt, label) in enumerate(zip(data.prompts, data.labels, strict=True)):
-            self._rows.setdefault(prompt_ids[prompt, str(label)], row)
+            self._rows.setdefault(prompt_ids[prompt, str(label)], row)  # equal rows share a posterior
         self._place = 0
 
     def __len__(self) -> int:

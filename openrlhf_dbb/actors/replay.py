@@ -29,10 +29,6 @@ class Replays:
     """Earlier rollouts of each prompt; some of them are trained on again when the prompt comes back.
 
     A step replays from the cache as it was before the step; its own rollouts are added afterwards.
-
-    Args:
-        args: OpenRLHF's, with ours: ``args.replay`` and the advantage form.
-        prompt_ids: the store's id of every prompt.
     """
 
     def __init__(self, args: SimpleNamespace, prompt_ids: Mapping[Key, int]) -> None:
@@ -87,11 +83,7 @@ def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:
 
 
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:
-    """Return all rollouts of a batch, in its order.
-
-    Args:
-        experience: batched and padded on the right, with ``action_log_probs`` and ``rewards``; not changed.
-    """
+    """Return all rollouts of a batch without their padding, in its order."""
     rows = split_experience_batch(dataclasses.replace(experience))  # a shallow copy, since splitting removes the index
     return [
         CachedRollout(
@@ -107,14 +99,11 @@ def cached_rollouts(experience: Experience) -> list[CachedRollout]:
 def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Experience:
     """Return one row for OpenRLHF's replay buffer, as OpenRLHF would have made it from a fresh rollout.
 
-    OpenRLHF batches rows by the fields and info keys of the first one, so a replayed row needs those of a fresh one.
+    OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``, a batch of
+    fresh rollouts. In ``info`` "reward" and "score" are the reward, all else is 0.
 
     Args:
-        like: a batch of fresh rollouts whose advantages are computed.
         advantage: of every token up to the last generated one; no KL penalty.
-
-    Returns:
-        An experience without a batch axis. In ``info`` "reward" and "score" are the reward, all else is 0.
     """
     tensors = _tensors(rollout, advantage)
     row: dict[str, Any] = {}

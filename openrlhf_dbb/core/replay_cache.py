@@ -86,9 +86,6 @@ def replay_advantages(rewards_P_K: Floats, form: str) -> Floats:
     """Return the advantages of replayed rollouts by GRPO's mean and deviation of their own prompt's rewards, (P, K).
 
     Exactly 0 where all rewards of a prompt are the same. RePO's code adds 1e-4 to the deviation; here nothing is added.
-
-    Args:
-        form: name of an advantage form that is not whitened.
     """
     point, advantage = estimators.build("point"), FORMS.build(form)
     _, estimate = point.observe({}, rewards_P_K, leave_one_out=advantage.leave_one_out)

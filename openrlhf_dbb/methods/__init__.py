@@ -70,9 +70,7 @@ def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
     """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts.
 
-    Args:
-        flags: of the method. If it does not set the size of a group, nothing changes.
-        preset: its flags, by name.
+    Empty if the method's ``flags`` do not set the size of a group.
 
     Example:
         >>> preset = {"rollout.n_samples_per_prompt": 8, "rollout.batch_size": 64, "train.num_episodes": 4}
@@ -88,11 +86,12 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """Return one paragraph that describes every piece of the training, from the arguments."""
     low, high = args.actor.eps_clip_low_high
+    length = f" (L = {args.rollout.max_new_tokens})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
         f"estimator {estimator}",
         f"advantage {_formula(args.algo.advantage)}",
-        f"loss {args.actor.loss_agg_mode}" + _length(args),
+        f"loss {args.actor.loss_agg_mode}{length}",
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
     ]
@@ -109,10 +108,6 @@ def _formula(advantage: SimpleNamespace) -> str:
     if form is None:
         return str(advantage.estimator)
     return form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
-
-
-def _length(args: SimpleNamespace) -> str:
-    return f" (L = {args.rollout.max_new_tokens})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
 
 
 def _read(name: str) -> dict[str, Any]:

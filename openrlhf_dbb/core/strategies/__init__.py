@@ -47,11 +47,7 @@ available, get = STRATEGIES.available, STRATEGIES.get
 
 
 def of(args: SimpleNamespace) -> RolloutStrategy:
-    """Return the strategy that the arguments name, with its parameters.
-
-    Raises:
-        ValueError: the strategy is unknown, or a parameter is outside its range.
-    """
+    """Return the strategy that the arguments name; ValueError if a parameter is outside its range."""
     name = args.rollout.strategy
     cls = get(name)
     return STRATEGIES.build(

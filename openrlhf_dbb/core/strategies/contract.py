@@ -24,57 +24,39 @@ class SamplingError(RunError):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts about a run that a strategy may need.
+    """The facts about a run that a strategy may need."""
 
-    Attributes:
-        groups: groups of a rollout batch.
-        rollouts: rollouts of a group, N.
-        score_range: a group is trained on only if its mean score lies strictly between these two; None for no limit.
-    """
-
-    groups: int
-    rollouts: int
+    groups: int  # of a rollout batch
+    rollouts: int  # of a group, N
     seed: int = 0
+    # A group is trained on only if its mean score lies strictly between these two; None for no limit.
     score_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """The estimator's forecast for every prompt: its next success probability is Beta(alpha, beta).
+    """The estimator's forecast for every prompt: its next success probability is Beta(alpha, beta); (P,) each."""
 
-    Attributes:
-        prompt_ids: (P,) int, ascending.
-        alpha, beta: (P,) float, > 0.
-    """
-
-    prompt_ids: NDArray[np.int64]
-    alpha: NDArray[np.float64]
-    beta: NDArray[np.float64]
+    prompt_ids: NDArray[np.int64]  # ascending
+    alpha: NDArray[np.float64]  # > 0
+    beta: NDArray[np.float64]  # > 0
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A prompt that the strategy has chosen.
-
-    Attributes:
-        inclusion: probability with which the prompt is in the batch, in (0, 1]; fixed before anything is generated.
-        weight: factor on the prompt's advantages, > 0.
-    """
+    """A prompt that the strategy has chosen."""
 
     prompt_id: int
-    inclusion: float
-    weight: float
+    inclusion: float  # probability with which the prompt is in the batch, fixed before anything is generated
+    weight: float  # factor on the prompt's advantages, > 0
 
 
 class Decision(Enum):
     """What is done with a generated group. The estimator observes the group in every case."""
 
     TRAIN = auto()
-    """The group is trained on."""
-    DISCARD = auto()
-    """The group is not trained on."""
-    REPLACE = auto()
-    """The group is not trained on, and another prompt takes its place in the same round."""
+    DISCARD = auto()  # not trained on
+    REPLACE = auto()  # not trained on, and another prompt takes its place in the same round
 
 
 class Sampler:

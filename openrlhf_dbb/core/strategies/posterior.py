@@ -93,6 +93,7 @@ class PosteriorSampler(Sampler):
         pi = inclusion(variance**strategy.power, batch, strategy.floor)
         drawn = systematic(pi, self._random)
         weights = (batch / (prompts * pi[drawn])) ** strategy.weight_power
+        # Mean variance of the batch over that of all prompts; share of prompts with pi = 1; 1 for equal weights.
         self._metrics = {
             "posterior/lift": float(variance[drawn].mean() / variance.mean()) if variance.any() else 1.0,
             "posterior/certain": float(np.mean(pi == 1)),
@@ -102,11 +103,6 @@ class PosteriorSampler(Sampler):
         return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of the last batch drawn.
-
-        posterior/lift: mean E[p (1 - p)] of its prompts, over the mean of all prompts. posterior/certain: share of all
-        prompts with pi = 1. posterior/effective: (sum w)^2 / (B sum w^2), in (0, 1]; 1 for equal weights.
-        """
         return self._metrics
 
     def state(self) -> dict[str, Any]:
