@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
@@ -18,24 +17,14 @@ from store_invariants import check  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.evaluation import answer_of, best_measure, collect, validate  # noqa: E402
+from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutGenerator  # noqa: E402
 from openrlhf_dbb.core.strategies import RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.evaluation.benchmarks import Benchmark  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts  # noqa: E402
 from storage import read_evaluations  # noqa: E402
 
 NAN = math.nan
-
-
-class Letters:
-    """A tokenizer of one character a token; token 0 ends a response."""
-
-    def decode(self, tokens, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(map(chr, filter(None, tokens.tolist())))
 
 
 def sample(prompt, response, score, truncated=False, reward=None):
@@ -66,24 +55,19 @@ SAMPLES = [
 ]  # fmt: skip
 
 
-def numbers(response):
-    return "".join(filter(str.isdigit, response)) or None
-
-
 @pytest.fixture
 def evaluated():
-    return collect(DATA, SAMPLES, Letters(), numbers)
+    return Evaluated(collect(DATA, SAMPLES))
 
 
 def test_samples_are_sorted_by_data_source(evaluated):
     sums, sorting = evaluated.results["sums"], evaluated.results["sorting"]
     np.testing.assert_array_equal(sums.scores_R_P_N, [[[1, 1, 0, NAN], [0, 0, 0, 0], [NAN] * 4]])
-    assert sums.answers_R_P_N.tolist() == [[["2", "2", "7", "22"], ["5", None, None, None], [None] * 4]]
     assert sums.labels == ["2", "4", "2"]
     assert sums.tokens_R_P_N.tolist() == [[[2, 5, 2, 3], [2, 3, 3, 3], [1] * 4]]
     assert sums.truncated_R_P_N.tolist() == [[[False] * 3 + [True], [False] * 4, [True] * 4]]
     assert sorting.scores_R_P_N.tolist() == [[[1, 0, 0, 0]]]
-    assert evaluated.prompts == {"sums": ["1+1=", "2+2=", "1+1="], "sorting": ["sort 21:"]}
+    assert (sums.prompts, sorting.prompts) == (["1+1=", "2+2=", "1+1="], ["sort 21:"])
     assert evaluated.rollouts == 16
 
 
@@ -95,7 +79,6 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         "eval_sums_pass@1": (2 / 3 + 0) / 2,
         "eval_sums_pass@2": (1 + 0) / 2,  # of 3 samples with 2 right, two are never both wrong
         "eval_sums_pass@4": 0.0,  # only the second prompt has four
-        "eval_sums_majority@4": (1 + 0) / 2,
         "eval_sums_missing": 5 / 12,
         "eval_sums_truncated_rate": 5 / 12,
         "eval_sums_response_length_mean": (12 + 11 + 4) / 12,
@@ -104,7 +87,6 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         "eval_sorting_pass@1": 1 / 4,
         "eval_sorting_pass@2": 1 / 2,  # one right of four is among two: 1 - C(3, 2) / C(4, 2)
         "eval_sorting_pass@4": 1.0,
-        "eval_sorting_majority@4": 0.0,
         "eval_sorting_missing": 0.0,
         "eval_sorting_truncated_rate": 0.0,
         "eval_sorting_response_length_mean": 3.0,
@@ -115,17 +97,12 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
     assert evaluated.accuracy == pytest.approx(expected["eval_mean@4"], rel=1e-12)
 
 
-def test_there_is_no_majority_where_answers_cannot_be_read():
-    evaluated = collect(DATA, SAMPLES, Letters(), None)
-    assert not [key for key in evaluated.logs() if "majority" in key]
-
-
 def test_a_sample_without_any_score_is_refused():
     unscored = sample("1+1=", "2", 1.0)
     unscored.scores = unscored.rewards = None
     data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
     with pytest.raises(UsageError, match=r"needs rewards at generation; give --reward\.remote_url, or --eval"):
-        collect(data, [unscored], Letters(), None)
+        collect(data, [unscored])
 
 
 def test_each_prompts_results_are_stored(store, fill, evaluated):
@@ -143,12 +120,12 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     assert sums.samples.tolist() == [[4, 4, 4]] and sums.verified.tolist() == [[3, 4, 0]]
     assert sums.successes.tolist() == [[2.0, 0.0, 0.0]]
     np.testing.assert_array_equal(sums.best, [[1.0, 0.0, NAN]])
-    np.testing.assert_array_equal(sums.majority, [[1.0, 0.0, NAN]])
+    np.testing.assert_array_equal(sums.majority, [[NAN] * 3])  # the answers in the responses are not read
     assert sums.tokens.tolist() == [[12, 11, 4]] and sums.truncated.tolist() == [[1, 0, 4]]
     logs = evaluated.logs()
-    view = store.query("SELECT benchmark, accuracy, best, majority, missing FROM evaluations ORDER BY benchmark")
+    view = store.query("SELECT benchmark, accuracy, best, missing FROM evaluations ORDER BY benchmark")
     for source, *measures in map(tuple, view):
-        names = (f"eval_{source}_{name}" for name in ("mean@4", "best@4", "majority@4", "missing"))
+        names = (f"eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
         assert measures == pytest.approx([logs[name] for name in names], rel=1e-12)
     assert check(store) == []
 
@@ -168,66 +145,6 @@ def test_a_measure_that_there_is_not_is_refused_with_those_there_are(evaluated):
         r"eval_mean@4, eval_sorting_best@4, .*eval_sums_truncated_rate; or none",
     ):
         best_measure("eval_sums_best@8", evaluated.logs())
-
-
-def test_answers_are_read_as_our_reward_function_reads_them():
-    def given(*flags):
-        return answer_of(arguments.parse(["--preset", "tiny", *flags]).args.reward.remote_url)
-
-    answer = given()
-    assert answer(r"so \boxed{12} or 13") == "12" and answer("the answer is 7") == "7" and answer("none") is None
-    assert given("--reward.remote_url", "http://localhost:5000/score") is None
-
-
-def benchmark(name, verifier, labels):
-    """A benchmark of prompts "NAME 0", "NAME 1", ... with these labels, each of two tokens; responses of 9 tokens."""
-    texts = [f"{name} {place}" for place in range(len(labels))]
-    tokens = [[ord(name[0]), place] for place in range(len(labels))]
-    entry = Benchmark(name, name, file="x.jsonl", verifier=verifier)
-    return BenchmarkPrompts(entry, [str(place) for place in range(len(labels))], texts, tokens, labels, 9, False, [])
-
-
-# A response that only its own benchmark's verifier takes for right: 0.5 is 1/2 in mathematics, and the letter of an
-# option is what it settles on.
-BENCHMARKS = {"math": benchmark("math", "math", ["1/2", "7"]), "letters": benchmark("letters", "choice", ["B"])}
-ANSWERED = {
-    (ord("m"), 0): [r"\boxed{0.5}", "The answer is B", "1/2"],
-    (ord("m"), 1): ["7", "8", "7"],
-    (ord("l"), 0): ["So option B is correct.", r"\boxed{0.5}", r"\boxed{B}"],
-}
-
-
-def test_each_response_is_verified_by_its_benchmarks_verifier():
-    asked = []
-
-    def sample(requests, sampling):
-        assert sampling == SamplingSettings(3, 0.6, 0.95)
-        asked.extend((tuple(each.prompt), each.max_tokens) for each in requests)
-        for each in reversed(requests):  # they finish in any order
-            yield [Finished(each.number, ANSWERED[tuple(each.prompt)], [4, 5, 9], [False, False, True])]
-
-    evaluated = validate(BENCHMARKS, SamplingSettings(3, 0.6, 0.95), sample)
-    assert asked == [(prompt, 9) for prompt in ANSWERED]
-    math_, letters = evaluated.results["math"], evaluated.results["letters"]
-    assert math_.scores_R_P_N.tolist() == [[[1, 0, 1], [1, 0, 1]]]
-    assert letters.scores_R_P_N.tolist() == [[[1, 0, 1]]]
-    assert letters.answers_R_P_N.tolist()[0][0][::2] == ["B", "B"]
-    assert math_.tokens_R_P_N.tolist() == [[[4, 5, 9]] * 2] and letters.truncated_R_P_N.tolist() == [[[0, 0, 1]]]
-    assert evaluated.prompts == {"math": ["math 0", "math 1"], "letters": ["letters 0"]}
-    logs = evaluated.logs()
-    assert logs["eval_math_mean@3"] == logs["eval_letters_mean@3"] == pytest.approx(2 / 3)
-    assert (logs["eval_math_majority@3"], logs["eval_letters_majority@3"]) == (1, 1)
-    assert evaluated.rollouts == 9
-
-
-def test_benchmarks_and_held_out_data_weigh_the_same_in_the_mean(evaluated):
-    def sample(requests, _):
-        yield [Finished(each.number, ["B", "B", "A", "C"], [1] * 4, [False] * 4) for each in requests]
-
-    both = evaluated | validate({"letters": BENCHMARKS["letters"]}, SamplingSettings(4, 0.6, 1.0), sample)
-    assert list(both.results) == ["sums", "sorting", "letters"]
-    assert both.logs()["eval_mean@4"] == pytest.approx((1 / 3 + 1 / 4 + 2 / 4) / 3)
-    assert both.rollouts == 16 + 4
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +180,6 @@ def engine_class(ray_node):
             ]  # fmt: skip
 
         def sample(self, requests, sampling):
-            from openrlhf_dbb.evaluation.engines import Finished
 
             self.calls.append(len(requests))
             text = [f"{sampling.temperature} {sampling.top_p}"] * sampling.n

@@ -21,7 +21,6 @@ from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal, riding_along  # noqa: E402
-from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.platform.backend import stand_in_for_torch_cuda  # noqa: E402
 
 # Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
@@ -265,11 +264,3 @@ def test_ranks_that_share_a_sequence_see_the_same_order(actor):
         policy_actor.fit()
         orders.append(seen)
     assert orders == [[[1, 2, 101], [3, 4, 102, 103]]] * 2
-
-
-def test_dynamic_batches_take_no_replays(actor):
-    policy_actor = actor()
-    policy_actor.strategy.args.train.dynamic_batch_enable = True
-    policy_actor.append_replays(split_experience_batch(batch(*REPLAYED)))
-    with pytest.raises(UsageError, match="dynamic_batch_enable does not work with replayed rollouts"):
-        policy_actor.fit()

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -166,44 +165,6 @@ def test_hidden_features_are_read_once_a_pass_and_resumed_as_they_were(lane, tmp
     assert sorted(path.name for path in (saved / "features").iterdir()) == ["global_step3.npz", "global_step6.npz"]
     with storage.open_store(f"sqlite:///{parts}/openrlhf_dbb.db") as store:
         assert invariants.check(store) == []
-
-
-def mounting_is_forbidden():
-    """Why this machine cannot play a full disk; None if it can."""
-    tried = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, text=True)
-    return f"namespaces are forbidden: {tried.stderr.strip()}" if tried.returncode else None
-
-
-FORBIDDEN = mounting_is_forbidden()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(FORBIDDEN is not None, reason=str(FORBIDDEN))
-def test_a_disk_that_fills_up_while_a_checkpoint_is_saved_leaves_the_one_before(tmp_path):
-    """Room for three checkpoints of 1.9 MB each at the start; then another file takes 1.5 MB of it."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    flags = [*FLAGS, "--replay.samples", "0", "--eval.steps", "-1", "--ckpt.best_metric_key", "none"]
-    command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags, "--run_name", "mine"]
-    train = shlex.join([*command, "--train.num_episodes", "4", "--ckpt.path", str(disk / "checkpoints")])
-    ballast = f"head -c 1500000 /dev/zero > {disk}/ballast"
-    later = f'until [ "$(du -sk {disk} | cut -f1)" -gt 1500 ]; do sleep 0.1; done; {ballast}'
-    script = (
-        f"mount -t tmpfs -o size=6m tmpfs {disk}; ({later}) & {train}; echo $? > status; cp -r {disk}/checkpoints left"
-    )
-    ended = subprocess.run(["unshare", "-Urm", "bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
-    assert (tmp_path / "status").read_text() == "1\n"
-    *_, unfinished, line = ended.stderr.splitlines()
-    assert unfinished.endswith("its last checkpoint is global_step4; continue it with --resume mine")
-    assert line.startswith("error: rank 0 on host ")
-    assert f"cannot save checkpoint global_step6 in {disk}/checkpoints, where 0 MiB are free: " in line
-    ((run, step),) = rows(tmp_path, "SELECT uuid, last_step FROM dbb_run")
-    found, passed = checkpoints.newest_whole(tmp_path / "left", run, step)
-    assert (found, passed) == (
-        "global_step4",
-        ["checkpoint global_step6 was not finished (manifest.json is missing)"],
-    )
-    check_posteriors(tmp_path, steps=6)
 
 
 @pytest.mark.parametrize(

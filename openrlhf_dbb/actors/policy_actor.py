@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.hidden_features import last_hidden, projected
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.weights import Parameter, buckets, pack
@@ -120,29 +117,13 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
 
-    def save_checkpoint(self, tag: str, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint, as upstream does.
-
-        Raises:
-            RunError: it cannot be written. DeepSpeed's own error often hides the reason, such as a full disk.
-        """
-        with _saving(f"checkpoint {tag}", Path(self.strategy.args.ckpt.path)):
-            super().save_checkpoint(tag, *args, **kwargs)
-
     def save_best(self, folder: str) -> dict[str, int]:
-        """Save the policy into an empty folder, as upstream saves the trained policy at the end.
-
-        Returns:
-            The files that this rank's host sees there; see :func:`openrlhf_dbb.core.checkpoints.sizes`.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Save the policy into an empty folder, and return the files that this rank's host sees there."""
+        # Upstream's save_model takes no folder.
         ckpt = self.strategy.args.ckpt
         last, ckpt.output_dir = ckpt.output_dir, folder
         try:
-            with _saving("the best model", Path(folder)):
-                self.save_model()
+            self.save_model()
         finally:
             ckpt.output_dir = last
         return checkpoints.sizes(Path(folder), Path(folder))
@@ -152,55 +133,28 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         return checkpoints.listing(Path(self.strategy.args.ckpt.path), tag)
 
     def prompt_features(self, tokens: list[list[int]]) -> NDArray[np.float32]:
-        """Return features (S, D) of some prompts, for :func:`openrlhf_dbb.actors.hidden_features.of_prompts`.
-
-        Args:
-            tokens: (S,) token ids of each prompt, as many prompts on every rank.
-        """
+        """Return features (S, D) of S prompts, given as token ids. Every rank must be given as many prompts."""
         self.actor.eval()
         hidden = last_hidden(self.actor.model, tokens, self.strategy.args.rollout.micro_batch_size)
         self.actor.train()
         return projected(hidden)
 
     def append_replays(self, experience: list[Experience]) -> None:
-        """Keep rows for the next :meth:`fit`.
+        """Keep rows of :func:`openrlhf_dbb.actors.replay.replay_row` for the next :meth:`fit`.
 
-        Args:
-            experience: rows without a batch axis, from :func:`openrlhf_dbb.actors.replay.replay_row`; the
-                number may differ between ranks, and may be 0.
+        The number may differ between ranks, and may be 0.
         """
         self._replays.extend(experience)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
-        """Train on the replay buffer and on the rows of :meth:`append_replays`; forget these rows.
-
-        Raises:
-            UsageError: there are replays, and ``--train.dynamic_batch_enable`` makes its own micro-batches.
-            ValueError: as in :func:`deal`.
-        """
+        """Train on the replay buffer and on the rows of :meth:`append_replays`; forget these rows."""
         replays, self._replays = self._replays, []
         if not replays:
             return super().fit(kl_ctl)
-        args = self.strategy.args
-        if args.train.dynamic_batch_enable:
-            raise UsageError("--train.dynamic_batch_enable does not work with replayed rollouts; leave it out")
         # No shuffle where upstream does not shuffle: ranks that share a sequence must see the same rows.
-        shuffle = self.strategy.ring_attn_group is None and args.ds.tensor_parallel_size <= 1
+        shuffle = self.strategy.ring_attn_group is None and self.strategy.args.ds.tensor_parallel_size <= 1
         with riding_along(self.trainer.replay_buffer, replays, shuffle):
             return super().fit(kl_ctl)
-
-
-@contextmanager
-def _saving(what: str, folder: Path) -> Iterator[None]:
-    """Raise RunError with rank, host and free space if the block cannot write."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        free = shutil.disk_usage(folder).free / 2**20 if folder.is_dir() else 0
-        raise RunError(
-            f"rank {torch.distributed.get_rank()} on host {socket.gethostname()} cannot save {what} in {folder}, where "
-            f"{free:,.0f} MiB are free: {str(error).strip().splitlines()[-1]}"
-        ) from error
 
 
 @contextmanager
@@ -224,25 +178,18 @@ def riding_along(buffer: NaiveReplayBuffer, replays: list[Experience], shuffle: 
 
 
 def deal(fresh: int, replayed: int, size: int, shuffle: bool) -> list[list[int]]:
-    """Deal rows into as many micro-batches as the fresh ones alone would make.
+    """Deal rows into as many micro-batches as the fresh rows alone would make.
 
     Args:
         fresh: rows 0 to fresh - 1; an incomplete last micro-batch is left out, as upstream does.
         replayed: the rows after them, dealt as evenly as possible.
-        size: fresh rows of a micro-batch.
+        size: fresh rows of a micro-batch, at most ``fresh``.
         shuffle: whether to shuffle fresh and replayed rows, each among themselves, by torch's generator.
 
     Returns:
         Rows of each micro-batch, the fresh ones first.
-
-    Raises:
-        ValueError: the fresh rows do not fill a micro-batch.
     """
     number = fresh // size
-    if number == 0:
-        raise ValueError(
-            f"{fresh} fresh rows on this rank do not fill a micro-batch of {size}; lower --train.micro_batch_size"
-        )
     order = torch.randperm if shuffle else torch.arange
     new, old = order(fresh).tolist(), (fresh + order(replayed)).tolist()
     shares = [replayed * i // number for i in range(number + 1)]

@@ -15,10 +15,10 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors import evaluation as evaluations
 from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
+from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker, TrainingStep
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
@@ -30,8 +30,10 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
 from openrlhf_dbb.data import train_on
+from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.evaluation.results import Results
 from storage.held_out import held_out
 
 MARK = "openrlhf_dbb"
@@ -81,7 +83,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         labels = [str(label) for label in data.labels]
         self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
-        self._answer = evaluations.answer_of(self.args.reward.remote_url)
         keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
         self._features: Floats | None = None
@@ -369,32 +370,18 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     @torch.no_grad()
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
-        """Upstream's evaluation with more measures, and that of the benchmarks; each prompt's results are stored.
+        """Evaluate on held-out data and benchmarks, keep the best model, and store each prompt's results.
 
-        The best model is kept before they are: an evaluation that is stored needs nothing more.
+        The results come last: an evaluation that is stored is complete.
 
         Raises:
             UsageError: the best model is chosen by a measure that does not exist.
-            RunError: it cannot be written, or this host does not see all of it.
+            RunError: this host does not see all files of the best model.
             storage.StoreError: the results cannot be written.
         """
         phase, began = self._progress.phase, time.monotonic()
-        prompts_asked = len(self._held_out.dataset) if self._held_out else 0
-        self._progress.enter(EVALUATING, prompts_asked * generate_kwargs["n_samples_per_prompt"])
         generate_kwargs["top_p"] = self.args.eval.top_p
-        logs: dict[str, float] = {}
-        evaluated = evaluations.Evaluated({}, {}, frozenset())
-        if self._held_out:
-            data = self._held_out.dataset
-            samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
-            evaluated = evaluations.collect(data, samples, self.tokenizer, self._answer)
-            loaded = [(data.datasources, data.prompts, None, None)]  # as one batch of the data loader
-            logs = compute_eval_metrics(loaded, samples, generate_kwargs["n_samples_per_prompt"])
-        if self._benchmarks:
-            chosen = (generate_kwargs[name] for name in ("n_samples_per_prompt", "temperature", "top_p"))
-            sampling = SamplingSettings(*chosen)
-            evaluated |= evaluations.validate(self._benchmarks, sampling, self.samples_generator.sample)
-        logs |= evaluated.logs()
+        logs, evaluated = self._measure(**generate_kwargs)
         seconds = time.monotonic() - began
         self._keep_if_best(global_step, list(evaluated.results), logs)
         evaluated.record(
@@ -417,9 +404,27 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._progress.enter(phase, self._a_step)
         return logs
 
+    def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], Evaluated]:
+        """Sample and verify; return the measures, upstream's among them, and the results."""
+        logs: dict[str, float] = {}
+        results: dict[str, Results] = {}
+        samples_each = generate_kwargs["n_samples_per_prompt"]
+        data = self._held_out.dataset if self._held_out else None
+        self._progress.enter(EVALUATING, samples_each * len(data) if data else 0)
+        if data:
+            samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
+            results = collect(data, samples)
+            as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
+            logs = compute_eval_metrics(as_one_batch, samples, samples_each)
+        if self._benchmarks:
+            sampling = SamplingSettings(samples_each, generate_kwargs["temperature"], generate_kwargs["top_p"])
+            results |= answer_once(self._benchmarks, lambda asked: self.samples_generator.sample(asked, sampling))
+        evaluated = Evaluated(results)
+        return logs | evaluated.logs(), evaluated
+
     def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
         """Save the policy if it is the best so far; as it was before training it is there anyway."""
-        measure = evaluations.best_measure(self.args.ckpt.best_metric_key, logs)
+        measure = best_measure(self.args.ckpt.best_metric_key, logs)
         if measure is None or not step:
             return
         best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
