@@ -3,7 +3,6 @@
 The questions are made up; columns, types, files and configurations are the hub's.
 """
 
-import csv
 import dataclasses
 import json
 import os
@@ -23,7 +22,6 @@ import datasets
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, verifiers
-from openrlhf_dbb.tiny import task as tiny_task
 
 BOXED = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 LETTER = "\n\nPlease reason step by step, and put the letter of the right option within \\boxed{}."
@@ -34,29 +32,35 @@ def cache(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-def json_lines(path, *rows):
+def write(path, rows):
+    """Rows as a file in the format of its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = datasets.Dataset.from_list(rows)
+    {".jsonl": data.to_json, ".parquet": data.to_parquet, ".csv": data.to_csv}[path.suffix](path)
     return path
 
 
-def parquet(path, *rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    datasets.Dataset.from_list(list(rows)).to_parquet(path)
+@pytest.fixture
+def hub_folder(tmp_path):
+    """Function: a known benchmark whose data are read from files {path: rows} in place of the hub.
 
+    ``configs`` says which file is which configuration, as the data set's card does.
+    """
 
-def card(folder, split, **files):
-    """A data set's card: which files are which configuration."""
-    configs = [
-        {"config_name": name.replace("_dash_", "-"), "data_files": [{"split": split, "path": path}]}
-        for name, path in files.items()
-    ]
-    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+    def make(name, files, **configs):
+        folder = tmp_path / f"{name}{len(list(tmp_path.iterdir()))}"
+        for path, rows in files.items():
+            write(folder / path, rows)
+        entry = benchmarks.find(name)
+        card = [
+            {"config_name": config.replace("_dash_", "-"), "data_files": [{"split": entry.split, "path": path}]}
+            for config, path in configs.items()
+        ]
+        if card:
+            (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(card)}\n---\n")
+        return dataclasses.replace(entry, hub=str(folder))
 
-
-def from_folder(name, folder):
-    """The entry, its data taken from a folder in place of the hub."""
-    return dataclasses.replace(benchmarks.find(name), hub=str(folder))
+    return make
 
 
 def scores(loaded, *responses):
@@ -71,198 +75,121 @@ def test_the_papers_nine_benchmarks_are_known_by_name_in_the_order_of_its_table(
         "MATH500", "Minerva", "AIME24", "AIME25", "AMC24", "Olympiad", "MMLU-Pro", "GPQA-D", "BBH",
     ]  # fmt: skip
     assert [entry.group for entry in entries] == ["ID"] * 6 + ["OOD"] * 3
-    for entry in entries:
-        assert re.fullmatch("[0-9a-f]{40}", entry.revision), entry.name
-        assert entry.chat_template
-        assert entry.source
+    assert all(re.fullmatch("[0-9a-f]{40}", entry.revision) and entry.chat_template for entry in entries)
     assert len(entries[-1].configs) == len(set(entries[-1].configs)) == 27
 
 
-def test_math500(tmp_path):
-    row = {
-        "problem": " What is $1+1$? ", "solution": "It is $\\boxed{2}$.", "answer": "\\frac{4}{2}",
-        "subject": "Algebra", "level": 2, "unique_id": "test/algebra/1.json",
-    }  # fmt: skip
-    json_lines(tmp_path / "test.jsonl", row)
-    loaded = loading.load(from_folder("math500", tmp_path))
-    assert loaded.prompts == ["What is $1+1$?" + BOXED]
-    assert (loaded.ids, loaded.labels, loaded.notes) == (["test/algebra/1.json"], ["\\frac{4}{2}"], [])
+MATH = {"problem": " What is $1+1$? ", "solution": "It is $\\boxed{2}$.", "answer": "\\frac{4}{2}", "level": 2}
+OLYMPIAD = {
+    "id": 1606, "question": "Find all roots.", "final_answer": ["$\\frac{1}{2}$,$-1$"], "context": None, "unit": None,
+    "is_multiple_answer": True,
+}  # fmt: skip
+MMLU = {"question_id": 70, "question": "Which is prime?", "options": ["4", "6", "7"], "answer": "C", "answer_index": 2}
 
 
-def test_minerva_labels_in_python_become_latex_and_those_math_verify_cannot_read_are_told(tmp_path):
-    rows = [
-        {"question": "How bright?", "answer": "4.5e33"},
-        {"question": "Which angle?", "answer": "np.arcsin(10/13)"},
-        {
-            "question": "Which product?",
-            "answer": "K_{s p}=\\left[\\mathrm{A}^{2+}\\right]\\left[\\mathrm{B}^{-}\\right]^{2}",
-        },
-    ]
-    json_lines(tmp_path / "test.jsonl", *rows)
-    loaded = loading.load(from_folder("minerva", tmp_path))
-    assert loaded.labels[:2] == ["4.5 \\times 10^{33}", "\\arcsin(10/13)"]
-    assert loaded.ids == ["0", "1", "2"]
+@pytest.mark.parametrize(
+    ("name", "files", "configs", "id_", "prompt", "label"),
+    [
+        (
+            "math500", {"test.jsonl": [MATH | {"unique_id": "test/1.json"}]}, {},
+            "test/1.json", "What is $1+1$?" + BOXED, "\\frac{4}{2}",
+        ),
+        (
+            "aime24", {"aime_2024_problems.parquet": [{"ID": "2024-II-4", "Problem": "Find $n$.", "Answer": 33}]}, {},
+            "2024-II-4", "Find $n$." + BOXED, "33",
+        ),
+        (
+            "aime25", {f"aime2025-{part}.jsonl": [{"question": "Find $a$.", "answer": "70"}] for part in ("I", "II")},
+            {"AIME2025_dash_I": "aime2025-I.jsonl", "AIME2025_dash_II": "aime2025-II.jsonl"},
+            "AIME2025-I/0", "Find $a$." + BOXED, "70",
+        ),
+        (
+            "amc24", {"amc12-2024.jsonl": [{"exam": "12A", "problem": "Which point?", "answer": "(0, 1)"}]}, {},
+            "0", "Which point?" + BOXED, "(0, 1)",
+        ),
+        (
+            "olympiad", {"OE_TO_maths_en_COMP/1.parquet": [OLYMPIAD]},
+            {"OE_TO_maths_en_COMP": "OE_TO_maths_en_COMP/1.parquet"},
+            "1606", "Find all roots." + BOXED, "$\\frac{1}{2}$,$-1$",
+        ),
+        (
+            "mmlu_pro", {"data/test-00000-of-00001.parquet": [MMLU]}, {},
+            "70", "Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER, "C",
+        ),
+    ],
+)  # fmt: skip
+def test_a_benchmark_of_the_hub(hub_folder, name, files, configs, id_, prompt, label):
+    loaded = loading.load(hub_folder(name, files, **configs))
+    assert (loaded.ids[0], loaded.prompts[0], loaded.labels[0]) == (id_, prompt, label)
+    assert len(loaded.ids) == len(files) and loaded.notes == []
+    assert set(scores(loaded, *[f"\\boxed{{{label.strip('$')}}}"] * len(files))) == {1.0}
+
+
+def test_minerva_labels_in_python_become_latex_and_those_math_verify_cannot_read_are_told(hub_folder):
+    product = "K_{s p}=\\left[\\mathrm{A}^{2+}\\right]\\left[\\mathrm{B}^{-}\\right]^{2}"
+    labels = ["4.5e33", "np.arcsin(10/13)", product]
+    rows = [{"question": "Which number?", "answer": label} for label in labels]
+    loaded = loading.load(hub_folder("minerva", {"test.jsonl": rows}))
+    assert loaded.labels == ["4.5 \\times 10^{33}", "\\arcsin(10/13)", product]
     assert loaded.notes == ["1 of 3 labels are compared as text, as Math-Verify cannot read them: rows 2"]
     responses = ["\\boxed{4.5 \\times 10^{33} \\text{ erg/s}}", "\\boxed{\\arcsin\\frac{10}{13}}"]
     responses.append("\\boxed{K_{sp} = [\\text{A}^{2+}][\\text{B}^{-}]^2}")
     assert scores(loaded, *responses) == [1.0, 1.0, 0.0]  # text: ^{2} is not ^2
 
 
-def test_aime24(tmp_path):
-    parquet(
-        tmp_path / "aime_2024_problems.parquet",
-        {"ID": "2024-II-4", "Problem": "Find $n$.", "Solution": "...", "Answer": 33},
-    )
-    loaded = loading.load(from_folder("aime24", tmp_path))
-    assert (loaded.ids, loaded.prompts, loaded.labels) == (["2024-II-4"], ["Find $n$." + BOXED], ["33"])
-
-
-def test_aime25_joins_both_papers(tmp_path):
-    json_lines(
-        tmp_path / "aime2025-I.jsonl",
-        {"question": "Find $a$.", "answer": "70"},
-        {"question": "Find $b$.", "answer": "588"},
-    )
-    json_lines(tmp_path / "aime2025-II.jsonl", {"question": "Find $c$.", "answer": "336^\\circ"})
-    card(tmp_path, "test", AIME2025_dash_I="aime2025-I.jsonl", AIME2025_dash_II="aime2025-II.jsonl")
-    loaded = loading.load(from_folder("aime25", tmp_path))
-    assert loaded.ids == ["AIME2025-I/0", "AIME2025-I/1", "AIME2025-II/0"]
-    assert loaded.labels == ["70", "588", "336^\\circ"]
-
-
-def test_amc24(tmp_path):
-    rows = [
-        {"exam": "2024 AMC 12A", "problem_number": 13, "problem": "Which point?", "answer": "(0, \\frac{1}{2})"},
-        {"exam": "2024 AMC 12B", "problem_number": 4, "problem": "In which bin?", "answer": "D"},
-    ]
-    json_lines(tmp_path / "amc12-2024.jsonl", *rows)
-    loaded = loading.load(from_folder("amc24", tmp_path))
-    assert loaded.prompts == ["Which point?" + BOXED, "In which bin?" + BOXED]
-    assert scores(loaded, "\\boxed{(0,1/2)}", "\\boxed{\\text{D}}") == [1.0, 1.0]
-
-
-def test_olympiad_takes_the_first_final_answer(tmp_path):
-    name = "OE_TO_maths_en_COMP"
-    row = {
-        "id": 1606, "question": "Find all roots.", "solution": ["..."], "final_answer": ["$\\frac{1}{2}$,$-1$"],
-        "context": None, "image_1": None, "modality": "Text-only", "difficulty": "Competition",
-        "is_multiple_answer": True, "unit": None, "answer_type": "Numerical", "error": None,
-        "question_type": "Open-ended", "subfield": "Algebra", "subject": "Math", "language": "English",
-    }  # fmt: skip
-    parquet(tmp_path / "OlympiadBench" / name / f"{name}.parquet", row)
-    card(tmp_path, "train", **{name: f"OlympiadBench/{name}/{name}.parquet"})
-    loaded = loading.load(from_folder("olympiad", tmp_path))
-    assert (loaded.ids, loaded.labels) == (["1606"], ["$\\frac{1}{2}$,$-1$"])
-    assert scores(loaded, "\\boxed{-1, \\frac12}") == [1.0]
-
-
-def mmlu_row(**changed):
-    row = {
-        "question_id": 70, "question": "Which is prime?", "options": ["4", "6", "7"], "answer": "C", "answer_index": 2,
-        "cot_content": "", "category": "math", "src": "made up",
-    }  # fmt: skip
-    return row | changed
-
-
-def test_mmlu_pro(tmp_path):
-    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", mmlu_row())
-    loaded = loading.load(from_folder("mmlu_pro", tmp_path))
-    assert loaded.prompts == ["Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER]
-    assert (loaded.ids, loaded.labels) == (["70"], ["C"])
-
-
-def test_a_letter_beyond_the_options_is_an_error_that_names_the_row(tmp_path):
-    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", mmlu_row(), mmlu_row(question_id=71, answer="D"))
+def test_a_letter_beyond_the_options_is_an_error_that_names_the_row(hub_folder):
+    rows = [MMLU, MMLU | {"question_id": 71, "answer": "D"}]
     with pytest.raises(UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"):
-        loading.load(from_folder("mmlu_pro", tmp_path))
+        loading.load(hub_folder("mmlu_pro", {"data/test-00000-of-00001.parquet": rows}))
 
 
-def gpqa(folder, ids):
-    columns = [
-        "Record ID",
-        "Question",
-        "Correct Answer",
-        "Incorrect Answer 1",
-        "Incorrect Answer 2",
-        "Incorrect Answer 3",
-        "Subdomain",
-    ]
-    with open(folder / "gpqa_diamond.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows([i, f"Question {i}?", "right\n", "wrong 1", "wrong 2", "wrong 3", "Optics"] for i in ids)
-    card(folder, "train", gpqa_diamond="gpqa_diamond.csv")
-    return from_folder("gpqa_diamond", folder)
+def gpqa(hub_folder, ids):
+    wrong = {f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}
+    rows = [{"Record ID": i, "Question": f"Question {i}?", "Correct Answer": "right\n", **wrong} for i in ids]
+    return hub_folder("gpqa_diamond", {"gpqa_diamond.csv": rows}, gpqa_diamond="gpqa_diamond.csv")
 
 
-def test_gpqa_options_are_shuffled_by_question_and_the_label_follows(tmp_path):
-    entry = gpqa(tmp_path, [f"rec{i}" for i in range(400)])
+def test_gpqa_options_are_shuffled_by_question_and_the_label_follows(hub_folder):
+    entry = gpqa(hub_folder, [f"rec{i}" for i in range(400)])
     loaded = loading.load(entry)
     for prompt, label in zip(loaded.prompts, loaded.labels, strict=True):
         assert f"\n({label}) right\n" in prompt
         assert sorted(re.findall(r"\) (.*)", prompt)) == ["right", "wrong 1", "wrong 2", "wrong 3"]
     # 400 draws at 1/4: 100 on average, standard deviation sqrt(400 * 3/16) = 8.7; four of them to each side.
     assert all(65 <= count <= 135 for count in Counter(loaded.labels).values())
-    assert loading.load(entry, limit=7).prompts == loaded.prompts[:7]
+    # The order of a question's options does not depend on the other questions.
+    assert loading.load(gpqa(hub_folder, ["rec3", "other"])).prompts[0] == loaded.prompts[3]
 
 
-def test_gpqa_order_of_a_question_does_not_depend_on_the_others(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    first = loading.load(gpqa(tmp_path / "a", ["rec1", "rec2", "rec3"]))
-    second = loading.load(gpqa(tmp_path / "b", ["rec3", "rec9"]))
-    assert first.prompts[2] == second.prompts[0]
-
-
-BBH_TASKS = {"navigate": ("Do you return?\nOptions:\n- Yes\n- No", "No"), "word_sorting": ("Sort: b a", "a b")}
-
-
-def bbh(folder, rows_per_task=1):
-    for task, (question, target) in BBH_TASKS.items():
-        rows = [{"input": f"{i}. {question}", "target": target} for i in range(rows_per_task)]
-        parquet(folder / task / "test-00000-of-00001.parquet", *rows)
-    card(folder, "test", **{task: f"{task}/test-*" for task in BBH_TASKS})
-    entry = from_folder("bbh", folder)
-    forms = tuple(entry.forms[entry.configs.index(task)] for task in BBH_TASKS)
-    return dataclasses.replace(entry, configs=tuple(BBH_TASKS), forms=forms)
-
-
-def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each(tmp_path):
-    loaded = loading.load(bbh(tmp_path))
+def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_from_each_in_turn(hub_folder):
+    tasks = {"navigate": ("Do you return?\nOptions:\n- Yes\n- No", "No"), "word_sorting": ("Sort: b a", "a b")}
+    files = {
+        f"{task}/test-00000-of-00001.parquet": [{"input": f"{i}. {question}", "target": target} for i in range(3)]
+        for task, (question, target) in tasks.items()
+    }
+    entry = hub_folder("bbh", files, **{task: f"{task}/test-*" for task in tasks})
+    forms = tuple(entry.forms[entry.configs.index(task)] for task in tasks)
+    entry = dataclasses.replace(entry, configs=tuple(tasks), forms=forms)
+    loaded = loading.load(entry, limit=3)
     ask = "\n\nPlease reason step by step, and put your final answer ({}) within \\boxed{{}}."
-    assert loaded.prompts == [
-        "0. Do you return?\nOptions:\n- Yes\n- No" + ask.format("Yes or No"),
-        "0. Sort: b a" + ask.format("the words, separated by spaces"),
-    ]
-    assert (loaded.ids, loaded.labels) == (["navigate/0", "word_sorting/0"], ["No", "a b"])
-
-
-def test_limit_takes_from_every_configuration_in_turn(tmp_path):
-    entry = bbh(tmp_path, rows_per_task=3)
-    assert loading.load(entry, limit=3).ids == ["navigate/0", "navigate/1", "word_sorting/0"]
+    assert loaded.ids == ["navigate/0", "navigate/1", "word_sorting/0"]
+    assert loaded.prompts[0] == "0. Do you return?\nOptions:\n- Yes\n- No" + ask.format("Yes or No")
+    assert loaded.prompts[2] == "0. Sort: b a" + ask.format("the words, separated by spaces")
+    assert loaded.labels == ["No", "No", "a b"]
     assert len(loading.load(entry, limit=100).ids) == 6
 
 
-def test_the_tiny_presets_held_out_set_is_used_verbatim(tmp_path):
-    rows = tiny_task.generate("heldout", 12, seed=1)
-    path = json_lines(tmp_path / "heldout.jsonl", *rows)
-    benchmark = benchmarks.find(f"tiny={path}")
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_data_file_is_used_verbatim(tmp_path, suffix):
+    path = write(tmp_path / f"mine{suffix}", [{"input": " 1+1=", "label": 2}, {"input": "2+2=", "label": 4}])
+    benchmark = benchmarks.find(f"sums={path}")
     loaded = loading.load(benchmark)
-    assert (benchmark.name, benchmark.group, benchmark.chat_template) == ("tiny", "", False)
-    assert loaded.prompts == [row["input"] for row in rows]
-    assert loaded.labels == [row["label"] for row in rows]
-    assert loaded.ids == [str(place) for place in range(12)]
-    assert {verifiers.verify(benchmark.verifier, label, label).score for label in loaded.labels} == {1.0}
-
-
-def test_a_parquet_file(tmp_path):
-    datasets.Dataset.from_list([{"input": "1+1=", "label": 2}]).to_parquet(tmp_path / "mine.parquet")
-    loaded = loading.load(benchmarks.find(f"mine={tmp_path}/mine.parquet"))
-    assert (loaded.prompts, loaded.labels) == (["1+1="], ["2"])
+    assert (benchmark.name, benchmark.group, benchmark.chat_template) == ("sums", "", False)
+    assert (loaded.ids, loaded.prompts, loaded.labels) == (["0", "1"], [" 1+1=", "2+2="], ["2", "4"])
 
 
 def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
-    json_lines(tmp_path / "data" / "q.jsonl", {"text": "Is 7 prime? {options}", "gold": "Yes", "key": "x1"})
+    write(tmp_path / "data" / "q.jsonl", [{"text": "Is 7 prime? {options}", "gold": "Yes", "key": "x1"}])
     (tmp_path / "primes.toml").write_text(
         "title = 'Primes'\nfile = 'data/q.jsonl'\nquestion = 'text'\nanswer = 'gold'\nid = 'key'\nverifier = 'exact'\n"
         "chat_template = false\nmax_tokens = 64\ntemplate = 'Q: {question} A: \\boxed{}'\n"
@@ -295,9 +222,7 @@ def test_what_is_no_benchmark_is_refused(text, message):
         ("hub = 'a/b'\nanwser = 'x'", ".*unexpected keyword argument 'anwser'"),
         ("title = 'x'", "give either hub = .* or file ="),
         ("hub = 'a/b'\nverifier = 'maths'", "verifier must be one of math, .*, exact, got 'maths'"),
-        ("hub = 'a/b'\ntemplate = 'Answer this.'", "the template has no {question}"),
         ("hub = 'a/b'\noptions = 'options'", "{options} in the template and options or choices need each other"),
-        ("hub = 'a/b'\ntemplate = '{question} {form}'", r"{form} in the template needs a table \[configs\]"),
         ("hub = ", "Invalid value"),
     ],
 )
@@ -369,7 +294,6 @@ def said_on_loading(name, home, **environment):
     [
         ((403, "GatedRepo"), "Idavidrein/gpqa is gated: accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa"),
         ((404, "RepoNotFound"), "doesn't exist on the Hub or cannot be accessed"),
-        ((404, "RevisionNotFound"), "Revision '633f5ee89ab8ad4522a9f850766b73f62147ffdd' doesn't exist"),
     ],
 )  # fmt: skip
 def test_refusals_of_the_hub_are_one_clear_line(tmp_path, hub, monkeypatch, refusal, message):
@@ -384,11 +308,3 @@ def test_without_a_network_it_says_what_to_do(tmp_path):
     said = said_on_loading("math500", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("benchmark math500: Couldn't reach 'HuggingFaceH4/MATH-500' on the Hub")
     assert f"copy its $HF_HOME/datasets to {tmp_path}/datasets, or give the data as math500=FILE (.jsonl, .json" in said
-
-
-def test_entries_and_verifiers_load_neither_torch_nor_datasets():
-    code = (
-        "import openrlhf_dbb.evaluation.loading, sys\n"
-        "print(*{name.split('.')[0] for name in sys.modules} & {'torch', 'datasets', 'pyarrow', 'math_verify'})"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
