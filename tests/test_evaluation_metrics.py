@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.metrics import OverRuns
 from openrlhf_dbb.evaluation.results import Results
 
 NAN = np.nan
@@ -94,22 +93,11 @@ def test_majority_keeps_the_axes():
     np.testing.assert_array_equal(metrics.majority(scores, answers), [[0, 1], [0, 0]])
 
 
-def test_over_runs():
-    # Means over prompts of the runs: 0.5 (the third prompt is missing) and 0.25. Sample deviation: 0.25 / sqrt(2).
-    found = metrics.over_runs(np.array([[1, 0, NAN], [0.5, 0.25, 0]]))
-    assert found.by_run == pytest.approx((0.5, 0.25))
-    assert (found.mean, found.std) == pytest.approx((0.375, 0.25 / np.sqrt(2)))
-
-
 def test_measures_are_written_in_percent():
-    assert OverRuns((0.5,)).percent == "50.00"  # one run has no deviation
-    assert OverRuns((0.05, 0.05)).percent == " 5.00 \u00b1 0.00"
-    assert OverRuns((NAN, 0.5)).percent == "-"
-
-
-def test_macro_average_is_over_benchmarks_within_each_run():
-    average = metrics.macro_average([OverRuns((0.5, 0.7)), OverRuns((0.1, 0.1))])
-    assert average.by_run == pytest.approx((0.3, 0.4))
+    assert metrics.percent(np.array([0.5])) == "50.00"  # one run has no deviation
+    assert metrics.percent(np.array([0.375, 0.625])) == "50.00 \u00b1 17.68"  # 0.25 / sqrt(2)
+    assert metrics.percent(np.array([0.05, 0.05])) == " 5.00 \u00b1 0.00"
+    assert metrics.percent(np.array([NAN, 0.5])) == "-"
 
 
 def results(scores, answers, **more):
@@ -120,9 +108,9 @@ def results(scores, answers, **more):
     return Results("sums", names, scores, np.array(answers, dtype=object), names, **rest)
 
 
-def test_summary():
+def test_measures():
     # Two runs of two prompts, two samples each; the second prompt is lost in the second run.
-    found = metrics.summarize(
+    found = metrics.measures(
         results(
             [[[1, 0], [0, 0]], [[1, NAN], [NAN, NAN]]],
             [[["7", "8"], ["8", "9"]], [["7", "7"], ["8", "8"]]],
@@ -130,21 +118,16 @@ def test_summary():
             truncated_R_P_N=np.array([[[False, False], [False, True]], [[False, False], [False, False]]]),
         )
     )
-    assert (found.benchmark, found.prompts, found.samples) == ("sums", 2, 2)
-    assert found.accuracy.by_run == (0.25, 1)
-    assert found.best.by_run == (0.5, 1)
-    assert found.majority.by_run == (0.25, 1)  # 7 and 8 tie on the first prompt: 1/2, then 0
-    assert list(found.pass_at) == [1, 2]
-    assert found.pass_at[1].by_run == (0.25, 1)
-    assert found.pass_at[2].by_run[0] == 0.5
-    assert np.isnan(found.pass_at[2].by_run[1])  # no prompt of the second run has two verified samples
-    assert found.length.by_run == (25, 10)
-    assert found.truncated.by_run == (0.25, 0)
-    assert found.missing.by_run == (0, 0.75)
+    assert {name: values.tolist() for name, values in found.items() if name != "pass@2"} == {
+        "mean@2": [0.25, 1], "best@2": [0.5, 1], "majority@2": [0.25, 1],  # 7 and 8 tie on the first prompt: 1/2
+        "pass@1": [0.25, 1], "missing": [0, 0.75], "truncated_rate": [0.25, 0], "response_length_mean": [25, 10],
+    }  # fmt: skip
+    # No prompt of the second run has two verified samples.
+    np.testing.assert_array_equal(found["pass@2"], [0.5, NAN])
 
 
-def test_fractions_have_no_pass_at_k():
-    found = metrics.summarize(results([[[0.5, 1]]], [[["7", "8"]]]))
-    assert found.pass_at == {}
-    assert found.best.by_run == (1,)
-    assert found.accuracy.by_run == (0.75,)
+def test_fractions_have_no_pass_at_k_and_responses_without_answers_no_majority():
+    found = metrics.measures(results([[[0.5, 1, 1]]], [[[None] * 3]]))
+    assert found.keys() == {"mean@3", "best@3", "missing", "truncated_rate", "response_length_mean"}
+    powers = metrics.measures(results([[[0, 1, 1]]], [[["7", None, None]]]))
+    assert [name for name in powers if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]

@@ -18,7 +18,7 @@ from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Finished, SamplingSettings
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.metrics import summarize
+from openrlhf_dbb.evaluation.metrics import measures
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.pipeline import Plan, continued, engine_seed
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare
@@ -211,11 +211,12 @@ def test_the_results_are_stored_with_the_run(trained, evaluation, capsys):
 
 def test_the_view_of_the_store_gives_what_the_evaluate_command_prints(trained, evaluation):
     pipeline.record(trained.url, "run", evaluation)
-    summary = summarize(evaluation.results["sums"])
+    measured = measures(evaluation.results["sums"])
     names = ("accuracy", "best", "majority", "length", "truncated", "missing")
     with open_store(trained.url) as store:
         (stored,) = store.query(f"SELECT {', '.join(names)} FROM evaluations")
-    assert tuple(stored) == pytest.approx([getattr(summary, name).mean for name in names], rel=1e-15)
+    named = ("mean@3", "best@3", "majority@3", "response_length_mean", "truncated_rate", "missing")
+    assert tuple(stored) == pytest.approx([measured[name].mean() for name in named], rel=1e-15)
 
 
 def test_a_run_or_store_that_is_not_there_is_named(trained, evaluation, tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,30 +36,24 @@ class Evaluated:
     @property
     def accuracy(self) -> float:
         """Acc@N, mean over data sources."""
-        return metrics.macro_average([summary.accuracy for summary in self._summaries]).mean
-
-    @cached_property
-    def _summaries(self) -> list[metrics.Summary]:
-        return [metrics.summarize(results) for results in self.results.values()]
+        return next(value for name, value in self.logs().items() if name.startswith("eval_mean@"))
 
     def logs(self) -> dict[str, float]:
         """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.
 
-        mean@N, best@N, pass@k (scores 0 and 1 only), majority@N (of benchmarks) and missing are in [0, 1]; NaN where
-        nothing is verified. response_length_mean is in tokens. ``eval_mean@N`` and ``eval_best@N`` are means over
-        data sources.
+        The measures are those of :func:`openrlhf_dbb.evaluation.metrics.measures`. ``eval_mean@N`` and ``eval_best@N``
+        are means over data sources.
         """
-        logs: dict[str, float] = {}
-        for summary in self._summaries:
-            n, source = summary.samples, f"eval_{summary.benchmark}_"
-            logs |= {f"{source}mean@{n}": summary.accuracy.mean, f"{source}best@{n}": summary.best.mean}
-            logs |= {f"{source}pass@{k}": measure.mean for k, measure in summary.pass_at.items()}
-            if not np.isnan(summary.majority.mean):
-                logs[f"{source}majority@{n}"] = summary.majority.mean
-            logs |= {f"{source}missing": summary.missing.mean, f"{source}truncated_rate": summary.truncated.mean}
-            logs[f"{source}response_length_mean"] = summary.length.mean
-        best = metrics.macro_average([summary.best for summary in self._summaries]).mean
-        return logs | {f"eval_mean@{n}": self.accuracy, f"eval_best@{n}": best}
+        measured = {source: metrics.measures(results) for source, results in self.results.items()}
+        logs = {
+            f"eval_{source}_{name}": float(values_R.mean())
+            for source, measures in measured.items()
+            for name, values_R in measures.items()
+        }
+        samples = next(iter(self.results.values())).scores_R_P_N.shape[2]
+        for name in (f"mean@{samples}", f"best@{samples}"):
+            logs[f"eval_{name}"] = float(np.mean([measures[name] for measures in measured.values()]))
+        return logs
 
     def record(self, store: storage.PosteriorStore, run: storage.Run, step: int, **about: Any) -> None:
         """Store each prompt's results, as of the model after ``step``.

@@ -15,7 +15,7 @@ import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import results, statistics
-from openrlhf_dbb.evaluation.metrics import Floats, OverRuns, accuracy, macro_average, over_runs
+from openrlhf_dbb.evaluation.metrics import Floats, accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
 
@@ -141,8 +141,8 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "baseline": pair[1],
         "benchmark": members[0].title if len(members) == 1 else f"Avg. {members[0].group}".strip(),
         "prompts": len(all_prompts),
-        "accuracy": macro_average([over_runs(accuracy(scores)) for scores in model]).by_run,
-        "baseline_accuracy": macro_average([over_runs(accuracy(scores)) for scores in baseline]).by_run,
+        "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
+        "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
         **test._asdict(),
         "low": low,
         "high": high,
@@ -188,7 +188,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["benchmark"],
         str(row["prompts"]),
-        *(OverRuns(row[name]).percent for name in ("accuracy", "baseline_accuracy")),
+        *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
         f"{100 * row['difference']:+.2f}",
         f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
         *(_p_value(row[name]) for name in ("p", "p_holm")),

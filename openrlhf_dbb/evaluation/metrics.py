@@ -9,8 +9,6 @@ never counted as 0. A group without verified samples is NaN and is left out of m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -20,7 +18,6 @@ import storage
 from openrlhf_dbb.evaluation.results import Results
 
 Floats = NDArray[np.float64]
-PLUS_MINUS = "\u00b1"
 
 
 def accuracy(scores: Floats) -> Floats:
@@ -89,82 +86,31 @@ def _group_majority(scores_N: Floats, answers_N: NDArray[np.object_]) -> float:
     return fmean(fmean(voted) for voted in votes.values() if len(voted) == most)
 
 
-@dataclass(frozen=True)
-class OverRuns:
-    """A measure in each of R evaluation runs; the paper's cells are mean ± std."""
+def measures(results: Results) -> dict[str, Floats]:
+    """Return the measures of one model on one benchmark, means over prompts in each of R runs, by their logged names.
 
-    by_run: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.by_run))
-
-    @property
-    def std(self) -> float:
-        """Sample standard deviation (R - 1) over runs; NaN for a single run."""
-        return float(np.std(self.by_run, ddof=1)) if len(self.by_run) > 1 else float("nan")
-
-    @property
-    def percent(self) -> str:
-        """Mean and standard deviation in percent; the mean alone for a single run, "-" if it is not known."""
-        if math.isnan(self.mean):
-            return "-"
-        spread = "" if math.isnan(self.std) else f" {PLUS_MINUS} {100 * self.std:.2f}"
-        return f"{100 * self.mean:5.2f}{spread}"
-
-
-def over_runs(values_R_P: Floats) -> OverRuns:
-    """Return the mean over prompts in each run."""
-    return OverRuns(tuple(accuracy(values_R_P).tolist()))
-
-
-def macro_average(measures: Sequence[OverRuns]) -> OverRuns:
-    """Return the mean over benchmarks in each run, with equal weights: the paper's Avg."""
-    return OverRuns(tuple(np.mean([measure.by_run for measure in measures], axis=0).tolist()))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The measures of one model on one benchmark, P prompts with N samples.
-
-    Attributes:
-        majority: NaN if the verifier gives no answers.
-        pass_at: pass@k by k (powers of two, and N); empty if a score is neither 0 nor 1.
-        length: mean length of a response, in tokens.
-        truncated, missing: shares of the samples.
+    mean@N (Acc@N), best@N, majority@N (if there are answers), pass@k (if all scores are 0 or 1; k is N or a power of
+    two), missing and truncated_rate are in [0, 1]; response_length_mean is in tokens.
     """
-
-    benchmark: str
-    prompts: int
-    samples: int
-    accuracy: OverRuns
-    best: OverRuns
-    majority: OverRuns
-    pass_at: dict[int, OverRuns]
-    length: OverRuns
-    truncated: OverRuns
-    missing: OverRuns
-
-
-def summarize(results: Results) -> Summary:
-    """Compute all measures of one model on one benchmark."""
     scores = results.scores_R_P_N
-    _, prompts, samples = scores.shape
-    missing = np.isnan(scores)
-    binary = bool(np.all(missing | (scores == 0) | (scores == 1)))
-    ks = {2**power for power in range(samples.bit_length())} | {samples} if binary else ()
-    return Summary(
-        benchmark=results.benchmark,
-        prompts=prompts,
-        samples=samples,
-        accuracy=over_runs(accuracy(scores)),
-        best=over_runs(best(scores)),
-        majority=over_runs(majority(scores, results.answers_R_P_N)),
-        pass_at={k: over_runs(pass_at_k(scores, k)) for k in sorted(ks)},
-        length=over_runs(results.tokens_R_P_N.mean(axis=-1)),
-        truncated=over_runs(results.truncated_R_P_N.mean(axis=-1)),
-        missing=over_runs(missing.mean(axis=-1)),
-    )
+    missing, samples = np.isnan(scores), scores.shape[2]
+    by_prompt = {f"mean@{samples}": accuracy(scores), f"best@{samples}": best(scores)}
+    if any(answer is not None for answer in results.answers_R_P_N.flat):
+        by_prompt[f"majority@{samples}"] = majority(scores, results.answers_R_P_N)
+    if np.all(missing | (scores == 0) | (scores == 1)):
+        ks = {2**power for power in range(samples.bit_length())} | {samples}
+        by_prompt |= {f"pass@{k}": pass_at_k(scores, k) for k in sorted(ks)}
+    by_prompt |= {"missing": missing.mean(axis=-1), "truncated_rate": results.truncated_R_P_N.mean(axis=-1)}
+    by_prompt["response_length_mean"] = results.tokens_R_P_N.mean(axis=-1)
+    return {name: accuracy(values_R_P) for name, values_R_P in by_prompt.items()}
+
+
+def percent(values_R: Floats) -> str:
+    """Write mean and sample standard deviation over runs in percent, as the paper's cells; "-" if unknown."""
+    if np.isnan(values_R).any():
+        return "-"
+    spread = f" \u00b1 {100 * np.std(values_R, ddof=1):.2f}" if len(values_R) > 1 else ""
+    return f"{100 * np.mean(values_R):5.2f}{spread}"
 
 
 def stored_rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:

@@ -18,7 +18,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, model, prompting, results
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
-from openrlhf_dbb.evaluation.metrics import Summary, macro_average, stored_rows, summarize
+from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
@@ -192,29 +192,26 @@ def engine_seed(seed: int, done: int, engine: int) -> int:
 def summary(evaluation: Evaluation) -> str:
     """Return the table of a finished evaluation: its benchmarks, and an average for each group of benchmarks."""
     about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
-    groups: dict[str, list[Summary]] = {}
+    shown = (f"mean@{n}", f"best@{n}", f"majority@{n}")
+    unknown_R = np.full(runs, np.nan)  # the majority of a benchmark without answers
+    groups: dict[str, list[dict[str, Any]]] = {}
     rows = []
     for name, measured in evaluation.results.items():
-        benchmark = summarize(measured)
-        groups.setdefault(about[name]["group"], []).append(benchmark)
-        tokens, shares = benchmark.length.mean, (benchmark.truncated.mean, benchmark.missing.mean)
-        shown = f"{tokens:.0f}", *(f"{share:.1%}" for share in shares)
-        rows.append((*_cells(about[name]["title"], [benchmark]), *shown))
+        found = measures(measured)
+        groups.setdefault(about[name]["group"], []).append(found | {"prompts": about[name]["prompts"]})
+        cells = (percent(found.get(measure, unknown_R)) for measure in shown)
+        shares = (f"{found[share].mean():.1%}" for share in ("truncated_rate", "missing"))
+        tokens = f"{found['response_length_mean'].mean():.0f}"
+        rows.append((about[name]["title"], about[name]["prompts"], *cells, tokens, *shares))
     for group, members in groups.items():
         if len(members) > 1:
-            rows.append((*_cells(f"average {group}".strip(), members), "", "", ""))
+            means = (np.mean([member.get(measure, unknown_R) for member in members], axis=0) for measure in shown)
+            prompts = sum(member["prompts"] for member in members)
+            rows.append((f"average {group}".strip(), prompts, *map(percent, means), "", "", ""))
     header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "tokens", "truncated", "missing")
     over = "one run" if runs == 1 else f"mean and standard deviation over {runs} runs"
     title = f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}"
     return f"{title}\n{table(header, rows)}"
-
-
-def _cells(title: str, members: Sequence[Summary]) -> tuple[str, int, str, str, str]:
-    measures = (
-        macro_average([getattr(member, name) for member in members]) for name in ("accuracy", "best", "majority")
-    )
-    accuracy, best, majority = (measure.percent for measure in measures)
-    return title, sum(member.prompts for member in members), accuracy, best, majority
 
 
 def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
