@@ -192,7 +192,7 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
 def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_dbb.platform.weights import Parameter, buckets, connect_gloo, pack
+    from openrlhf_dbb.platform.weights import GlooCommunicator, Parameter, buckets, pack
 
     model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32
     q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
@@ -212,7 +212,7 @@ def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         joined = engine.collective_rpc("init_process_group", args=("127.0.0.1", port, 1, 2, "openrlhf", "gloo", False))
-        _, sender = await asyncio.gather(joined, asyncio.to_thread(connect_gloo, "127.0.0.1", port, 0, 2, None))
+        _, sender = await asyncio.gather(joined, asyncio.to_thread(GlooCommunicator, "127.0.0.1", port, 0, 2))
         for factor, limit in ((2, 2**30), (3, 2**16)):  # the second time every name is known
             weights = {name: factor * weight.detach() for name, weight in model.named_parameters()}
             weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()

@@ -19,7 +19,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cuda, machine
+from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -186,8 +186,7 @@ def _check_device(settings: Settings) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             f"NVIDIA's driver shows {settings.machine.describe()}, but torch {torch.__version__} cannot use them: the "
-            f"driver ({machine.driver_version() or 'of unknown version'}) does not work with its CUDA "
-            f"{torch.version.cuda}; update or repair it"
+            f"driver does not work with its CUDA {torch.version.cuda}; update or repair it"
         )
 
 

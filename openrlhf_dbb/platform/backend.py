@@ -10,7 +10,7 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.platform.weights import connect_gloo
+from openrlhf_dbb.platform.weights import GlooCommunicator
 
 
 class Backend(DeepspeedStrategy):
@@ -66,7 +66,7 @@ class CpuBackend(Backend):
 
         stand_in_for_torch_cuda()
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
-        upstream.replace(ppo_actor, "stateless_init_process_group", connect_gloo)
+        upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)
         upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
         # The shared-memory op would be compiled at the start, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import importlib.util
 import os
-import re
 import runpy
 import shutil
 import sys
@@ -107,20 +106,11 @@ def old_driver(machine: Machine, cuda: str) -> str | None:
     major = int(cuda.partition(".")[0])
     if machine.driver_cuda is None or machine.driver_cuda[0] >= major:
         return None
-    has = f"{driver_version() or 'here'} (CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]})"
+    runs = ".".join(map(str, machine.driver_cuda))
     return (
-        f"NVIDIA's driver {has} is too old for CUDA {cuda}; update it to {_DRIVERS.get(major, 'a newer one')} or later"
+        f"NVIDIA's driver (CUDA {runs}) is too old for CUDA {cuda}; update it to {_DRIVERS.get(major, 'a newer one')} "
+        "or later"
     )
-
-
-def driver_version() -> str | None:
-    """Return the version of NVIDIA's kernel driver, such as 580.65.06; None without a driver."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    version = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
-    return version[1] if version else None
 
 
 def lacks() -> list[str]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from openrlhf_dbb.platform.weights import Receiver, connect_gloo
+from openrlhf_dbb.platform.weights import GlooCommunicator, Receiver
 
 if torch.version.cuda is not None:
     from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap as Upstream
@@ -33,7 +33,7 @@ else:
         ) -> None:
             """Join the group whose rank 0 is DeepSpeed's rank 0."""
             rank = dist.get_rank() + rank_offset
-            self._model_update_group = connect_gloo(master_address, master_port, rank, world_size, None)
+            self._model_update_group = GlooCommunicator(master_address, master_port, rank, world_size)
 
         def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
             """Receive one parameter and load it into the model."""

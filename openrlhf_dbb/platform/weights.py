@@ -107,9 +107,12 @@ class Receiver:
 
 
 class GlooCommunicator:
-    """A process group beside the default one, over gloo. It has the one operation that OpenRLHF uses."""
+    """A process group beside the default one, over gloo, with the one operation that OpenRLHF uses.
 
-    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
+    It stands in for OpenRLHF's ``stateless_init_process_group``, which needs NCCL, and takes the same arguments.
+    """
+
+    def __init__(self, host: str, port: int, rank: int, world_size: int, device: Any = None) -> None:
         store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=GLOO_TIMEOUT)
         self._group = dist.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
 
@@ -119,8 +122,3 @@ class GlooCommunicator:
         options.rootRank = src
         options.rootTensor = 0
         self._group.broadcast([tensor.detach().contiguous().view(-1).view(torch.uint8)], options).wait()
-
-
-def connect_gloo(host: str, port: int, rank: int, world_size: int, device: Any) -> GlooCommunicator:
-    """Join a group; takes the arguments of OpenRLHF's ``stateless_init_process_group``, which needs NCCL."""
-    return GlooCommunicator(host, port, rank, world_size)

@@ -127,6 +127,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 # The functions below run in the verifier process, which imports nothing of this package.
 
 
+@functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
@@ -135,18 +136,13 @@ def _parse(text: str) -> list[Any]:
     return parsed
 
 
-@functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
-def _parse_label(text: str) -> list[Any]:
-    return _parse(text)
-
-
 def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
     """Return ``correct``, ``unverified`` (the reason) or ``bad_label`` (the reason); {} for a readable label alone."""
     from math_verify import verify
 
     # A MemoryError ends the process: it cannot be trusted any more.
     try:
-        gold = _parse_label(label)
+        gold = _parse(label)
     except MemoryError:
         raise
     except Exception as error:
