@@ -31,9 +31,7 @@ class Moments:
         return np.asarray(self.bias**2 + self.variance)
 
 
-def moments(
-    estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int, *, shared_prior: Floats | None = None
-) -> Moments:
+def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Moments:
     """Return bias and variance of an estimator's mean, by prompt and visit, over all rollouts that might be drawn.
 
     Given p_1 ... p_t, every estimator here is a weighted average with fixed weights, ``c_0 + ... + c_t = 1``::
@@ -54,13 +52,12 @@ def moments(
     empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
     =================  ================================  ====================================================
 
-    The shared prior (a, b) of ``empirical_bayes`` is treated as fixed: accurate if there are many prompts.
+    The shared prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
 
     Args:
         estimator: point, dbb (forgetting by visits), ema, laplace or empirical_bayes.
         p_Q_T: shape (Q, T), success probabilities in [0, 1] at each visit; NaN after a prompt's last.
         rollouts: N >= 1, the same on every visit.
-        shared_prior: for ``empirical_bayes``: shape (T, 2), (a, b) of each visit. None: :func:`fitted_prior`.
 
     Raises:
         ValueError: no closed form is known for the estimator, or an argument is outside its range.
@@ -73,7 +70,7 @@ def moments(
     p_Q_T = np.asarray(p_Q_T, dtype=np.float64)
     if ((p_Q_T < 0) | (p_Q_T > 1)).any():
         raise ValueError(f"probabilities lie in [{np.nanmin(p_Q_T):g}, {np.nanmax(p_Q_T):g}], not in [0, 1]")
-    prior_T, prior_mean_T, groups_T_T = _weights(estimator, p_Q_T, rollouts, shared_prior)
+    prior_T, prior_mean_T, groups_T_T = _weights(estimator, p_Q_T, rollouts)
     total_T = prior_T + groups_T_T.sum(axis=1)
     c_0_T, c_T_T = prior_T / total_T, groups_T_T / total_T[:, None]
 
@@ -84,9 +81,7 @@ def moments(
     return Moments(np.where(visited, bias, np.nan), np.where(visited, variance, np.nan))
 
 
-def _weights(
-    estimator: RewardEstimator, p_Q_T: Floats, rollouts: int, shared_prior: Floats | None
-) -> tuple[Floats, Floats, Floats]:
+def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[Floats, Floats, Floats]:
     """Return the prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T)."""
     if type(estimator) not in SUPPORTED or getattr(estimator, "forgetting", "visits") != "visits":
         known = ", ".join(sorted(cls.name for cls in SUPPORTED))
@@ -104,7 +99,7 @@ def _weights(
         case LaplaceSmoothing(smoothing=smoothing):
             return none_T + 2 * smoothing, none_T + 0.5, current_T_T
         case EmpiricalBayes():
-            prior_T_2 = fitted_prior(p_Q_T, rollouts) if shared_prior is None else shared_prior
+            prior_T_2 = fitted_prior(p_Q_T, rollouts)
             return prior_T_2.sum(axis=1), prior_T_2[:, 0] / prior_T_2.sum(axis=1), current_T_T
         case _:  # point
             return none_T, none_T, current_T_T

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from estimators import build, get
-from estimators.closed_form import moments
+from estimators.closed_form import fitted_prior, moments
 from estimators.probe_error import mean_variance, squared_errors
 
 P_Q_T = np.random.default_rng(0).uniform(0.05, 0.95, (20, 4))
@@ -58,11 +58,10 @@ def test_the_papers_formulas(name, parameter, lam, rollouts):
 
 
 def test_the_papers_formula_of_empirical_bayes():
-    alpha_T, beta_T = np.array([0.3, 1.0, 2.0, 5.0]), np.array([0.7, 1.0, 0.5, 10.0])
+    alpha_T, beta_T = fitted_prior(P_Q_T, 8).T
     nu_T, m_T = alpha_T + beta_T, alpha_T / (alpha_T + beta_T)
-    got = moments(build("empirical_bayes"), P_Q_T, 8, shared_prior=np.column_stack([alpha_T, beta_T]))
     expected = (nu_T**2 * (m_T - P_Q_T) ** 2 + 8 * P_Q_T * (1 - P_Q_T)) / (8 + nu_T) ** 2
-    np.testing.assert_allclose(got.mse, expected, rtol=1e-12)
+    np.testing.assert_allclose(moments(build("empirical_bayes"), P_Q_T, 8).mse, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -72,41 +71,31 @@ def test_the_papers_formula_of_empirical_bayes():
         ("dbb", {"discount": 0.6, "prior_alpha": 0.5, "prior_beta": 2.0}),
         ("ema", {"discount": 0.4}),
         ("laplace", {"smoothing": 1.5}),
-        ("empirical_bayes", {}),
     ],
 )
 def test_monte_carlo_agrees_within_4_standard_errors(name, parameters):
     estimator, rng, replicas, rollouts = build(name, **parameters), np.random.default_rng(1), 4000, 4
     prompts, visits = P_Q_T.shape
-    state, means_T, priors_T = estimator.initial_state(prompts * replicas), [], []
+    state, means_T = estimator.initial_state(prompts * replicas), []
     for t in range(visits):
         p = np.repeat(P_Q_T[:, t], replicas)
         state, estimate = estimator.observe(state, (rng.random((len(p), rollouts)) < p[:, None]).astype(float))
         means_T.append(estimate.mean)
-        priors_T.append(state.get("prior"))
     error_Q_T_R = np.stack(means_T).reshape(visits, prompts, replicas).swapaxes(0, 1) - P_Q_T[:, :, None]
-
-    shared_prior = (
-        np.array(priors_T) if estimator.shared_fields else None
-    )  # as they came out: nearly no chance is left in them
-    exact = moments(estimator, P_Q_T, rollouts, shared_prior=shared_prior)
+    exact = moments(estimator, P_Q_T, rollouts)
     for samples, expected in ((error_Q_T_R, exact.bias), (error_Q_T_R**2, exact.mse)):
         standard_error = samples.std(axis=2, ddof=1) / np.sqrt(replicas)
         assert np.all(np.abs(samples.mean(axis=2) - expected) < 4 * standard_error)
 
 
-def test_empirical_bayes_without_a_prior_expects_what_many_prompts_give():
+def test_empirical_bayes_expects_the_prior_that_many_prompts_give():
     p_Q_T = np.random.default_rng(2).beta([2.0, 1.0, 0.5], [1.0, 1.0, 1.0], (200_000, 3))
-    eb, rng = build("empirical_bayes"), np.random.default_rng(3)
-    state, priors_T = eb.initial_state(len(p_Q_T)), []
+    eb, rng, priors_T = build("empirical_bayes"), np.random.default_rng(3), []
+    state = eb.initial_state(len(p_Q_T))
     for p_Q in p_Q_T.T:
         state, _ = eb.observe(state, (rng.random((len(p_Q), 4)) < p_Q[:, None]).astype(float))
         priors_T.append(state["prior"])
-    some = p_Q_T[:5]
-    expected = moments(eb, p_Q_T, 4)
-    realised = moments(eb, some, 4, shared_prior=np.array(priors_T))
-    np.testing.assert_allclose(expected.bias[:5], realised.bias, atol=1e-3)  # S / N averages to within 0.001
-    np.testing.assert_allclose(expected.variance[:5], realised.variance, rtol=0.02)
+    np.testing.assert_allclose(fitted_prior(p_Q_T, 4), priors_T, rtol=0.02)
 
 
 def test_visits_that_never_came_are_nan_and_change_nothing():

@@ -1,6 +1,5 @@
 """Groups that an earlier policy generated. A group here is (prompt, generated at update, successes, rollouts)."""
 
-import itertools
 import math
 
 import numpy as np
@@ -92,17 +91,6 @@ def test_neither_the_order_nor_the_steps_of_observation_matter(data, groups, dis
         assert_state(in_steps(data, dbb, groups), wanted)
 
 
-def test_all_orders_of_five_groups_of_one_prompt_give_one_state():
-    dbb = by_updates(discount=0.25, updates_per_epoch=2.0, prior_alpha=3.0)
-    groups = [(0, 1.0, 5, 5), (0, 2.0, 0, 4), (0, 2.5, 1, 3), (0, 4.0, 2, 5), (0, 5.0, 5, 5)]
-    wanted = closed_form(dbb, groups)
-    for order in itertools.permutations(groups):
-        state = dbb.initial_state(PROMPTS) | {"updates": np.array([5.0])}
-        for group in order:
-            observe(dbb, state, [group])
-        assert_state(state, wanted)
-
-
 def test_a_late_group_counts_less_than_the_newer_ones():
     dbb = by_updates()
     state = dbb.initial_state(PROMPTS)
@@ -118,16 +106,6 @@ def test_a_late_group_counts_less_than_the_newer_ones():
     on_policy = dbb.state_at(state, np.arange(PROMPTS))
     observe(dbb, on_policy, [(0, 4.0, 0, 4)])
     assert (on_policy["alpha"][0], on_policy["beta"][0]) == (0.5 * 5.125, 0.5 * 0.125 + 4)
-
-
-def test_a_late_group_that_is_the_newest_discounts_the_past_by_when_it_was_generated():
-    dbb = by_updates()
-    state = dbb.initial_state(PROMPTS)
-    observe(dbb, state, [(0, 1.0, 4, 4)])
-    for _ in range(3):
-        observe(dbb, state, [])
-    observe(dbb, state, [(0, 3.0, 0, 4)])  # in step 5: two updates after the first group, not four
-    assert (state["alpha"][0], state["beta"][0]) == (0.25 * 4.5, 0.25 * 0.5 + 4)
 
 
 def test_a_group_from_before_the_first_one_moves_the_prior_back():
@@ -165,30 +143,6 @@ def test_the_first_group_of_a_prompt_discounts_the_prior_once_however_late_it_is
     assert (state["alpha"][1], state["beta"][1]) == (0.25 * 1.5 + 4, 0.25 * 3.5)
 
 
-def test_some_groups_of_a_step_may_be_late():
-    dbb = by_updates()
-    state = dbb.initial_state(PROMPTS)
-    observe(dbb, state, [(0, 1.0, 4, 4), (1, 1.0, 4, 4)])
-    observe(dbb, state, [(0, 2.0, 0, 4), (1, 1.0, 0, 4)])
-    assert state["alpha"][:2].tolist() == [0.5 * 4.5, 4.5]
-    assert state["beta"][:2].tolist() == [0.5 * 0.5 + 4, 0.5 + 4]
-
-
-def test_on_policy_groups_are_discounted_bit_for_bit_as_defined():
-    dbb, rng = by_updates(discount=0.37, updates_per_epoch=3.7), np.random.default_rng(0)
-    state, seen_at = dbb.initial_state(PROMPTS), [None] * PROMPTS
-    alpha, beta = [1.0] * PROMPTS, [1.0] * PROMPTS
-    for step in range(1, 200):
-        prompt, successes = int(rng.integers(PROMPTS)), int(rng.integers(MOST + 1))
-        observe(dbb, state, [(prompt, float(step), successes, MOST)])
-        epochs = 1.0 if seen_at[prompt] is None else (step - seen_at[prompt]) / 3.7
-        kept = float(np.power(np.array([0.37]), np.array([epochs]))[0])
-        alpha[prompt] = kept * alpha[prompt] + successes
-        beta[prompt] = kept * beta[prompt] + (MOST - successes)
-        seen_at[prompt] = step
-        assert (state["alpha"].tolist(), state["beta"].tolist()) == (alpha, beta)
-
-
 @pytest.mark.parametrize("lag", [0.0, 1.0, 5.0])
 def test_counts_stay_positive_after_any_number_of_zero_variance_groups(lag):
     dbb = by_updates(discount=0.01)
@@ -211,11 +165,3 @@ def test_a_very_early_group_is_counted_whatever_rounding_does(discount, prior_be
     assert state["alpha"][0] == pytest.approx(2 + 2 * discount + 2 * discount**2, rel=1e-12)
     exact = discount**61 * prior_beta + discount**60
     assert exact * (1 - 1e-12) < state["beta"][0] < exact + 1e-16
-
-
-@pytest.mark.parametrize("lag", [0.5, 3.0])
-def test_by_visits_a_late_group_is_one_more_visit(lag):
-    dbb = estimators.build("dbb", discount=0.5)
-    state, _ = dbb.observe(dbb.initial_state(1), [rewards(4, 4)])
-    state, _ = dbb.observe(state, [rewards(0, 4)], [lag])
-    assert (state["alpha"][0], state["beta"][0]) == (0.5 * 4.5, 0.5 * 0.5 + 4)

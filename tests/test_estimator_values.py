@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import estimators
-from estimators import Estimate, RewardEstimator, build, centered, standardized
+from estimators import RewardEstimator, build, standardized
 
 
 def group(successes, size=8):
@@ -26,34 +26,22 @@ def test_dbb_follows_definition_2_over_two_visits():
     assert second.mean[0] == pytest.approx(9.25 / 12.5)
 
 
-@pytest.mark.parametrize(
-    ("successes", "correct", "wrong"),
-    # first visit, prior (1, 1), discount 0.5: sqrt(beta / alpha) and -sqrt(alpha / beta)
-    [
-        (0, None, -math.sqrt(0.5 / 8.5)),
-        (1, math.sqrt(7.5 / 1.5), -math.sqrt(1.5 / 7.5)),
-        (4, 1.0, -1.0),
-        (8, math.sqrt(0.5 / 8.5), None),
-    ],
-)
-def test_dbb_advantages_of_the_first_visit(successes, correct, wrong):
+def test_dbb_advantages_of_the_first_visit():
+    # prior (1, 1), discount 0.5: sqrt(beta / alpha) for a success, -sqrt(alpha / beta) for a failure
+    rewards_P_G = np.array([group(successes) for successes in (0, 1, 4, 8)])
     dbb = build("dbb", discount=0.5)
-    rewards_P_G = np.array([group(successes)])
-    _, estimate = dbb.observe(dbb.initial_state(1), rewards_P_G)
-    advantages = standardized(rewards_P_G, estimate)[0]
-    if correct is not None:
-        assert advantages[0] == pytest.approx(correct, rel=1e-12)
-    if wrong is not None:
-        assert advantages[-1] == pytest.approx(wrong, rel=1e-12)
+    _, estimate = dbb.observe(dbb.initial_state(4), rewards_P_G)
+    advantages = standardized(rewards_P_G, estimate)
+    assert advantages[:, 0] == pytest.approx([-((0.5 / 8.5) ** 0.5), 5**0.5, 1.0, (0.5 / 8.5) ** 0.5], rel=1e-12)
+    assert advantages[:, -1] == pytest.approx([-((0.5 / 8.5) ** 0.5), -(0.2**0.5), -1.0, (0.5 / 8.5) ** 0.5], rel=1e-12)
 
 
-@pytest.mark.parametrize("visits", [50, 100, 2000])
-def test_dbb_variance_survives_any_number_of_zero_variance_groups(visits):
+def test_dbb_variance_survives_any_number_of_zero_variance_groups():
     dbb = build("dbb", discount=0.5)
     state = dbb.initial_state(1)
-    for _ in range(visits):
+    for _ in range(2000):
         state, estimate = dbb.observe(state, [group(8)])
-    assert estimate.variance[0] > 0
+        assert estimate.variance[0] > 0
     advantages = standardized(np.array([group(8)]), estimate)
     assert np.all((advantages >= 0) & (advantages < 1e-4))  # nearly mastered: nearly nothing to learn
     # the next wrong answer is scored by what it is: alpha = 0.5 * 16 + 7, beta = 0.5 * ~0 + 1
@@ -99,17 +87,10 @@ def test_dbb_by_updates_discounts_by_the_updates_since_the_last_visit():
     assert posteriors[4] == pytest.approx((half_epoch * posteriors[3][0] + 1, half_epoch * posteriors[3][1] + 3))
 
 
-def test_dbb_by_updates_must_know_the_length_of_an_epoch():
-    dbb = build("dbb", forgetting="updates")
-    with pytest.raises(ValueError, match=r"updates_per_epoch is 0; give the number of policy updates"):
-        dbb.observe(dbb.initial_state(1), [group(4)])
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
         ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
-        ("dbb", {"discount": 1.5}, r"dbb.discount = 1.5 is not in"),
         ("dbb", {"discount": math.nan}, r"dbb.discount = nan is not in"),
         ("dbb", {"prior_beta": math.inf}, r"dbb.prior_beta = inf is not in \(0, inf\)"),
         ("dbb", {"forgetting": "epochs"}, r"dbb.forgetting = 'epochs' is none of visits, updates"),
@@ -136,12 +117,6 @@ def test_ema_averages_the_group_means():
     assert ema.group_weight(state, np.array([group(0)])).tolist() == [0.75]
 
 
-def test_ema_with_discount_0_is_the_current_group_alone():
-    ema = build("ema", discount=0.0)
-    state, _ = ema.observe(ema.initial_state(1), [group(8)])
-    assert ema.observe(state, [group(3)])[1].mean[0] == 3 / 8
-
-
 def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
     ema = build("ema", discount=0.3)
     state = ema.initial_state(3)
@@ -156,33 +131,14 @@ def test_ema_of_zero_variance_groups_is_exact_and_gives_no_advantage():
     assert standardized(np.array([[0.0]] * 3), estimate)[0, 0] == pytest.approx(-0.9 / math.sqrt(0.9 * 0.1))
 
 
-def test_an_ema_that_reads_first_scores_by_the_groups_before():
-    class Baseline(estimators.get("ema")):
-        reads = "before"
-
-    ema = Baseline(discount=0.5)
-    state, first = ema.observe(ema.initial_state(1), [group(4)])
-    assert centered(np.array([[1.0, 0.0]]), first).tolist() == [[1.0, 0.0]]  # nothing known: 0, as in RAE
-    state, second = ema.observe(state, [group(8)])
-    assert second.mean[0] == 0.5
-    assert state["mean"][0] == 0.75
-
-
-@pytest.mark.parametrize(("successes", "mean"), [(0, 0.5 / 9), (2, 2.5 / 9), (8, 8.5 / 9)])
-def test_laplace_adds_as_many_successes_as_failures(successes, mean):
-    laplace = build("laplace", smoothing=0.5)
-    state, estimate = laplace.observe({}, [group(successes)])
-    assert state == {}
-    assert estimate.mean[0] == pytest.approx(mean, rel=1e-15)
-    assert estimate.variance[0] == pytest.approx(mean * (1 - mean), rel=1e-14)
-    assert laplace.group_weight(state, np.array([group(successes)])).tolist() == [8 / 9]
-
-
-def test_laplace_is_dbb_on_a_first_visit_whose_prior_is_discounted_to_the_smoothing():
+def test_laplace_adds_as_many_successes_as_failures_as_a_first_visit_of_dbb():
     dbb, laplace = build("dbb", discount=0.5, prior_alpha=3.0, prior_beta=3.0), build("laplace", smoothing=1.5)
-    _, of_dbb = dbb.observe(dbb.initial_state(1), [group(5)])
-    _, of_laplace = laplace.observe({}, [group(5)])
-    assert (of_dbb.mean[0], of_dbb.variance[0]) == (of_laplace.mean[0], of_laplace.variance[0])
+    for successes in (0, 2, 8):
+        _, of_dbb = dbb.observe(dbb.initial_state(1), [group(successes)])
+        state, of_laplace = laplace.observe({}, [group(successes)])
+        assert of_laplace.mean[0] == of_dbb.mean[0] == pytest.approx((successes + 1.5) / 11, rel=1e-15)
+        assert of_laplace.variance[0] == of_dbb.variance[0]
+        assert laplace.group_weight(state, np.array([group(successes)])).tolist() == [8 / 11]
 
 
 @pytest.mark.parametrize("name", ["ema", "laplace", "empirical_bayes"])
@@ -329,16 +285,6 @@ def test_auto_folds_visits_older_than_two_at_the_discount_of_their_time():
     assert state["rollouts_old"] == pytest.approx([discounts[3] * (8 + discounts[2] * 8)] * 2)
 
 
-def test_auto_gives_new_prompts_the_whole_prior_when_others_have_a_history():
-    auto = build("auto")
-    state, _ = auto.observe(auto.initial_state(3), [group(0), group(8), group(5)])
-    grown = {f: np.append(state[f], auto.initial_state(1)[f]) for f in auto.state_fields}
-    state, estimate = auto.observe(grown | {f: state[f] for f in auto.shared_fields}, [group(4)] * 4)
-    a, b = state["prior"]
-    assert estimate.mean[3] == pytest.approx((a + 4) / (a + b + 8))
-    assert state["prompts"].tolist() == [4.0]
-
-
 def auto_at(weight, discount, *, timed):
     """``auto`` for which this pair is always the best."""
 
@@ -401,17 +347,6 @@ def test_auto_counts_ages_in_time_where_that_predicts_better():
     assert means[0] > 0.95 and means[1] < 0.05 and means[2] < 0.05 and means[3] > 0.95
 
 
-def test_auto_s_ages_in_time_are_those_in_visits_where_every_prompt_comes_once_a_pass():
-    auto, random = build("auto"), np.random.default_rng(3)
-    state = auto.initial_state(6)
-    for _ in range(4):  # passes of three updates, in the same order
-        for prompts in ([0, 1], [2, 3], [4, 5]):
-            auto.observe_at(state, np.array(prompts), random.integers(0, 2, (2, 4)).astype(float))
-    by_visits, in_time = state["evidence"].reshape(5, 2, 21).transpose(1, 0, 2)
-    assert in_time == pytest.approx(by_visits, rel=1e-9)
-    assert len(np.unique(by_visits.round(9))) > 100  # which is not because all scores are the same
-
-
 def test_auto_s_prior_counts_a_group_as_the_passes_since_the_prompt_s_last_visit():
     auto = build("auto")
     state = in_steps(auto, [{0: 8, 1: 0, 2: 4}, {0: 8}, {0: 8}, {0: 8, 1: 2}])
@@ -429,7 +364,7 @@ def test_auto_s_prior_counts_a_group_as_the_passes_since_the_prompt_s_last_visit
     assert long["moments"] == pytest.approx(kept * before["moments"] + 4 * np.array([1, 1, 1, 1 / 8]))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
 def test_auto_counts_late_groups_as_of_their_generation(order):
     generated_at, successes = (-2.0, -1.0, -0.5, 1.0), (8, 2, 5, 1)
     steps = [
@@ -469,7 +404,7 @@ def test_gaussian_keeps_small_differences_of_large_rewards():
     np.testing.assert_allclose(estimate.variance, expected.variance, rtol=1e-8)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -3.7, 1e6, 1e6 + 0.1])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 + 0.1])
 @pytest.mark.parametrize(("size", "discount"), [(8, 0.5), (7, 0.95)])
 def test_gaussian_variance_survives_any_number_of_zero_variance_groups(value, size, discount):
     gaussian = build("gaussian", discount=discount)
@@ -487,23 +422,12 @@ def test_gaussian_variance_survives_any_number_of_zero_variance_groups(value, si
     assert standardized(rewards_P_G, estimate)[0, -1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_gaussian_takes_no_rewards_but_finite_ones():
-    gaussian = build("gaussian")
-    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = -inf is not finite"):
-        gaussian.observe(gaussian.initial_state(1), [[1.0, -math.inf]])
-
-
-@pytest.mark.parametrize(
-    ("successes", "correct", "wrong"),
-    # N = 8: mean S/8, variance 8/7 * p (1 - p)
-    [(1, 2.4749, -0.3536), (2, 1.6202, -0.5401), (4, 0.9354, -0.9354), (7, 0.3536, -2.4749)],
-)
-def test_point_gives_grpo_advantages(successes, correct, wrong):
-    rewards_P_G = np.array([group(successes)])
-    _, estimate = build("point").observe({}, rewards_P_G)
-    advantages = standardized(rewards_P_G, estimate)[0]
-    assert advantages[0] == pytest.approx(correct, abs=1e-4)
-    assert advantages[-1] == pytest.approx(wrong, abs=1e-4)
+def test_point_gives_grpo_advantages():
+    rewards_P_G = np.array([group(successes) for successes in (1, 2, 4, 7)])
+    _, estimate = build("point").observe({}, rewards_P_G)  # N = 8: mean S/8, variance 8/7 * p (1 - p)
+    advantages = standardized(rewards_P_G, estimate)
+    assert advantages[:, 0] == pytest.approx([2.4749, 1.6202, 0.9354, 0.3536], abs=1e-4)
+    assert advantages[:, -1] == pytest.approx([-0.3536, -0.5401, -0.9354, -2.4749], abs=1e-4)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.3, -0.2])
@@ -512,11 +436,6 @@ def test_point_gives_no_advantage_to_a_zero_variance_group(value):
     _, estimate = build("point").observe({}, rewards_P_G)
     assert estimate.variance[0] == 0.0
     assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 8]
-
-
-def test_centered_is_reward_minus_mean():
-    estimate = Estimate(np.array([0.25, 0.5]), np.array([0.1, 0.0]))
-    assert centered(np.array([[1.0, 0.0], [np.nan, 1.0]]), estimate).tolist() == [[0.75, -0.25], [0.0, 0.5]]
 
 
 def test_unknown_estimator_lists_the_known_ones():
