@@ -149,7 +149,7 @@ def test_another_release_of_trl_is_refused(monkeypatch, installed, allowed):
     if allowed:
         shared.check_release("trl")
     else:
-        with pytest.raises(ImportError, match=rf"trl: {installed} is installed, .* pip install 'trl>=1.16,<1.17'"):
+        with pytest.raises(ImportError, match=rf"trl {installed} is installed, .* pip install 'trl>=1.16,<1.17'"):
             shared.check_release("trl")
 
 

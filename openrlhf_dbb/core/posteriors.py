@@ -34,6 +34,9 @@ class Posteriors:
     Open a run with :meth:`create` or :meth:`resume`. Close it after use, or use it as a context manager. A thread
     writes each step while the trainer goes on. A step is done once :meth:`settle` has returned.
 
+    A method that writes or waits for the writing raises :class:`storage.StoreError` if the database fails, or if
+    another process owns the run now. The training must not go on then.
+
     Attributes:
         estimator: computes the posteriors.
         run: the stored run; this process owns it.
@@ -221,11 +224,8 @@ class Posteriors:
         The store does not hold features. After a resume set those that were in use at that step.
 
         Args:
-            features: (prompts, D) in the order of the prompts that the run was opened with; D is
+            features: (prompts, D), finite, in the order of the prompts that the run was opened with; D is
                 ``estimators.FEATURES["hidden"]``.
-
-        Raises:
-            ValueError: the estimator reads no such features, or they have another shape or are not finite.
         """
         values = np.array(features, dtype=np.float64)
         name, shape = self.estimator.name, (self._data_rows, estimators.FEATURES["hidden"])
@@ -268,7 +268,6 @@ class Posteriors:
             ValueError: the step is not the next one, the columns have different lengths, a prompt or the form is
                 unknown, the estimator cannot serve the form or a score, or no rollout was verified. Nothing has
                 changed then.
-            storage.StoreError: the step before cannot be stored.
         """
         self.settle()
         self._check_step(step)
@@ -294,11 +293,7 @@ class Posteriors:
         return scored
 
     def predictive(self) -> Predictive:
-        """Return what the estimator expects of every prompt's next visit. Another thread may call this method.
-
-        Raises:
-            ValueError: the estimator predicts no visits.
-        """
+        """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
         with self._state_lock:
             expected = self.estimator.predictive(self._state)
         if expected is None:
@@ -313,38 +308,23 @@ class Posteriors:
         Args:
             metrics: numbers by name, such as losses and times; other values are left out. "plan/steps" is the last step
                 that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
-
-        Raises:
-            storage.StoreError: the step cannot be stored.
         """
         self.settle()
         self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
 
     def settle(self) -> None:
-        """Wait until the last step is stored. One transaction stores all of a step.
-
-        Raises:
-            storage.StoreError: the step cannot be stored; the run must not go on.
-        """
+        """Wait until the last step is stored. One transaction stores all of a step."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def checkpoint(self, step: int, tag: str) -> None:
-        """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved.
-
-        Raises:
-            storage.StoreError: the step is not stored, or another process owns the run now.
-        """
+        """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved."""
         self.settle()
         self.run.record_checkpoint(step, tag)
 
     def roll_back(self, step: int) -> None:
-        """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step.
-
-        Raises:
-            storage.StoreError: the run has not reached the step, or another process owns the run now.
-        """
+        """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step."""
         self.settle()
         self.run.roll_back(step)
         self._load()
@@ -354,19 +334,12 @@ class Posteriors:
 
         Args:
             unused_rollouts, unused_tokens: rollouts that were generated after the last step and belong to no step.
-
-        Raises:
-            storage.StoreError: the last step cannot be stored, or another process owns the run now.
         """
         self.settle()
         self.run.finish(unused_rollouts, unused_tokens)
 
     def close(self) -> None:
-        """Wait for the last step and close the store if this object opened it. The run can be resumed.
-
-        Raises:
-            storage.StoreError: the last step cannot be stored.
-        """
+        """Wait for the last step and close the store if this object opened it. The run can be resumed."""
         try:
             self.settle()
         finally:

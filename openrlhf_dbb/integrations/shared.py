@@ -26,30 +26,17 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 
 def check_release(distribution: str) -> None:
-    """Refuse a release that the integration was not written for.
-
-    Raises:
-        ImportError: the installed release is not allowed, or none is installed.
-    """
-    allowed = ALLOWED[distribution]
-    try:
-        installed = importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        installed = "no release"
-    if installed == "no release" or installed not in SpecifierSet(allowed):
+    """Refuse a release of a trainer that its integration was not written for."""
+    allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
+    if installed not in SpecifierSet(allowed):
         raise ImportError(
-            f"{distribution}: {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
+            f"{distribution} {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
             f"{allowed}; pip install '{distribution}{allowed}'"
         )
 
 
 def build_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
-    """Build an estimator from its name and parameters; return an object as it is.
-
-    Raises:
-        ValueError: the estimator is unknown, a parameter is out of range or belongs to an object, or the estimator
-            reads the policy's hidden states.
-    """
+    """Build an estimator from its name and parameters; return an object as it is."""
     if isinstance(estimator, str):
         estimator = estimators.build(estimator, **(parameters or {}))
     elif parameters is not None:
@@ -125,12 +112,7 @@ def resume_run(
     estimator: RewardEstimator,
     take_over: bool,
 ) -> Posteriors:
-    """Resume a run by the script that began it; see :meth:`openrlhf_dbb.Posteriors.resume`.
-
-    Raises:
-        ValueError: the script has another estimator than the run.
-        storage.StoreError: the run cannot be resumed.
-    """
+    """Resume a run with the estimator that it was begun with; refuse another one."""
     posteriors = Posteriors.resume(store, name, prompts, labels, take_over=take_over)
     if posteriors.estimator != estimator:
         posteriors.close()
@@ -142,11 +124,7 @@ def resume_run(
 
 
 def check_checkpoint(posteriors: Posteriors, folder: Path, run: str, step: int, tag: str) -> None:
-    """Check that the run may continue from a checkpoint that names this run and step.
-
-    Raises:
-        ValueError: the checkpoint belongs to another run, or to steps that were undone.
-    """
+    """Refuse a checkpoint of another run, or of steps that were undone."""
     record = posteriors.run.record
     if run != record.uuid:
         raise ValueError(
@@ -159,11 +137,7 @@ def check_checkpoint(posteriors: Posteriors, folder: Path, run: str, step: int, 
 
 
 def check_start_over(posteriors: Posteriors, folder: Path) -> None:
-    """Check that the run may start over because ``folder`` holds no whole checkpoint of it.
-
-    Raises:
-        ValueError: the run must have whole checkpoints elsewhere, and would lose its steps.
-    """
+    """Refuse to start over if the run must have whole checkpoints outside of ``folder``: it would lose its steps."""
     record = posteriors.run.record
     checkpoints = posteriors.store.checkpoints(record)
     if len(checkpoints) > 1:  # a kill may have cut the only one short
@@ -204,9 +178,6 @@ class HeldOut:
         Args:
             per_prompt: N. Further samples of a prompt are dropped: some trainers fill up their last batch.
             about: ``model`` and ``config``, as for :meth:`storage.PosteriorStore.record_evaluation`.
-
-        Raises:
-            storage.StoreError: the evaluation cannot be stored.
         """
         if posteriors.step != self._step:
             self._step, self._rows = posteriors.step, {}

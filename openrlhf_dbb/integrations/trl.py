@@ -71,16 +71,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     Args:
         *args, **options: TRL's. ``train_dataset`` must be a ``datasets.Dataset``, since every prompt must be known.
-        estimator: name, ``package.module:Class``, or an object; see :mod:`estimators`.
-        parameters: parameters of an estimator that is given by name, such as ``{"discount": 0.5}``.
-        store: an open store, its URL (``sqlite:///FILE``, ``postgresql://...``), or None for the default store.
+        estimator, parameters, store, warm_start, warm_start_weight, warm_start_store: as in
+            :meth:`openrlhf_dbb.Posteriors.create`.
         run_name: unique in the store; by default ``args.run_name``, else the name of ``args.output_dir``.
         resume: True continues that run with ``train(resume_from_checkpoint=...)``; "auto" continues the run if it
             exists, so that the same command starts and restarts a job.
         take_over: continue a run whose owner is on another machine and known to be dead.
-        warm_start: name, uuid or number of a run whose final posteriors a new run begins with.
-        warm_start_weight: in (0, 1], multiplies the imported counts.
-        warm_start_store: the store of the other run, if it is not ``store``.
         label_column: column of the data sets that is stored with a prompt and tells equal prompts apart.
         keep_rollouts: number of a step's rollouts that are stored with their texts; None stores all, 0 none.
         verifier: name of the reward function whose 0 or 1 the estimator sees, if there are several. The other rewards

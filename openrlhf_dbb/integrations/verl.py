@@ -55,17 +55,10 @@ _SAVED = "posteriors.json"  # in a checkpoint: its run and step
 class Settings:
     """The settings below ``algorithm.posterior``.
 
-    Attributes:
-        estimator: name or ``package.module:Class``; see :mod:`estimators`.
-        parameters: of the estimator, such as ``{discount: 0.5}``.
-        store: URL (``sqlite:////ABSOLUTE/FILE``, ``postgresql://...``); None for the default store. verl prints its
-            configuration, so a URL with a password belongs into the environment variable of the default.
-        run_name: unique in the store; by default ``trainer.experiment_name``.
-        warm_start: name, uuid or number of a run whose final posteriors a new run begins with.
-        warm_start_weight: in (0, 1], multiplies the imported counts.
-        warm_start_store: the store of the other run, if it is not ``store``.
-        take_over: continue a run whose owner is on another machine and known to be dead.
-        keep_rollouts: number of a step's rollouts that are stored with their texts; null stores all, 0 none.
+    They mean the same as the parameters of :meth:`openrlhf_dbb.Posteriors.create` and ``resume``. The default of
+    ``run_name`` is ``trainer.experiment_name``. ``keep_rollouts`` is the number of a step's rollouts that are stored
+    with their texts; null stores all, 0 none. verl prints its configuration, so a URL with a password belongs into the
+    environment variable of the default store.
     """
 
     estimator: str = "dbb"
@@ -80,12 +73,7 @@ class Settings:
 
     @classmethod
     def read(cls, config: DictConfig) -> Settings:
-        """Read the settings from verl's configuration, before verl loads a model.
-
-        Raises:
-            TypeError: a setting is unknown.
-            ValueError: the estimator is unknown, or verl would filter groups.
-        """
+        """Read the settings from verl's configuration, before verl loads a model."""
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
         settings.build()
