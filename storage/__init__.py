@@ -1,30 +1,16 @@
-"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy, Alembic.
+"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy and SQLAlchemy.
 
-    store       open_store, PosteriorStore: prompts, runs, who may write them
-    run         Run: what its owner may do; steps, checkpoints, roll back, warm start
-    steps       writing a step
-    roll_back   undoing steps: every posterior as it was
+    store       open_store, PosteriorStore: prompts, runs, who may write a run
+    run         Run: what the owner of a run may do
+    records     what goes in and comes out: StepRows, RolloutRows, EvaluationRows, RunRecord and others; their checks
+    write       writing and undoing steps, writing evaluations and events, many rows at once
     warm_start  posteriors carried over from another run, in this or another database
-    evaluations results of benchmarks: EvaluationRows, and writing them
-    records     what goes in and comes out: StepRows, ProbeRows, PosteriorTable, RunRecord, WarmStart
-    rollouts    RolloutRows: kept rollouts of a step with their texts; its metrics as text
-    usage       Usage: what is counted of the rollouts of a step
-    checks      refusing columns that do not fit
-    shared      the estimator's run-wide state, as text in the database
-    prompts     identity of a prompt: prompt_hash, registration
-    events      what happened to a run besides steps
-    log         reading for analysis, as numpy columns: read_log, read_posteriors, read_probes, read_usage,
-                read_evaluations
-    inspection  reading for people: progress, run-wide state, prompts, rollouts, one prompt's history
-    held_out    held-out accuracy of a run during its training, by step and by prompt
+    read        columns of numpy for analysis, rows for people, held-out accuracy
+    prompt_ids  identity of a prompt: prompt_hash, registration
     owner       which process owns a run, and whether it is still alive
-    schema      the tables, every column once; creation and version check
-    views       the views
-    engine      transactions on either database; large results in parts; one-line errors
-    bulk        inserting numpy columns, many rows at once
-    retry       repeating transactions that an outage cut short
-    errors      StoreError
-    url         addresses: default, parsing, masking
+    schema      the tables, every column once, and the views; creation and version check
+    engine      transactions on either database, repeats after an outage, large results in parts
+    url         StoreError; addresses: default, parsing, masking
 
 Example:
     >>> import numpy as np, tempfile
@@ -51,34 +37,38 @@ Example:
     >>> store.close(); folder.cleanup()
 """
 
-from storage.errors import StoreError
-from storage.evaluations import EvaluationRows
-from storage.log import (
+from storage.prompt_ids import prompt_hash
+from storage.read import (
+    TRAINING,
     EvaluationRecord,
-    PosteriorLog,
     ProbeLog,
     StepLog,
     UsageLog,
     read_evaluations,
     read_log,
-    read_posteriors,
     read_probes,
     read_usage,
 )
-from storage.prompts import prompt_hash
-from storage.records import PosteriorTable, ProbeRows, RunRecord, StepRows, WarmStart
-from storage.rollouts import RolloutRows
+from storage.records import (
+    EvaluationRows,
+    PosteriorTable,
+    ProbeRows,
+    RolloutRows,
+    RunRecord,
+    StepRows,
+    Usage,
+    WarmStart,
+)
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
-from storage.url import DEFAULT_URL, URL_VARIABLE, mask_url
-from storage.usage import Usage
+from storage.url import DEFAULT_URL, URL_VARIABLE, StoreError, mask_url
 
 __all__ = [
     "DEFAULT_URL",
+    "TRAINING",
     "URL_VARIABLE",
     "EvaluationRecord",
     "EvaluationRows",
-    "PosteriorLog",
     "PosteriorStore",
     "PosteriorTable",
     "ProbeLog",
@@ -97,7 +87,6 @@ __all__ = [
     "prompt_hash",
     "read_evaluations",
     "read_log",
-    "read_posteriors",
     "read_probes",
     "read_usage",
 ]

@@ -1,48 +1,55 @@
-"""Transactions on SQLite and PostgreSQL: settings, locks, large results in parts, one-line errors."""
+"""Transactions on SQLite and PostgreSQL: settings, locks, repeats after an outage, large results in parts.
+
+Every error of a database or its driver becomes a StoreError of one line.
+"""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cache, cached_property
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, CursorResult, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from storage.errors import StoreError
-from storage.retry import Interrupted, retried
-from storage.url import Address
+from storage.url import Address, StoreError
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one, in seconds."""
 
-_READER_TIMEOUT_S = 2.0
-_READERS = 4
+RETRY_LIMIT_S = 120.0
+"""How long a transaction is repeated after its first failure, in seconds."""
 
 CHUNK = 50_000
-"""Rows fetched or inserted at a time in unbounded copies; bounds memory, not results."""
+"""Rows fetched at a time; bounds the memory of large results."""
 
 NETWORK_FS_VARIABLE = "OPENRLHF_DBB_ALLOW_NETWORK_FS"
 
-# SQLite's WAL needs memory shared by all its processes, which these do not offer across hosts.
+_READER_TIMEOUT_S = 2.0
+_READERS = 4
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+# SQLite's WAL needs memory that all processes share. These file systems do not share memory across hosts.
 # Source: sqlite.org/wal.html; names as in the third column of /proc/mounts.
 _NETWORK_FILE_SYSTEMS = {
     "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "gpfs",
     "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
 }  # fmt: skip
 
-# SQLSTATEs worth a retry: serialization failure, deadlock, and a server that shuts down, crashes or starts.
-# Source: PostgreSQL documentation, appendix A.
+# SQLSTATEs after which a repeat may succeed: serialization failure, deadlock, and a server that shuts down, crashes or
+# starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
 _SQLITE_SETTINGS = (
@@ -52,34 +59,67 @@ _SQLITE_SETTINGS = (
     "PRAGMA temp_store = MEMORY",
 )
 
+# A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
+_KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
+
+_log = logging.getLogger("storage")
 _cursor_numbers = itertools.count(1)
+_Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-class Database:
-    """One database, as used by one process.
+class Interrupted(StoreError):
+    """An outage cut a transaction short. The transaction may or may not have been committed."""
 
-    Cannot be pickled or used in a forked child: a connection shared by two processes corrupts both.
+
+def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorate a call of one transaction that may be made twice: repeat it for ``RETRY_LIMIT_S`` after an outage.
+
+    Other errors (a full disk, a refused value) are not repeated, and neither are those of a read-only store.
     """
 
+    @wraps(work)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        began, pause = time.monotonic(), _FIRST_PAUSE_S
+        failures = 0
+        while True:
+            try:
+                result = work(*args, **kwargs)
+            except Interrupted as error:
+                failures += 1
+                waited = time.monotonic() - began
+                if waited >= RETRY_LIMIT_S:
+                    raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
+                if failures == 1:
+                    _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
+            else:
+                if failures:
+                    _log.info("the store is back after %.1f s; nothing was lost", time.monotonic() - began)
+                return result
+            # Random, so that processes that failed together do not retry together.
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    return call
+
+
+class Database:
+    """One database, as used by one process."""
+
     def __init__(self, address: Address, *, read_only: bool = False) -> None:
-        self.kind = address.kind
         self.location = address.location
         self.is_sqlite = address.kind == "sqlite"
         self.engine = (_sqlite_engine if self.is_sqlite else _postgresql_engine)(address, read_only)
         self._read_only = read_only
-        self._path = address.path
         self._pid = os.getpid()
         self._reached = False
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
-        event.listen(self.engine, "begin", _begin_sqlite if self.is_sqlite else _begin_nothing)
-
-    def __reduce__(self) -> NoReturn:
-        raise StoreError(f"an open store cannot be pickled; send its URL and open {self.location} there")
+        if self.is_sqlite:
+            event.listen(self.engine, "begin", _begin_sqlite)
 
     @contextmanager
     def transaction(self, *, write: bool = False, durable: bool = False) -> Iterator[Connection]:
-        """One transaction: committed at the end of the block, rolled back if the block raises.
+        """Open one transaction: committed at the end of the block, rolled back if the block raises.
 
         Args:
             write: take SQLite's write lock at the start, so that what was read stays true until the commit.
@@ -87,62 +127,25 @@ class Database:
             durable: the commit and all before it survive a power loss.
 
         Raises:
-            Interrupted: an outage that may pass; see :func:`storage.retry.retried`.
+            Interrupted: an outage that may pass; see :func:`retried`.
             StoreError: any other error of the database or its driver.
         """
+        # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
         if write and self._read_only:
             raise StoreError(f"{self.location} was opened for reading only; open it again to write")
+        options: dict[str, Any] = {"dbb_write": write}
+        if not self.is_sqlite and not write:
+            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         try:
             with self.engine.connect() as connection:
                 self._reached = True
-                options: dict[str, Any] = {"dbb_write": write}
-                if not self.is_sqlite and not write:
-                    options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
                 connection = connection.execution_options(**options)
                 with self._durable(connection, durable), connection.begin():
                     yield connection
         except self._errors as error:
-            # Not chained: the driver's own exception may show statements and their values.
-            kind = Interrupted if self._is_transient(error) else StoreError
-            raise kind(f"{self.location}: {self._explain(error)}") from None
-
-    def write_once(
-        self, work: Callable[[Connection], _Result], committed: Callable[[Connection, _Result], bool]
-    ) -> _Result:
-        """The result of ``work`` in a write transaction; repeated after an outage, but committed only once.
-
-        Args:
-            work: what to read and write.
-            committed: whether an earlier attempt, which had this result, was committed and only the acknowledgement
-                was lost. Called in the transaction of the next attempt.
-
-        Raises:
-            StoreError: as :func:`storage.retry.retried`.
-        """
-        results: list[_Result] = []
-
-        @retried
-        def attempt() -> None:
-            with self.transaction(write=True) as connection:
-                if not (results and committed(connection, results[-1])):
-                    results.append(work(connection))
-
-        attempt()
-        return results[-1]
-
-    def _is_transient(self, error: BaseException) -> bool:
-        """Whether the same transaction may succeed when retried."""
-        cause: Any = error.orig if isinstance(error, DBAPIError) else error
-        if self.is_sqlite:
-            return "database is locked" in str(cause)
-        state = getattr(cause, "sqlstate", None)
-        if state is not None:
-            return state in _TRANSIENT_STATES or state.startswith("08")
-        # No SQLSTATE: the client has no connection. If it never had one, the URL is wrong.
-        lost = isinstance(cause, self.engine.dialect.loaded_dbapi.OperationalError)
-        return lost and (self._reached or "the database system is" in str(cause))
+            raise self._store_error(error) from None  # the driver's own exception may show statements and values
 
     @contextmanager
     def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
@@ -158,119 +161,84 @@ class Database:
             driver_connection.rollback()  # a failed commit leaves its transaction open
             driver_connection.execute("PRAGMA synchronous = NORMAL")
 
-    def _explain(self, error: BaseException) -> str:
-        cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    def _store_error(self, error: BaseException) -> StoreError:
+        cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         message = " ".join(str(cause).split()) or type(cause).__name__
+        kind = Interrupted if self._is_transient(cause, message) and not self._read_only else StoreError
         if "file is not a database" in message:
-            return "this file is not a SQLite database; name another file"
-        if "unable to open database file" in message:
-            return "the file cannot be opened; check that its folder exists and is writable"
-        if "readonly database" in message:
-            return "the file or its folder is read-only; make both writable or name another file"
-        if "database is locked" in message:
+            message = "this file is not a SQLite database; name another file"
+        elif "unable to open database file" in message:
+            message = "the file cannot be opened; check that its folder exists and is writable"
+        elif "database is locked" in message:
             waited = _READER_TIMEOUT_S if self._read_only else BUSY_TIMEOUT_S
-            return f"another process has held the write lock for {waited:g} s"
-        if "disk is full" in message or "disk I/O error" in message or getattr(cause, "sqlstate", "") == "53100":
-            return f"{message}: the disk is full, over quota or failing; the transaction was rolled back, make room"
-        return message
+            message = f"another process has held the write lock for {waited:g} s"
+        elif "disk is full" in message or "disk I/O error" in message or getattr(cause, "sqlstate", "") == "53100":
+            message += ": the disk is full, over quota or failing; the transaction was rolled back, make room"
+        return kind(f"{self.location}: {message}")
 
-    def among(self, column: str, ids: NDArray[np.int64], *, or_more: bool = False) -> tuple[str, dict[str, Any]]:
-        """SQL that is true where the column is one of the ids, and its parameters.
-
-        Args:
-            ids: unique, ascending. Those of one data set mostly have no gaps, and a range is fastest.
-            or_more: the SQL may also be true of other ids, at most as many.
-        """
-        if len(ids) and ids[-1] - ids[0] < len(ids) * (2 if or_more else 1):
-            return f"{column} BETWEEN :lowest AND :highest", {"lowest": int(ids[0]), "highest": int(ids[-1])}
-        return self.one_of(column), {"ids": self.ids(ids)}
+    def _is_transient(self, cause: Any, message: str) -> bool:
+        """Return whether the same transaction may succeed when it is repeated."""
+        if self.is_sqlite:
+            return "database is locked" in message
+        state = getattr(cause, "sqlstate", None)
+        if state is not None:
+            return state in _TRANSIENT_STATES or state.startswith("08")
+        # No SQLSTATE: the client has no connection. If it never had one, the URL is wrong.
+        lost = isinstance(cause, self.engine.dialect.loaded_dbapi.OperationalError)
+        return lost and (self._reached or "the database system is" in message)
 
     def one_of(self, column: str) -> str:
-        """SQL that is true where the column is in the parameter ``:ids``, made by :meth:`ids`."""
+        """Return SQL that is true where the column is in the parameter ``:ids``, made by :meth:`ids`."""
         if self.is_sqlite:
             return f"{column} IN (SELECT value FROM json_each(:ids))"
         return f"{column} = ANY(CAST(:ids AS BIGINT[]))"
 
     def ids(self, values: NDArray[np.int64]) -> Any:
-        """Any number of ids as ONE statement parameter."""
+        """Return any number of ids as ONE statement parameter: the number of parameters is limited."""
         listed = np.unique(values).tolist()
         return str(listed) if self.is_sqlite else listed
 
     def use_wal(self) -> None:
         """Let SQLite's readers and its writer work side by side; the setting stays in the file."""
-        if not self.is_sqlite:
-            return
-        deadline = time.monotonic() + BUSY_TIMEOUT_S
-        with self.engine.connect() as connection:
-            driver_connection: Any = connection.connection.dbapi_connection
-            while True:
-                try:
-                    mode = driver_connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                    break
-                except sqlite3.OperationalError as error:
-                    # SQLite's busy timeout does not apply to a change of mode.
-                    if "locked" not in str(error) or time.monotonic() > deadline:
-                        raise StoreError(f"{self.location}: {self._explain(error)}") from None
-                    time.sleep(0.02)
-        if mode != "wal":
-            raise StoreError(f"{self.location}: this file system does not allow SQLite's WAL mode; use a local disk")
-
-    @cached_property
-    def identity(self) -> str:
-        """Equal for two stores if and only if they share their tables."""
-        if self.is_sqlite:
-            return os.path.realpath(self._path)
-        with self.transaction() as connection:
-            # One database may hold several stores, one per schema (the URL's search_path option).
-            return f"{self.location} {connection.scalar(text('SELECT current_schema()'))}"
+        try:
+            with self.engine.connect() as connection:
+                driver_connection: Any = connection.connection.dbapi_connection
+                driver_connection.execute("PRAGMA journal_mode = WAL")
+        except self._errors as error:  # SQLite's busy timeout does not apply to a change of the mode
+            raise self._store_error(error) from None
 
     def close(self) -> None:
         self.engine.dispose()
 
 
-def execute(connection: Connection, sql: str, parameters: dict[str, Any]) -> CursorResult[Any]:
-    """``connection.execute(text(sql), parameters)`` in half the time, for the statements of every step."""
-    return connection.exec_driver_sql(_driver_sql(connection, sql), parameters)
-
-
 def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:
-    """The result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
+    """Yield the result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
     # On the driver's connection: SQLAlchemy's rows take four times as long.
     driver_connection: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         cursor = driver_connection.cursor()
     else:
-        # Named, hence a server-side cursor: rows that are not fetched yet stay on the server.
+        # A cursor with a name is of the server: rows that are not fetched yet stay there.
         cursor = driver_connection.cursor(f"dbb_{next(_cursor_numbers)}", binary=True)
+        sql = _psycopg_sql(sql)
     with closing(cursor):
-        cursor.execute(_driver_sql(connection, sql), parameters)
+        cursor.execute(sql, parameters)
         while rows := cursor.fetchmany(CHUNK):
             yield rows
 
 
-def _driver_sql(connection: Connection, sql: str) -> str:
-    return sql if connection.dialect.name == "sqlite" else _psycopg_sql(sql)
-
-
 @cache
 def _psycopg_sql(sql: str) -> str:
-    """With parameters in psycopg's style: %(name)s."""
+    """Return the statement with parameters in psycopg's style: %(name)s."""
     return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:
-    """Raise StoreError if the file cannot be a store: it or its folder does not exist or is read-only, it is a
-    folder, or it is on a network file system."""
-    file, folder = Path(path), Path(path).parent
-    if file.is_dir():
-        raise StoreError(f"{path} is a folder; name a file in it")
-    if not create and not file.exists():
+    """Raise StoreError if there is no such file or folder, or if the file is on a network file system."""
+    if not create and not Path(path).exists():
         raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
-    if not folder.is_dir():
-        raise StoreError(f"the folder {folder} does not exist; create it or name another file")
-    # SQLite writes two more files next to the database.
-    if create and not (os.access(folder, os.W_OK) and (not file.exists() or os.access(file, os.W_OK))):
-        raise StoreError(f"{path} cannot be written: the file or its folder is read-only; name another file")
+    if not Path(path).parent.is_dir():
+        raise StoreError(f"the folder {Path(path).parent} does not exist; create it or name another file")
     mounts = Path("/proc/mounts")
     if mounts.exists() and os.environ.get(NETWORK_FS_VARIABLE) != "1":
         kind = file_system(os.path.realpath(path), mounts.read_text(errors="surrogateescape"))
@@ -282,15 +250,14 @@ def check_sqlite_path(path: str, *, create: bool) -> None:
 
 
 def file_system(path: str, mounts: str) -> str:
-    """Type of the file system of an absolute path, given the text of /proc/mounts; "" if unknown."""
+    """Return the file system of an absolute path, given the text of /proc/mounts; "" if it is unknown."""
     kind, longest = "", -1
     for line in mounts.splitlines():
-        _, point, mount_kind, *_ = [*line.split(" "), "", "", ""]
-        for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-            point = point.replace(code, character)
+        _, point, mount_kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         # ">=": of two mounts on the same point, the later one hides the earlier.
-        if point and inside and len(point) >= longest:
+        if inside and len(point) >= longest:
             kind, longest = mount_kind, len(point)
     return kind
 
@@ -311,13 +278,9 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
     )
 
 
-# A peer that vanished silently is given up after a minute; the system's defaults wait for hours.
-_KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
-
-
 def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
-    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES | address.secrets
+    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES
     options = {key: value for key, value in options.items() if key not in address.url.query}
     try:
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.
@@ -340,7 +303,3 @@ def _begin_sqlite(connection: Connection) -> None:
     # Immediate: a transaction that turns from reader into writer fails at once if another has written.
     write = connection.get_execution_options().get("dbb_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-
-def _begin_nothing(connection: Connection) -> None:
-    """PostgreSQL's driver begins transactions itself."""

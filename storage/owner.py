@@ -1,4 +1,4 @@
-"""Which process owns a run, and whether it is still alive."""
+"""The process that owns a run, and whether it is still alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Owner:
     Attributes:
         host: its host name.
         pid: its process id on that host.
-        started: when it started, to tell it from a later process with the same id; None if unknown.
+        started: when it started, which tells it from a later process with the same id; None if unknown.
     """
 
     host: str
@@ -31,7 +31,7 @@ class Owner:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether the process is alive; only meaningful if ``is_local``."""
+        """Return whether the process is alive; only meaningful if ``is_local``."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -49,13 +49,13 @@ NOBODY = Owner("", 0, None)
 """Owner of a released run: anyone may claim it at once."""
 
 SILENT_S = 3600.0
-"""How long an owner that cannot be asked may go without a write before it counts as ended, in seconds."""
+"""How long an owner on another host may go without a write before it counts as ended, in seconds."""
 
 
 def has_ended(owner: Owner, silent_s: float) -> bool:
-    """Whether the owner of an unfinished run seems to have ended.
+    """Return whether the owner of an unfinished run seems to have ended.
 
-    A process of this host is looked up; one of another host, and nobody, is judged by its silence.
+    A process of this host is looked up. A process of another host, and nobody, counts as ended after ``SILENT_S``.
 
     Args:
         silent_s: time since its last write, in seconds.
@@ -64,9 +64,9 @@ def has_ended(owner: Owner, silent_s: float) -> bool:
 
 
 def _start_of(pid: int) -> str | None:
-    """Start of the process as clock ticks since boot, with the boot's id; "ended" for a zombie.
+    """Return the start of the process as clock ticks since boot, with the boot's id; "ended" for a zombie.
 
-    Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime). None where there is no /proc.
+    None where there is no /proc. Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime).
     """
     try:
         # The second field, the command in parentheses, may itself contain spaces and parentheses.

@@ -1,25 +1,28 @@
-"""What goes into a store and what comes out: plain records of numpy arrays.
+"""What goes into a store and what comes out: plain records of numpy arrays, and their checks.
 
-Axes in comments: P prompts, Q probed prompts, F state fields of the run's estimator.
+Axes: P prompts of a step, Q probed prompts, K kept rollouts, F state fields of the run's estimator; of an evaluation R
+repeats (seeds) and P prompts of a benchmark.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.bulk import Columns
-from storage.checks import check_finite, counts, inclusions, policy_versions, reals, sorted_ids
-from storage.errors import StoreError
 from storage.owner import Owner
-from storage.rollouts import RolloutRows
-from storage.shared import SharedState, checked_shared, to_text
-from storage.usage import Usage
+from storage.url import StoreError
 
+SharedState = dict[str, NDArray[np.float64]]
+"""Run-wide vectors of an estimator, by name."""
+
+_METRIC_DIGITS = 7
 _COLUMN_FIELDS = ("alpha", "beta")
 
 
@@ -31,13 +34,13 @@ class RunRecord:
         run_id: id in its database; uuid: 32 hex digits, unique everywhere; name: unique in its database.
         status: "running" or "finished".
         last_step: the last recorded step, 0 before the first.
-        estimator, estimator_version, parameters, state_fields: what computes the posteriors.
-        model, dataset, dataset_digest, reward, config: what is trained, as given by the trainer.
+        estimator, estimator_version, parameters, state_fields: the estimator that computes the posteriors.
+        model, dataset, dataset_digest, reward, config: the training, as given by the trainer.
         method: training method (grpo, dapo, ...); "" if not given.
         created_at: UTC, ISO 8601.
-        parent: what the run was warm-started from: name, uuid, step, weight, database; None if nothing.
+        parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
         heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
-        owner: the process that may write it.
+        owner: the process that may write the run.
     """
 
     run_id: int
@@ -63,7 +66,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Outcome of a warm start: how many prompts had a posterior in ``source``, as it was then, and how many had not."""
+    """The outcome of a warm start: how many prompts had a posterior in ``source``, and how many had none."""
 
     matched: int
     unmatched: int
@@ -85,15 +88,41 @@ class PosteriorTable:
     step: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Where the rollouts of one training step went; the comments are those of the columns of ``dbb_step``."""
+
+    generated: int = field(metadata={"comment": "rollouts generated"})
+    generated_tokens: int = field(metadata={"comment": "their response tokens"})
+    trained: int = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
+    trained_tokens: int = field(metadata={"comment": "their response tokens"})
+    zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
+    informative: int = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
+    rescued: int = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
+    replayed: int = field(metadata={"comment": "rollouts of earlier steps trained on again"})
+    replayed_tokens: int = field(metadata={"comment": "their response tokens"})
+    skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
+    groups: int = field(metadata={"comment": "prompts with generated rollouts"})
+    informative_groups: int = field(metadata={"comment": "prompts with informative rollouts"})
+
+    def columns(self) -> dict[str, int]:
+        """Return the counts as plain integers, by name."""
+        return {name: int(count) for name, count in asdict(self).items()}
+
+
+TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
+"""The counts of a step, with the comments of their columns."""
+
+
 @dataclass
 class ProbeRows:
     """Extra rollouts of some prompts under the policy of one training step, never trained on.
 
     Attributes:
-        prompt_ids: (Q,) int, unique; a probed prompt need not be one the step trained on.
+        prompt_ids: (Q,) int, unique; a probed prompt need not be one that the step trained on.
         samples: (Q,) int, >= 1, number of scores.
         successes: (Q,) float, sum of the scores.
-        squares: (Q,) float, sum of the squared scores; for scores 0 and 1 the same as ``successes``.
+        squares: (Q,) float, sum of the squared scores; equals ``successes`` for scores 0 and 1.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -101,24 +130,63 @@ class ProbeRows:
     successes: NDArray[np.float64]
     squares: NDArray[np.float64]
 
-    def checked(self, step: int) -> ProbeRows:
-        """A copy with exact types, sorted by prompt id; raises StoreError as :meth:`StepRows.checked`."""
-        ids, order = sorted_ids(step, "probes.prompt_ids", self.prompt_ids)
-        size = len(ids)
-        rows = ProbeRows(
+    def checked(self) -> ProbeRows:
+        """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
+        ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
+        return ProbeRows(
             prompt_ids=ids,
-            samples=counts(step, "probes.samples", self.samples, size, 1)[order],
-            successes=reals(step, "probes.successes", self.successes, (size,))[order],
-            squares=reals(step, "probes.squares", self.squares, (size,))[order],
+            samples=column("probes.samples", self.samples, ids.shape, np.int64)[order],
+            successes=_finite("probes.successes", self.successes, ids, order),
+            squares=_finite("probes.squares", self.squares, ids, order),
         )
-        check_finite(step, "probes.successes", ids, rows.successes)
-        check_finite(step, "probes.squares", ids, rows.squares)
-        return rows
+
+
+@dataclass
+class RolloutRows:
+    """Some rollouts of one training step, with their texts.
+
+    Attributes:
+        prompt_ids: (K,) int.
+        sample: (K,) int, >= 0, place among the rollouts of the prompt in this step.
+        reward: (K,) float, the optimized value; NaN where it could not be verified.
+        score: (K,) float, the verifier's score before penalties; NaN where it could not be verified.
+        advantage: (K,) float, finite.
+        length: (K,) int, >= 0, response tokens.
+        truncated: (K,) float, 1 if the response was cut at the length limit, else 0; NaN if not known.
+        log_prob: (K,) float, sum of the response tokens' log-probabilities at sampling time; NaN if not known.
+        text: (K,) responses.
+        policy_version: (K,) float, training steps that the policy had seen that wrote the response; NaN or None:
+            step - 1, the step's own policy.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    reward: NDArray[np.float64]
+    score: NDArray[np.float64]
+    advantage: NDArray[np.float64]
+    length: NDArray[np.int64]
+    truncated: NDArray[np.float64]
+    log_prob: NDArray[np.float64]
+    text: Sequence[str]
+    policy_version: NDArray[np.float64] | None = None
+
+    def checked(self) -> RolloutRows:
+        """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
+        shape = np.shape(self.prompt_ids)
+        order = np.lexsort((self.sample, self.prompt_ids))
+        integer, real = ("prompt_ids", "sample", "length"), ("reward", "score", "advantage", "truncated", "log_prob")
+        columns = {name: column(f"rollouts.{name}", getattr(self, name), shape, np.int64)[order] for name in integer}
+        columns |= {name: column(f"rollouts.{name}", getattr(self, name), shape)[order] for name in real}
+        versions = self.policy_version
+        if versions is not None:
+            versions = column("rollouts.policy_version", versions, shape)[order]
+        texts = [storable(self.text[at]) for at in order.tolist()]
+        return RolloutRows(**columns, text=texts, policy_version=versions)
 
 
 @dataclass
 class StepRows:
-    """The posteriors that one training step changed, with what they were before.
+    """The posteriors that one training step changed, and the posteriors before it.
 
     Attributes:
         prompt_ids: (P,) int, unique.
@@ -132,10 +200,10 @@ class StepRows:
         probes: None if no prompt was probed.
         usage: where the step's rollouts went; None if not counted.
         kept: some of its rollouts with their texts; None if none are kept.
-        policy_version: (P,) float, in [0, step - 1], training steps that the policy of the prompt's rollouts had seen,
-            their mean; NaN: step - 1, the step's own policy; None: of that policy all.
-        inclusion: (P,) float, in (0, 1], probability with which a strategy that chooses its prompts drew this one for
-            the batch; None: the strategy does not choose.
+        policy_version: (P,) float, training steps that the policy had seen that generated the prompt's rollouts, their
+            mean; NaN or None: step - 1, the step's own policy.
+        inclusion: (P,) float, in (0, 1], probability with which a rollout strategy drew the prompt for the batch; None:
+            the strategy does not choose.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -153,71 +221,91 @@ class StepRows:
     policy_version: NDArray[np.float64] | None = None
     inclusion: NDArray[np.float64] | None = None
 
-    def checked(self, step: int, num_fields: int) -> StepRows:
-        """A copy with exact types, sorted by prompt id.
+    def checked(self, num_fields: int) -> StepRows:
+        """Return a copy with exact types, sorted by prompt id.
 
         Raises:
-            StoreError: a wrong shape or type, a value that is not finite, a duplicate prompt, or a policy version or an
-                inclusion probability out of range.
+            StoreError: a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
         """
-        ids, order = sorted_ids(step, "prompt_ids", self.prompt_ids)
-        size = len(ids)
-        rows = StepRows(
+        ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
+        table = (len(ids), num_fields)
+
+        def optional(name: str) -> NDArray[np.float64] | None:
+            values = getattr(self, name)
+            return None if values is None else column(name, values, ids.shape)[order]
+
+        return StepRows(
             prompt_ids=ids,
-            rollouts=counts(step, "rollouts", self.rollouts, size, 1)[order],
-            successes=reals(step, "successes", self.successes, (size,))[order],
-            mean=reals(step, "mean", self.mean, (size,))[order],
-            variance=reals(step, "variance", self.variance, (size,))[order],
-            state=reals(step, "state", self.state, (size, num_fields))[order],
-            previous_state=reals(step, "previous_state", self.previous_state, (size, num_fields))[order],
-            previous_step=counts(step, "previous_step", self.previous_step, size, -1)[order],
-            shared=checked_shared(step, self.shared),
-            probes=None if self.probes is None else self.probes.checked(step),
+            rollouts=column("rollouts", self.rollouts, ids.shape, np.int64)[order],
+            successes=_finite("successes", self.successes, ids, order),
+            mean=_finite("mean", self.mean, ids, order),
+            variance=_finite("variance", self.variance, ids, order),
+            state=_finite("state", self.state, ids, order, table),
+            previous_state=column("previous_state", self.previous_state, table)[order],
+            previous_step=column("previous_step", self.previous_step, ids.shape, np.int64)[order],
+            shared={name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)},
+            probes=None if self.probes is None else self.probes.checked(),
             usage=self.usage,
-            kept=None if self.kept is None else self.kept.checked(step),
-            policy_version=policy_versions(step, "policy_version", self.policy_version, ids, order),
-            inclusion=None if self.inclusion is None else inclusions(step, self.inclusion, ids, order),
+            kept=None if self.kept is None else self.kept.checked(),
+            policy_version=optional("policy_version"),
+            inclusion=optional("inclusion"),
         )
-        for name in ("successes", "mean", "variance", "state"):
-            check_finite(step, name, ids, getattr(rows, name))
-        # A new prompt may have its prior or NaN here; one with a posterior must have that posterior.
-        known = (rows.previous_step >= 0) | ~np.isnan(rows.previous_state).all(axis=1)
-        check_finite(step, "previous_state", ids, rows.previous_state, known)
-        late = rows.previous_step >= step
-        if late.any():
-            prompt, previous = ids[late][0], rows.previous_step[late][0]
-            raise StoreError(
-                f"step {step}: previous_step of prompt {prompt} is {previous}; it must be less than {step}"
-            )
-        return rows
 
     def digest(self, step: int) -> bytes:
-        """16 bytes that identify the content of a step; only of checked rows (sorted, exact types)."""
-        contents = vars(self).copy()
-        shared, probes, usage = to_text(contents.pop("shared")), contents.pop("probes"), contents.pop("usage")
-        kept, versions = contents.pop("kept"), contents.pop("policy_version")
-        inclusion = contents.pop("inclusion")
-        probed = 0 if probes is None else len(probes.prompt_ids)
-        used = None if usage is None else usage.columns()
-        arrays = [*contents.values(), *([] if probes is None else vars(probes).values())]
-        header = f"step rows 1:{step}:{self.state.shape}:{probed}:{used}:{shared}"
-        digest = hashlib.blake2b(header.encode(), digest_size=16)
-        for values in arrays:
-            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
-        if kept is not None:
-            kept.add_to(digest)
-        if versions is not None:
-            digest.update(b"policy versions" + np.ascontiguousarray(versions, dtype="<f8").tobytes())
-        if inclusion is not None:
-            digest.update(b"inclusion" + np.ascontiguousarray(inclusion, dtype="<f8").tobytes())
+        """Return 16 bytes that identify the content of a step; only of checked rows."""
+        digest = hashlib.blake2b(str(step).encode(), digest_size=16)
+        _add(digest, self)
         return digest.digest()
+
+
+@dataclass(frozen=True)
+class EvaluationRows:
+    """Results of a model on one benchmark, summed over the responses to each prompt.
+
+    Attributes, each (R, P) except the first two:
+        benchmark: its name.
+        prompt_ids: (P,) int, in the benchmark's order; a prompt may occur twice.
+        samples: int, >= 1, responses (N).
+        verified: int, of these, responses with a score; the others are missing.
+        successes: float, sum of the scores.
+        best: float, the highest score; NaN if no response is verified.
+        majority: float, score of the most frequent answer; NaN if no response is verified or no answer was extracted.
+        tokens: int, >= 0, tokens of all responses.
+        truncated: int, responses cut at the length limit.
+    """
+
+    benchmark: str
+    prompt_ids: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    verified: NDArray[np.int64]
+    successes: NDArray[np.float64]
+    best: NDArray[np.float64]
+    majority: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+    truncated: NDArray[np.int64]
+
+    def checked(self) -> EvaluationRows:
+        """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
+        shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
+        where = f"benchmark {self.benchmark!r}:"
+        if 0 in shape:
+            raise StoreError(f"{where} there are no results; leave the benchmark out of the evaluation")
+        ids = column(f"{where} prompt_ids", self.prompt_ids, shape[1:], np.int64)
+        integer = {name: column(f"{where} {name}", getattr(self, name), shape, np.int64) for name in COUNTS}
+        real = {name: column(f"{where} {name}", getattr(self, name), shape) for name in SCORES}
+        return EvaluationRows(self.benchmark, ids, **integer, **real)
+
+
+COUNTS = ("samples", "verified", "tokens", "truncated")
+SCORES = ("successes", "best", "majority")
+"""What is stored of each prompt in each repeat: fields of :class:`EvaluationRows`, int64 and float64."""
 
 
 @dataclass(frozen=True)
 class StateLayout:
     """Where an estimator's state fields are stored: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
 
-    Packed is little-endian float64, in the order of ``fields``.
+    The packed fields are little-endian float64, in the order of ``fields``.
     """
 
     fields: tuple[str, ...]
@@ -234,14 +322,14 @@ class StateLayout:
         return used + ([("state", f"V{8 * len(self.packed)}")] if self.packed else [])
 
     def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[np.float64]]:
-        """(P, F) state -> its columns, for :mod:`storage.bulk`; a row of NaN becomes NULL."""
+        """Return the columns of a (P, F) state; a row of NaN becomes NULL."""
         return {
             prefix + name: state[:, self.packed if name == "state" else self.fields.index(name)]
             for name, _ in self.columns
         }
 
     def from_columns(self, rows: NDArray[np.void]) -> NDArray[np.float64]:
-        """Records with its columns, none of them NULL -> (P, F) state."""
+        """Return the (P, F) state of records with its columns, none of them NULL."""
         state = np.empty((len(rows), len(self.fields)))
         for name, _ in self.columns:
             if name == "state":
@@ -252,31 +340,92 @@ class StateLayout:
         return state
 
 
-def history_columns(run_id: int, step: int, rows: StepRows, layout: StateLayout) -> Columns:
-    """The columns of ``dbb_history``."""
-    optional = {"policy_version": rows.policy_version, "inclusion": rows.inclusion}
-    return {
-        "run_id": run_id,
-        "step": step,
-        "prompt_id": rows.prompt_ids,
-        "rollouts": rows.rollouts,
-        "successes": rows.successes,
-        **layout.to_columns(rows.state),
-        "mean": rows.mean,
-        "variance": rows.variance,
-        **layout.to_columns(rows.previous_state, "prev_"),
-        "prev_step": rows.previous_step,
-        **{name: values for name, values in optional.items() if values is not None},
-    }
+def shared_to_text(shared: SharedState) -> str | None:
+    """Return JSON with the shortest decimals that read back as the same float64; None without run-wide state."""
+    for name, values in shared.items():
+        if values.ndim != 1 or not np.isfinite(values).all():
+            raise StoreError(f"the run-wide state {name!r} is {values.tolist()}; it must be a vector of finite numbers")
+    return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
 
-def probe_columns(run_id: int, step: int, probes: ProbeRows) -> Columns:
-    """The columns of ``dbb_probe``."""
-    return {
-        "run_id": run_id,
-        "step": step,
-        "prompt_id": probes.prompt_ids,
-        "samples": probes.samples,
-        "successes": probes.successes,
-        "squares": probes.squares,
-    }
+def shared_from_text(stored: str | None) -> SharedState | None:
+    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None."""
+    if stored is None:
+        return None
+    return {name: np.array(values, dtype=np.float64) for name, values in json.loads(stored).items()}
+
+
+def metrics_to_text(metrics: Mapping[str, Any]) -> str:
+    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null.
+
+    Example:
+        >>> metrics_to_text({"kl": 0.12345678, "loss": float("nan"), "note": "text"})
+        '{"kl": 0.1234568, "loss": null}'
+    """
+    numbers = {name: value for name, value in sorted(metrics.items()) if isinstance(value, (int, float, np.number))}
+    short = {name: float(f"{value:.{_METRIC_DIGITS}g}") for name, value in numbers.items()}
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in short.items()})
+
+
+def to_json(name: str, value: Any) -> str:
+    """Return the value as JSON; raise StoreError if it holds more than plain numbers and text."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{name} cannot be stored as JSON: {error}; pass plain numbers and text") from None
+
+
+def storable(string: str) -> str:
+    """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
+    if string.isascii() and "\0" not in string:
+        return string
+    return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def column(name: str, values: Any, shape: tuple[int, ...], dtype: type = np.float64) -> NDArray[Any]:
+    """Return the values as an array of this type; raise StoreError if the shape differs."""
+    array = np.asarray(values)
+    if array.shape != shape:
+        raise StoreError(f"{name} has shape {array.shape}; it must be {shape}")
+    return array.astype(dtype, casting="safe")
+
+
+def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return prompt ids in ascending order, and the positions that they came from; both (P,)."""
+    ids = column(name, values, (np.size(values),), np.int64)
+    order = np.argsort(ids)
+    ids = ids[order]
+    twice = ids[1:][ids[1:] == ids[:-1]]
+    if twice.size:
+        raise StoreError(f"{name} holds prompt {twice[0]} more than once; merge its rows")
+    return ids, order
+
+
+def _finite(
+    name: str,
+    values: Any,
+    ids: NDArray[np.int64],
+    order: NDArray[np.int64],
+    shape: tuple[int, ...] | None = None,
+) -> NDArray[np.float64]:
+    """Return the values of the prompts ``ids`` in ``order``; NaN would be stored as NULL, and is refused."""
+    array = column(name, values, shape or ids.shape)[order]
+    bad = ~np.isfinite(array.reshape(len(ids), -1)).all(axis=1)
+    if bad.any():
+        at = int(bad.argmax())
+        raise StoreError(f"{name} of prompt {ids[at]} is {array[at].tolist()}; it must be finite")
+    return array
+
+
+def _add(digest: hashlib.blake2b, value: Any) -> None:
+    """Let the digest stand for a value, and for everything in it."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            digest.update(f"{name}:".encode())
+            _add(digest, part)
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
+    else:
+        digest.update(repr(value).encode())

@@ -1,7 +1,7 @@
-"""The tables, every column once; the creation of tables and views, and the version check.
+"""The tables, every column once, and the views; their creation, and the check of their version.
 
-A change here or in a view needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no
-migrations.
+The views are the same on both databases. Build on the views: tables may change with the schema version. A change here
+needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no migrations.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from sqlalchemy import (
     text,
 )
 
-from storage.engine import Database
-from storage.errors import StoreError
-from storage.retry import retried
-from storage.usage import TOTALS
-from storage.views import VIEWS
+from storage.engine import Database, retried
+from storage.records import TOTALS
+from storage.url import StoreError
 
 SCHEMA_VERSION = 5
 
@@ -48,9 +46,6 @@ schema_version = Table(
     Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
     Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
 )
-
-# Where development versions before 0.1.0 kept their version, 1 to 3; the present versions are none of them.
-_DEVELOPMENT_TABLE = "dbb_schema"
 
 run = Table(
     "dbb_run",
@@ -97,8 +92,8 @@ prompt = Table(
     sqlite_autoincrement=True,
 )
 
-# No foreign keys in the next four tables, nor in dbb_evaluation_result: they are large, and always written together
-# with a row of dbb_step or dbb_evaluation, which have them.
+# The next four tables and dbb_evaluation_result have no foreign keys: they are large, and always written together with
+# a row of dbb_step or dbb_evaluation, which have them.
 posterior = Table(
     "dbb_posterior",
     metadata,
@@ -249,6 +244,65 @@ evaluation_result = Table(
     sqlite_with_rowid=False,
 )
 
+_VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
+
+VIEWS = {
+    "runs": """
+        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
+               dataset, reward, method, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
+        FROM dbb_run""",
+    "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
+    "posterior_history": f"""
+        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance,
+               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
+        FROM dbb_history""",
+    "probes": """
+        SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
+        FROM dbb_probe""",
+    "rollouts": f"""
+        SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
+               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
+               {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
+        FROM dbb_rollout""",
+    # The sum of big integers is a decimal on PostgreSQL.
+    "steps": f"""
+        SELECT run_id, step, prompts, rollouts, successes, shared, created_at,
+               {", ".join(TOTALS)}, generated - trained AS filtered,
+               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, metrics
+        FROM dbb_step""",
+    "evaluation_results": """
+        SELECT r.evaluation_id, e.run_id, e.step, e.name, r.benchmark, r.repeat, r.place, r.prompt_id,
+               r.samples, r.verified, r.successes, r.best, r.majority, r.tokens, r.truncated
+        FROM dbb_evaluation_result r JOIN dbb_evaluation e ON e.evaluation_id = r.evaluation_id""",
+    # Means over the prompts of each evaluation run, then over evaluation runs. A prompt without a verified response
+    # counts in none of the means; shares and lengths are of all responses.
+    "evaluations": """
+        SELECT evaluation_id, run_id, step, name, model, benchmark, count(*) AS repeats, max(prompts) AS prompts,
+               max(samples) AS samples, avg(accuracy) AS accuracy, avg(best) AS best, avg(majority) AS majority,
+               avg(length) AS length, avg(truncated) AS truncated, avg(missing) AS missing, generated_total, created_at
+        FROM (SELECT e.evaluation_id, e.run_id, e.step, e.name, e.model, r.benchmark, r.repeat,
+                     count(*) AS prompts, max(r.samples) AS samples,
+                     avg(r.successes / nullif(r.verified, 0)) AS accuracy,
+                     avg(r.best) AS best, avg(r.majority) AS majority,
+                     CAST(sum(r.tokens) AS DOUBLE PRECISION) / sum(r.samples) AS length,
+                     CAST(sum(r.truncated) AS DOUBLE PRECISION) / sum(r.samples) AS truncated,
+                     CAST(sum(r.samples - r.verified) AS DOUBLE PRECISION) / sum(r.samples) AS missing,
+                     e.generated_total, e.created_at
+              FROM dbb_evaluation e JOIN dbb_evaluation_result r ON r.evaluation_id = e.evaluation_id
+              GROUP BY e.evaluation_id, e.run_id, e.step, e.name, e.model, e.generated_total, e.created_at,
+                       r.benchmark, r.repeat) of_repeat
+        GROUP BY evaluation_id, run_id, step, name, model, generated_total, created_at, benchmark""",
+    # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
+    "posteriors": """
+        SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
+               coalesce(h.mean, q.alpha / nullif(q.alpha + q.beta, 0)) AS mean,
+               coalesce((q.alpha / nullif(q.alpha + q.beta, 0)) * (q.beta / nullif(q.alpha + q.beta, 0)),
+                        h.variance) AS variance,
+               q.visits, q.step
+        FROM dbb_posterior q
+        LEFT JOIN dbb_history h ON h.run_id = q.run_id AND h.step = q.step AND h.prompt_id = q.prompt_id""",
+}
+
 # Any constant that no other program uses: all programs on a PostgreSQL database share its advisory locks.
 _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 
@@ -258,29 +312,20 @@ def prepare(database: Database, *, create: bool) -> None:
     """Check the tables, or create them; any number of processes may do so at once.
 
     Raises:
-        StoreError: another version, another program's table under one of our names, or no tables and ``create``
-            is False.
+        StoreError: the tables are of another version or of another program, or there are none and ``create`` is False.
     """
     with database.transaction() as connection:
-        missing = _check(connection, database, create)
-    if create:
+        exists = _check_version(connection, database)
+    if not create and not exists:
+        raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
+    if create and database.is_sqlite:
         database.use_wal()
-    if not missing:
+    if exists:
         return
     with database.transaction(write=True) as connection:
         lock(connection, database)
-        # Check again, now that nobody else can create them.
-        if not _check(connection, database, create):
-            return
-        metadata.create_all(connection, checkfirst=False)
-        for name, query in VIEWS.items():
-            connection.execute(text(f"CREATE VIEW {name} AS {query}"))
-        if not database.is_sqlite:
-            # Room for updates in place, and a vacuum before dead rows double the table.
-            connection.execute(
-                text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
-            )
-        connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=library_version()))
+        if not _check_version(connection, database):  # another process may have created them meanwhile
+            _create(connection, database)
 
 
 def lock(connection: Connection, database: Database) -> None:
@@ -289,60 +334,39 @@ def lock(connection: Connection, database: Database) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
 
 
-def _check(connection: Connection, database: Database, create: bool) -> bool:
-    """Whether the tables must be created; raises StoreError as :func:`prepare`."""
-    stored = stored_version(connection, database)
-    if stored is not None:
-        found, library = stored
-        if found < SCHEMA_VERSION:
-            raise StoreError(
-                f"{database.location} has schema version {found}, this openrlhf-dbb ({library_version()}) needs "
-                f"version {SCHEMA_VERSION}; read it with openrlhf-dbb {library}, which made it, or name a new database"
-            )
-        return False
-    if not create:
-        raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")
+def _create(connection: Connection, database: Database) -> None:
     inspector = inspect(connection)
-    names = {*inspector.get_table_names(), *inspector.get_view_names()}
-    refuse_taken(names & {*metadata.tables, *VIEWS}, database)
+    taken = {*metadata.tables, *VIEWS} & {*inspector.get_table_names(), *inspector.get_view_names()}
+    if taken:
+        raise StoreError(
+            f"{database.location} already has a table or view {min(taken)!r} that is not openrlhf-dbb's; "
+            "give the posteriors a database of their own"
+        )
+    metadata.create_all(connection, checkfirst=False)
+    for name, query in VIEWS.items():
+        connection.execute(text(f"CREATE VIEW {name} AS {query}"))
+    if not database.is_sqlite:
+        # Room for updates in place, and a vacuum before dead rows double the table.
+        connection.execute(
+            text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
+        )
+    connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
+
+
+def _check_version(connection: Connection, database: Database) -> bool:
+    """Return whether there are tables; raise StoreError if they are of another version."""
+    if not inspect(connection).has_table(schema_version.name):
+        return False
+    stored, library = connection.execute(select(schema_version.c.version, schema_version.c.library_version)).one()
+    if stored != SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.location} has schema version {stored} of openrlhf-dbb {library}; this openrlhf-dbb "
+            f"({_library_version()}) needs version {SCHEMA_VERSION}; use that release, or name a new database"
+        )
     return True
 
 
-def refuse_taken(names: set[str], database: Database) -> None:
-    """Raise StoreError if another program has a table or view under one of our names."""
-    for name in sorted(names):
-        raise StoreError(
-            f"{database.location} already has a table or view {name!r} that is not openrlhf-dbb's; "
-            "give the posteriors a database of their own"
-        )
-
-
-def stored_version(connection: Connection, database: Database) -> tuple[int, str] | None:
-    """Return the tables' version and the release that made them; None if there are no tables.
-
-    Raises:
-        StoreError: it is newer than this library's, or from before the first release.
-    """
-    inspector = inspect(connection)
-    if inspector.has_table(_DEVELOPMENT_TABLE):
-        move = "move the file away, or " if database.is_sqlite else ""
-        raise StoreError(
-            f"{database.location} was made by a development version of openrlhf-dbb before 0.1.0, which this release "
-            f"({library_version()}) cannot read; {move}name a new database"
-        )
-    if not inspector.has_table(schema_version.name):
-        return None
-    found, library = connection.execute(select(schema_version.c.version, schema_version.c.library_version)).one()
-    if found > SCHEMA_VERSION:
-        raise StoreError(
-            f"{database.location} has schema version {found}, this openrlhf-dbb ({library_version()}) "
-            f"works with version {SCHEMA_VERSION}; upgrade openrlhf-dbb to {library} or later, or name a new database"
-        )
-    return int(found), str(library)
-
-
-def library_version() -> str:
-    """Version of the installed openrlhf-dbb."""
+def _library_version() -> str:
     try:
         return version("openrlhf-dbb")
     except PackageNotFoundError:

@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,12 @@ from numpy.typing import NDArray
 from sqlalchemy import Row, text
 from sqlalchemy.exc import IntegrityError
 
-from storage import evaluations, schema
-from storage import prompts as prompt_table
-from storage.checks import check_name
-from storage.engine import Database, check_sqlite_path
-from storage.errors import StoreError
-from storage.evaluations import EvaluationRows
-from storage.events import record_event, utc_now
+from storage import prompt_ids, schema, write
+from storage.engine import Database, check_sqlite_path, retried
 from storage.owner import NOBODY, Owner
-from storage.records import RunRecord
-from storage.retry import retried
-from storage.run import Run, finished_text, ownership
-from storage.url import choose_url, mask_url, parse_url
+from storage.records import EvaluationRows, RunRecord, storable, to_json
+from storage.run import Run, evaluation_values, finished_text, ownership
+from storage.url import StoreError, choose_url, mask_url, parse_url
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -105,8 +100,9 @@ class PosteriorStore:
         Returns:
             (P,) int64; the same prompt and label have the same id in every run of this database.
         """
-        return prompt_table.register(self.database, prompts, labels)
+        return prompt_ids.register(self.database, prompts, labels)
 
+    @retried
     def record_evaluation(
         self,
         name: str,
@@ -134,14 +130,9 @@ class PosteriorStore:
             The evaluation's id in this database.
 
         Raises:
-            StoreError: an invalid value, no results, no such run, or a step that it has not reached.
+            StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
-        run_id = None if run is None else run.run_id
-        description = evaluations.Description(run_id, step, name, model, config, generated_total)
-        return self._record_evaluation(description.values(), evaluations.checked(rows, name), run)
-
-    @retried
-    def _record_evaluation(self, values: dict[str, Any], rows: list[EvaluationRows], run: RunRecord | None) -> int:
+        values = evaluation_values(None if run is None else run.run_id, step, name, model, config, generated_total)
         with self.database.transaction(write=True) as connection:
             if run is None:  # there is no row to lock
                 schema.lock(connection, self.database)
@@ -152,8 +143,11 @@ class PosteriorStore:
                     raise StoreError(
                         f"run {run.name!r} is no longer in {self.location}; look it up again with find_run"
                     )
-                evaluations.check_step(values["step"], stored.last_step, run.name)
-            return evaluations.write(connection, values, rows)
+                if (step or 0) > stored.last_step:
+                    raise StoreError(
+                        f"run {run.name!r} is at step {stored.last_step} and cannot store an evaluation of step {step}"
+                    )
+            return write.evaluation(connection, values, [result.checked() for result in rows])
 
     def create_run(
         self,
@@ -183,10 +177,9 @@ class PosteriorStore:
         Raises:
             StoreError: the name is taken or not printable, or a value cannot be stored as JSON.
         """
-        check_name("run", name)
-        if len(set(state_fields)) != len(state_fields):
-            raise StoreError(f"the state fields {list(state_fields)} of estimator {estimator!r} are not distinct")
-        token, owner, now = secrets.token_hex(16), Owner.of_this_process(), utc_now()
+        if not name or not name.isprintable() or name != name.strip():
+            raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
+        token, owner, now = secrets.token_hex(16), Owner.of_this_process(), write.utc_now()
         values = {
             "uuid": uuid.uuid4().hex,
             "name": name,
@@ -194,34 +187,26 @@ class PosteriorStore:
             "last_step": 0,
             "estimator": estimator,
             "estimator_version": estimator_version,
-            "parameters": _json("parameters", dict(parameters)),
-            "state_fields": _json("state_fields", list(state_fields)),
-            "model": prompt_table.storable(model),
-            "dataset": prompt_table.storable(dataset),
-            "dataset_digest": prompt_table.storable(dataset_digest),
-            "reward": prompt_table.storable(reward),
-            "config": _json("config", dict(config)),
-            "method": prompt_table.storable(method) or None,
+            "parameters": to_json("the run's parameters", dict(parameters)),
+            "state_fields": to_json("the run's state_fields", list(state_fields)),
+            "model": storable(model),
+            "dataset": storable(dataset),
+            "dataset_digest": storable(dataset_digest),
+            "reward": storable(reward),
+            "config": to_json("the run's config", dict(config)),
+            "method": storable(method) or None,
             "created_at": now,
             "heartbeat_at": now,
             **ownership(token, owner),
         }
-        return Run(self.database, _record(self._insert_run(values)), token)
-
-    @retried
-    def _insert_run(self, values: dict[str, Any]) -> Row[Any]:
+        by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction(write=True) as connection:
-            try:
-                with connection.begin_nested():
-                    connection.execute(schema.run.insert().values(values))
-            except IntegrityError:
-                pass
-            row = connection.execute(schema.run.select().where(schema.run.c.name == values["name"])).one()
-            if row.uuid != values["uuid"]:  # else it is ours: already committed; the acknowledgement was lost
-                raise StoreError(
-                    f"there is a run named {row.name!r} in {self.location}; resume it or choose another name"
-                )
-            return row
+            with suppress(IntegrityError), connection.begin_nested():
+                connection.execute(schema.run.insert().values(values))
+            row = connection.execute(by_name).one()
+        if row.uuid != values["uuid"]:
+            raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another name")
+        return Run(self.database, _record(row), token)
 
     @retried
     def runs(self) -> list[RunRecord]:
@@ -313,7 +298,6 @@ class PosteriorStore:
             raise StoreError(finished_text(row.name, row.last_step))
         return row
 
-    @retried
     def _claim(self, row: Row[Any], claimant: Owner, kind: str, token: str) -> Run | None:
         """Take the run from the owner in ``row``; None if another process was faster."""
         with self.database.transaction(write=True) as connection:
@@ -321,15 +305,14 @@ class PosteriorStore:
                 schema.run.update()
                 .where(schema.run.c.run_id == row.run_id, schema.run.c.writer_token == row.writer_token)
                 .where(schema.run.c.status == "running")
-                .values(heartbeat_at=utc_now(), **ownership(token, claimant))
+                .values(heartbeat_at=write.utc_now(), **ownership(token, claimant))
             )
             now = connection.execute(schema.run.select().where(schema.run.c.run_id == row.run_id)).one()
             if changed.rowcount != 1:
-                # With this token it is ours: already committed; the acknowledgement was lost.
-                return Run(self.database, _record(now), token) if now.writer_token == token else None
+                return None
             detail = {"from": {"host": row.owner_host, "pid": row.owner_pid}}
             detail["to"] = {"host": claimant.host, "pid": claimant.pid}
-            record_event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
+            write.event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
         return Run(self.database, _record(now), token)
 
 
@@ -345,19 +328,12 @@ def _is_held(row: Row[Any], holder: Owner) -> StoreError:
     if not holder.is_local:
         return StoreError(
             f"run {row.name!r} is owned by {holder}, last heard of at {row.heartbeat_at}, which cannot be checked from "
-            "here; if that process has ended, take the run over (take_over=True, or --store.take_over)"
+            "here; if that process has ended, take the run over (take_over)"
         )
     return StoreError(
         f"run {row.name!r} is still being written by {holder} (step {row.last_step}, last heard of at "
         f"{row.heartbeat_at}); end that process first, or choose another run"
     )
-
-
-def _json(name: str, value: Any) -> str:
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"the run's {name} cannot be stored as JSON: {error}; pass plain numbers and text") from None
 
 
 def _record(row: Row[Any]) -> RunRecord:

@@ -1,16 +1,14 @@
-"""Store addresses: the default, parsing, and forms that are safe to print."""
+"""StoreError, and the addresses of stores: the default, parsing, and forms that are safe to print."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
-
-from storage.errors import StoreError
 
 URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
 """Environment variable read when no URL is given; the place for a URL with a password."""
@@ -20,17 +18,12 @@ DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
 
 FORMS = "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
 
-# A list of the harmless options, not of the secret ones: several options of libpq can carry a password.
-_PRINTABLE_OPTIONS = {
-    "host",
-    "port",
-    "user",
-    "dbname",
-    "sslmode",
-    "connect_timeout",
-    "application_name",
-    "options",
-}
+# The list holds the harmless options, not the secret ones: several options of libpq can carry a password.
+_PRINTABLE_OPTIONS = {"host", "port", "user", "dbname", "sslmode", "connect_timeout", "application_name", "options"}
+
+
+class StoreError(Exception):
+    """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +34,17 @@ class Address:
         kind: kind of database.
         location: for people, without user and password: an absolute path, or postgresql://host:port/database.
         path: absolute file path (SQLite), else "".
-        url: for the engine (PostgreSQL), without secrets; None for SQLite.
-        secrets: libpq options kept apart from ``url``, among them the password.
+        url: for the engine (PostgreSQL); None for SQLite.
     """
 
     kind: Literal["sqlite", "postgresql"]
     location: str
     path: str = ""
-    url: URL | None = None
-    secrets: dict[str, Any] = field(default_factory=dict, repr=False)
+    url: URL | None = field(default=None, repr=False)
 
 
 def choose_url(url: str | None) -> str:
-    """The given URL, else that of the environment variable, else the default."""
+    """Return the given URL, else that of the environment variable, else the default."""
     return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
@@ -61,7 +52,8 @@ def parse_url(text: str) -> Address:
     """Read a store URL, or the name of a SQLite file.
 
     Raises:
-        StoreError: neither, an unsupported database, SQLite in memory, or an unescaped password.
+        StoreError: the text is neither, the database is not supported, SQLite is in memory, or the password holds
+            characters that must be encoded.
     """
     url = URL.create("sqlite", database=text) if _is_file_name(text) else _make_url(text)
     if url is None:
@@ -78,9 +70,9 @@ def parse_url(text: str) -> Address:
 
 
 def mask_url(text: str) -> str:
-    """The URL with every password, and every option that may contain one, replaced by ``***``.
+    """Return the URL with ``***`` in place of the password and of every option that may contain one.
 
-    Any text is accepted; if it cannot be parsed, only the part before ``://`` is kept.
+    Any text is accepted. If it cannot be parsed, only the part before ``://`` is kept.
 
     Example:
         >>> mask_url("postgresql://ann:p%40ss@db.example:5432/rl?sslmode=require&password=x")
@@ -100,7 +92,7 @@ def mask_url(text: str) -> str:
 
 
 def _is_file_name(text: str) -> bool:
-    """By its end, so that a mistyped address, which may hold a password, is never taken for one."""
+    # A mistyped address may hold a password, so that only texts with a known end are taken for file names.
     return text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
 
 
@@ -109,7 +101,7 @@ def _make_url(text: str) -> URL | None:
         url = make_url(text)
     except (ArgumentError, ValueError):
         return None
-    # An unescaped "@" or "/" in the user part moves part of the password into these two.
+    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
     if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
         return None
     return url
@@ -127,19 +119,7 @@ def _sqlite_address(url: URL) -> Address:
 
 
 def _postgresql_address(url: URL) -> Address:
-    query = dict(url.query)
-    secrets: dict[str, Any] = {} if url.password is None else {"password": str(url.password)}
-    secrets |= {key: query.pop(key) for key in list(query) if key not in _PRINTABLE_OPTIONS}
-    for key, value in query.items():
-        if not isinstance(value, str):
-            raise StoreError(f"the store URL has several values for {key!r}; give one")
-    host = url.host or query.get("host", "")
-    port = url.port or query.get("port", 5432)
-    database = url.database or query.get("dbname", "")
-    where = f"{quote(str(host), safe='.-_')}:{port}" if host else ""
-    return Address(
-        "postgresql",
-        f"postgresql://{where}/{database}",
-        url=URL.create("postgresql+psycopg", url.username, None, url.host, url.port, url.database, query),
-        secrets=secrets,
-    )
+    host = url.host or url.query.get("host", "")
+    where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
+    database = url.database or url.query.get("dbname", "")
+    return Address("postgresql", f"postgresql://{where}/{database}", url=url.set(drivername="postgresql+psycopg"))

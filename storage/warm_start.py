@@ -1,25 +1,47 @@
-"""Warm start: copy a run's posteriors and run-wide state to a new run, in the same or from another database."""
+"""Warm start: copy a run's posteriors and run-wide state to a new run, in the same or in another database."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from storage import schema, shared
-from storage.bulk import insert_columns
-from storage.engine import CHUNK, Database, chunks
-from storage.errors import StoreError
-from storage.events import record_event
-from storage.prompts import HASH_BYTES
+from storage import schema, write
+from storage.engine import Database, chunks
+from storage.prompt_ids import HASH_BYTES
 from storage.records import RunRecord, StateLayout, WarmStart
+from storage.url import StoreError
 
-_HASH = f"V{HASH_BYTES}"
+# A step without run-wide state leaves it unchanged.
+_SHARED = """
+    SELECT coalesce((SELECT shared FROM dbb_step WHERE run_id = :run AND shared IS NOT NULL
+                     ORDER BY step DESC LIMIT 1), shared_start)
+    FROM dbb_run WHERE run_id = :run"""
+
+
+class Posteriors(NamedTuple):
+    """The posteriors of a run at one moment.
+
+    Attributes:
+        step: the run's last step.
+        shared: text of the run-wide state; None if there is none.
+        hashes: (P,) bytes, the prompts' hashes.
+        state: (P, F) float64.
+    """
+
+    step: int
+    shared: str | None
+    hashes: NDArray[np.bytes_]
+    state: NDArray[np.float64]
+
+
+def newest_shared(connection: Connection, run_id: int) -> str | None:
+    """Return the text of a run's run-wide state: that of its last step with one, else of its start."""
+    stored: str | None = connection.scalar(text(_SHARED), {"run": run_id})
+    return stored
 
 
 def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
@@ -44,167 +66,91 @@ def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
         )
 
 
+def read_source(database: Database, source: RunRecord) -> Posteriors:
+    """Return the current posteriors of a run, which may be training meanwhile."""
+    layout = StateLayout(source.state_fields)
+    kind = [("hash", f"V{HASH_BYTES}"), *layout.columns]
+    query = f"""SELECT {", ".join(name for name, _ in kind)}
+                FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = :run"""
+    key = {"run": source.run_id}
+    with database.transaction() as connection:
+        step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
+        if step is None:
+            raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
+        shared = newest_shared(connection, source.run_id)
+        parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, key)]
+    table = np.concatenate([np.empty(0, dtype=kind), *parts])
+    return Posteriors(int(step), shared, _sortable(table["hash"]), layout.from_columns(table))
+
+
 def begin(
     connection: Connection,
     database: Database,
     own: RunRecord,
-    last_step: int,
-    source_database: Database,
     source: RunRecord,
+    source_location: str,
+    posteriors: Posteriors,
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[dict[str, Any], WarmStart]:
-    """Warm-start run ``own``, which is at ``last_step``, in this transaction, which has locked it.
+    """Warm-start run ``own`` in this transaction, which has locked it.
 
     Args:
+        posteriors: of the source.
         ids: (P,) prompts of the run, unique, ascending.
 
     Returns:
         The new parent, as ``RunRecord.parent``, and the outcome.
 
     Raises:
-        StoreError: the run has posteriors, or no prompt has one in the source.
+        StoreError: the run has steps or posteriors, or no prompt has a posterior in the source.
     """
-    filled = connection.execute(
-        text("SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"), {"run": own.run_id}
-    ).first()
-    if last_step or filled:
+    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
+    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
         raise StoreError(
-            f"run {own.name!r} already has posteriors (step {last_step}); only a new run can be warm-started"
+            f"run {own.name!r} already has posteriors (step {own.last_step}); only a new run can be warm-started"
         )
-    layout = StateLayout(own.state_fields)
-    matched, source_step, source_shared = copy_posteriors(
-        connection, database, own.run_id, source_database, source.run_id, layout, ids, weight
-    )
-    if not matched:
+    found_ids, state = _matched(connection, database, ids, posteriors)
+    if not len(found_ids):
         raise StoreError(
             f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a "
-            f"posterior in run {source.name!r} (data set {source.dataset!r}, step {source_step}); "
+            f"posterior in run {source.name!r} (data set {source.dataset!r}, step {posteriors.step}); "
             "name another run"
         )
+    columns = StateLayout(own.state_fields).to_columns(state)
+    columns |= {name: columns[name] * weight for name in ("alpha", "beta") if name in columns}
+    key = {"run_id": own.run_id, "prompt_id": found_ids, "visits": 0, "step": 0}
+    write.insert(connection, "dbb_posterior", key | columns)
     parent = {
         "name": source.name,
         "uuid": source.uuid,
-        "step": source_step,
+        "step": posteriors.step,
         "weight": float(weight),
-        "database": source_database.location,
+        "database": source_location,
     }
-    connection.execute(
-        schema.run.update()
-        .where(schema.run.c.run_id == own.run_id)
-        .values({f"parent_{key}": value for key, value in parent.items()} | {"shared_start": source_shared})
+    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
+    columns_of_run = {f"parent_{name}": value for name, value in parent.items()}
+    connection.execute(mine.values(columns_of_run | {"shared_start": posteriors.shared}))
+    counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
+    write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
+    return parent, WarmStart(**counts, source=replace(source, last_step=posteriors.step))
+
+
+def _matched(
+    connection: Connection, database: Database, ids: NDArray[np.int64], posteriors: Posteriors
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return those of the ids that have a posterior, ascending as in the key of the table, and their states."""
+    kind = [("hash", f"V{HASH_BYTES}"), ("prompt_id", "<i8")]
+    query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, {"ids": database.ids(ids)})]
+    table = np.concatenate([np.empty(0, dtype=kind), *parts])
+    _, own, theirs = np.intersect1d(
+        _sortable(table["hash"]), posteriors.hashes, assume_unique=True, return_indices=True
     )
-    unmatched = len(ids) - matched
-    record_event(connection, own.run_id, "warm_start", 0, 0, {**parent, "matched": matched, "unmatched": unmatched})
-    return parent, WarmStart(matched, unmatched, replace(source, last_step=source_step))
+    order = np.argsort(own)
+    return table["prompt_id"][own[order]], posteriors.state[theirs[order]]
 
 
-def copy_posteriors(
-    connection: Connection,
-    target: Database,
-    run_id: int,
-    source: Database,
-    source_run_id: int,
-    layout: StateLayout,
-    ids: NDArray[np.int64],
-    weight: float,
-) -> tuple[int, int, str | None]:
-    """Copy the posteriors of the prompts that both runs have, with step 0 and 0 visits.
-
-    Args:
-        connection: open write transaction on ``target``.
-        layout: how both runs store their state.
-        ids: (P,) prompts of the new run, unique, ascending; ids in ``target``.
-        weight: factor on alpha and beta.
-
-    Returns:
-        The number of posteriors copied, the source's last step then, and the text of its run-wide state then.
-    """
-    if source.identity == target.identity:
-        step = _last_step(connection, target, source_run_id, lock=True)
-        among, parameters = target.among("prompt_id", ids)
-        copied = connection.execute(
-            text(
-                f"""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
-                    SELECT :run, prompt_id, alpha * :weight, beta * :weight, state, 0, 0
-                    FROM dbb_posterior WHERE run_id = :source AND {among}"""
-            ),
-            {"run": run_id, "weight": float(weight), "source": source_run_id, **parameters},
-        )
-        return copied.rowcount, step, shared.newest(connection, source_run_id)
-
-    hashes, prompt_ids = _own_hashes(connection, target, ids)
-    found, states = [ids[:0]], [np.empty((0, len(layout.fields)))]
-    with closing(_read_posteriors(source, source_run_id, layout)) as parts:
-        source_step, source_shared, _ = next(parts)
-        for _, _, rows in parts if len(hashes) else ():
-            digests = _hashes(rows["hash"])
-            at = np.searchsorted(hashes[:-1], digests)
-            known = hashes[at] == digests
-            found.append(prompt_ids[at[known]])
-            states.append(layout.from_columns(rows[known]))
-    _insert(connection, run_id, np.concatenate(found), np.concatenate(states), layout, weight)
-    return sum(map(len, found)), source_step, source_shared
-
-
-def _insert(
-    connection: Connection,
-    run_id: int,
-    ids: NDArray[np.int64],
-    state: NDArray[np.float64],
-    layout: StateLayout,
-    weight: float,
-) -> None:
-    # In the order of the table's key: any other order takes twice as long.
-    order = np.argsort(ids)
-    for start in range(0, len(order), CHUNK):
-        part = order[start : start + CHUNK]
-        columns: dict[str, int | NDArray[Any]] = {"run_id": run_id, "prompt_id": ids[part], "visits": 0, "step": 0}
-        for name, values in layout.to_columns(state[part]).items():
-            columns[name] = values * weight if name in ("alpha", "beta") else values
-        insert_columns(connection, "dbb_posterior", columns)
-
-
-def _own_hashes(
-    connection: Connection, database: Database, ids: NDArray[np.int64]
-) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
-    """Hashes of the prompts in ascending order, and their ids; both (P,)."""
-    kind = [("hash", _HASH), ("prompt_id", "<i8")]
-    parts = [np.empty(0, dtype=kind)]
-    among, parameters = database.among("prompt_id", ids)
-    for rows in chunks(connection, f"SELECT hash, prompt_id FROM dbb_prompt WHERE {among}", parameters):
-        parts.append(np.array(rows, dtype=kind))
-    table = np.concatenate(parts)
-    hashes = _hashes(table["hash"])
-    order = np.argsort(hashes)
-    return hashes[order], table["prompt_id"][order]
-
-
-def _hashes(values: NDArray[np.void]) -> NDArray[np.bytes_]:
+def _sortable(values: NDArray[np.void]) -> NDArray[np.bytes_]:
     # numpy can sort bytes of a fixed length, but not its void type.
     return np.ascontiguousarray(values).view(f"S{HASH_BYTES}")
-
-
-def _read_posteriors(
-    source: Database, run_id: int, layout: StateLayout
-) -> Generator[tuple[int, str | None, NDArray[np.void]], None, None]:
-    """The run's last step, run-wide state and posteriors by prompt hash, in parts (the first one empty)."""
-    kind = [("hash", _HASH), *layout.columns]
-    with source.transaction() as connection:
-        step = _last_step(connection, source, run_id, lock=False)
-        run_wide = shared.newest(connection, run_id)
-        yield step, run_wide, np.empty(0, dtype=kind)
-        query = f"""SELECT {", ".join(name for name, _ in kind)}
-                    FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id
-                    WHERE q.run_id = :run"""
-        for rows in chunks(connection, query, {"run": run_id}):
-            yield step, run_wide, np.array(rows, dtype=kind)
-
-
-def _last_step(connection: Connection, database: Database, run_id: int, *, lock: bool) -> int:
-    # The lock keeps the source, which may be training, from recording a step before the copy.
-    suffix = " FOR SHARE" if lock and not database.is_sqlite else ""
-    step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run" + suffix), {"run": run_id})
-    if step is None:
-        raise StoreError(f"there is no run with id {run_id} in {database.location}; look it up again with find_run")
-    return int(step)

@@ -1,27 +1,29 @@
-"""Identity of a prompt, and the table that gives each prompt an id."""
+"""The identity of a prompt, and the table that gives every prompt an id."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from storage.engine import Database
-from storage.errors import StoreError
+from storage.records import storable
+from storage.url import StoreError
 
 HASH_BYTES = 16
 _REGISTER_CHUNK = 10_000
 
 
 def prompt_hash(prompt: str, label: str) -> bytes:
-    """16 bytes that identify a prompt with its label, in every database and run.
+    """Return 16 bytes that identify a prompt with its label, in every database and run.
 
-    BLAKE2b over a version tag and the two texts as UTF-8, each preceded by its length in bytes (8 bytes,
-    little-endian), so that ("ab", "c") and ("a", "bc") differ. Nothing is normalised; pass the prompt as the model
-    sees it. Another label means another reward, hence another prompt.
+    The bytes are the BLAKE2b hash of a version tag and of the two texts as UTF-8. The length of each text in bytes (8
+    bytes, little-endian) precedes it, so that ("ab", "c") and ("a", "bc") differ. Nothing is normalised; pass the
+    prompt as the model sees it. Another label means another reward, hence another prompt.
 
     Example:
         >>> prompt_hash("1 + 1 = ?", "2").hex()
@@ -36,55 +38,35 @@ def prompt_hash(prompt: str, label: str) -> bytes:
     return digest.digest()
 
 
-def storable(string: str) -> str:
-    """The text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
-    if string.isascii() and "\0" not in string:
-        return string
-    return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-    """Ids of the prompts, in the order given; new prompts are stored.
+    """Return the ids of the prompts, in the order given; new prompts are stored.
 
     Returns:
         (P,) int64; the same prompt and label have the same id.
 
     Raises:
-        StoreError: not as many labels as prompts, or one of them is not text.
+        StoreError: the numbers of labels and of prompts differ.
     """
     if len(prompts) != len(labels):
         raise StoreError(f"got {len(prompts)} prompts and {len(labels)} labels; give one label (or '') per prompt")
-    hashes = []
-    for position, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
-        if not isinstance(prompt, str) or not isinstance(label, str):
-            raise StoreError(
-                f"prompt {position} is a {type(prompt).__name__} with a {type(label).__name__} as label; "
-                "both must be text"
-            )
-        hashes.append(prompt_hash(prompt, label))
-    first: dict[bytes, int] = {}
-    for position, digest in enumerate(hashes):
-        first.setdefault(digest, position)
+    hashes = [prompt_hash(prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
+    texts = {digest: pair for digest, *pair in zip(hashes, prompts, labels, strict=True)}
     # Sorted, so that two processes that register at once take their locks in the same order.
-    ordered = sorted(first)
+    ordered = sorted(texts)
     ids: dict[bytes, int] = {}
     for start in range(0, len(ordered), _REGISTER_CHUNK):
         part = ordered[start : start + _REGISTER_CHUNK]
         with database.transaction(write=True) as connection:
-            found = _read_ids(connection, database, part)
-            new = [
-                (digest, storable(prompts[first[digest]]), storable(labels[first[digest]]))
-                for digest in part
-                if digest not in found
-            ]
+            stored = _read_ids(connection, database, part)
+            new = [(digest, *map(storable, texts[digest])) for digest in part if digest not in stored]
             if new:
                 _insert(connection, database, new)
-                found = _read_ids(connection, database, part)
-        ids |= found
+                stored = _read_ids(connection, database, part)
+        ids |= stored
     return np.array([ids[digest] for digest in hashes], dtype=np.int64)
 
 
-def _insert(connection: Connection, database: Database, rows: list[tuple[bytes, str, str]]) -> None:
+def _insert(connection: Connection, database: Database, rows: Sequence[tuple[Any, ...]]) -> None:
     insert = "INSERT INTO dbb_prompt (hash, prompt, label) "
     # Another process may have stored some of them since the lookup.
     ignore = " ON CONFLICT (hash) DO NOTHING"

@@ -1,0 +1,255 @@
+"""Write and undo steps, write evaluations, events and other rows; all in the transaction of the caller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, text
+
+from storage import schema
+from storage.records import (
+    COUNTS,
+    SCORES,
+    TOTALS,
+    EvaluationRows,
+    RolloutRows,
+    RunRecord,
+    StateLayout,
+    StepRows,
+    shared_to_text,
+)
+from storage.url import StoreError
+
+Columns = Mapping[str, Any]
+"""Values by column: one integer or text for all rows, an array with an element for each row, or None for NULL.
+
+Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts as objects; or (P, K) float64, stored as
+the bytes of K little-endian float64, a row of NaN for NULL.
+"""
+
+_ROWS_PER_STATEMENT = 32
+"""Of SQLite: a statement costs more than a row, and older releases allow 999 values."""
+
+_RECORD = f"""
+    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
+    VALUES (:run, :step, :prompts, :rollouts, :successes, :shared, :digest, :now, :{", :".join(TOTALS)})"""
+
+_STALE = """
+    SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
+    FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
+    WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
+    LIMIT 1"""
+
+# Values, never "alpha * discount" in SQL: a repeat must neither count twice nor differ in the last bit.
+_APPLY = """
+    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+    SELECT run_id, prompt_id, alpha, beta, state, 1, step
+    FROM dbb_history WHERE run_id = :run AND step = :step
+    ON CONFLICT (run_id, prompt_id) DO UPDATE
+    SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+        visits = dbb_posterior.visits + 1, step = excluded.step"""
+
+# For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
+_UNDO_CHANGED = """
+    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
+    FROM dbb_history h
+    JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
+          WHERE run_id = :run AND step > :step GROUP BY prompt_id) u ON u.prompt_id = h.prompt_id
+    WHERE h.run_id = :run AND h.step > :step AND h.prev_step BETWEEN 0 AND :step
+    ON CONFLICT (run_id, prompt_id) DO UPDATE
+    SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
+        visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
+
+_UNDO_NEW = """
+    DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
+    (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
+
+_FIND_EVALUATION = """
+    SELECT evaluation_id FROM dbb_evaluation
+    WHERE coalesce(run_id, -1) = coalesce(CAST(:run_id AS BIGINT), -1)
+      AND coalesce(step, -1) = coalesce(CAST(:step AS BIGINT), -1) AND name = :name"""
+
+
+def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
+    """Write checked rows as a step of the run, which the transaction has advanced to it.
+
+    Raises:
+        StoreError: the rows do not start from the stored posteriors.
+    """
+    key = {"run": run.run_id, "step": number}
+    totals: dict[str, Any] = {
+        "prompts": len(rows.prompt_ids),
+        "rollouts": int(rows.rollouts.sum()),
+        "successes": float(rows.successes.sum()),
+        "shared": shared_to_text(rows.shared),
+        "digest": digest,
+        "now": utc_now(),
+        **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.columns()),
+    }
+    connection.execute(text(_RECORD), key | totals)
+    of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
+    insert(connection, "dbb_history", of_step | _history_columns(rows, StateLayout(run.state_fields)))
+    if rows.probes is not None:
+        probes = vars(rows.probes).copy()
+        insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
+    if rows.kept is not None:
+        insert(connection, "dbb_rollout", of_step | _rollout_columns(rows.kept))
+    stale = connection.execute(text(_STALE), key).first()
+    if stale is not None:
+        raise StoreError(
+            f"step {number} of run {run.name!r}: previous_step of prompt {stale[0]} is "
+            f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
+        )
+    connection.execute(text(_APPLY), key)
+
+
+def _history_columns(rows: StepRows, layout: StateLayout) -> dict[str, NDArray[Any] | None]:
+    return {
+        "prompt_id": rows.prompt_ids,
+        "rollouts": rows.rollouts,
+        "successes": rows.successes,
+        **layout.to_columns(rows.state),
+        "mean": rows.mean,
+        "variance": rows.variance,
+        **layout.to_columns(rows.previous_state, "prev_"),
+        "prev_step": rows.previous_step,
+        "policy_version": rows.policy_version,
+        "inclusion": rows.inclusion,
+    }
+
+
+def _rollout_columns(rows: RolloutRows) -> dict[str, NDArray[Any] | None]:
+    columns = vars(rows).copy()
+    unknown = np.isnan(rows.truncated)
+    columns["truncated"] = np.ma.array(np.where(unknown, 0, rows.truncated).astype(np.int64), mask=unknown)  # type: ignore[no-untyped-call]
+    columns["text"] = np.array(rows.text, dtype=object)
+    return {"prompt_id": columns.pop("prompt_ids"), **columns}
+
+
+def undo(connection: Connection, run_id: int, last_step: int, target: int) -> int:
+    """Undo the steps after ``target``: every posterior becomes what it was, bit for bit. Return the number of changes.
+
+    The cost grows with the steps that are undone, not with the history.
+    """
+    key = {"run": run_id, "step": target}
+    connection.execute(text(_UNDO_NEW), key)
+    connection.execute(text(_UNDO_CHANGED), key)
+    # Deleting the rows of the steps also restores the run-wide state, which lies in them.
+    undone, steps, checkpoints, probes, rollouts = (
+        connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
+        for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout")
+    )
+    evaluations = delete_evaluations(connection, run_id, after_step=target)
+    connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
+    detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes}
+    event(
+        connection, run_id, "roll_back", last_step, target, detail | {"rollouts": rollouts, "evaluations": evaluations}
+    )
+    return undone
+
+
+def evaluation(connection: Connection, values: dict[str, Any], rows: Sequence[EvaluationRows]) -> int:
+    """Write checked rows, and return the id of their evaluation; nobody else may write it meanwhile.
+
+    An evaluation of the same run, step and name is replaced and keeps its id.
+
+    Args:
+        values: of the columns run_id, step, name, model, config and generated_total of ``dbb_evaluation``.
+    """
+    values = values | {"created_at": utc_now()}
+    stored = connection.scalar(text(_FIND_EVALUATION), values)
+    if stored is None:
+        (stored,) = connection.execute(schema.evaluation.insert().values(values)).inserted_primary_key or (0,)
+    else:
+        mine = schema.evaluation.update().where(schema.evaluation.c.evaluation_id == stored)
+        connection.execute(mine.values(values))
+        connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
+    for result in rows:
+        repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
+        columns = {name: getattr(result, name).ravel() for name in (*COUNTS, *SCORES)}
+        key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
+        insert(connection, "dbb_evaluation_result", key | {"prompt_id": result.prompt_ids[place]} | columns)
+    return int(stored)
+
+
+def delete_evaluations(connection: Connection, run_id: int, after_step: int = -1) -> int:
+    """Delete a run's evaluations after a step; return their number."""
+    key = {"run": run_id, "step": after_step}
+    of_run = "WHERE run_id = :run AND coalesce(step, 0) > :step"
+    ids = f"SELECT evaluation_id FROM dbb_evaluation {of_run}"
+    connection.execute(text(f"DELETE FROM dbb_evaluation_result WHERE evaluation_id IN ({ids})"), key)
+    return connection.execute(text(f"DELETE FROM dbb_evaluation {of_run}"), key).rowcount
+
+
+def event(connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]) -> None:
+    """Record what happened to a run besides steps and checkpoints."""
+    values = {"run_id": run_id, "created_at": utc_now(), "kind": kind, "from_step": from_step, "to_step": to_step}
+    connection.execute(schema.event.insert().values(values | {"detail": json.dumps(detail)}))
+
+
+def utc_now() -> str:
+    """Return the time in UTC, ISO 8601 with milliseconds: it sorts as text, and is the same in every database."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def insert(connection: Connection, table: str, columns: Columns) -> None:
+    """Insert rows in bulk: many per statement on SQLite, by binary COPY on PostgreSQL."""
+    columns = {name: values for name, values in columns.items() if values is not None}
+    size = next(len(values) for values in columns.values() if isinstance(values, np.ndarray))
+    if not size:
+        return
+    rows = list(zip(*(_values(column, size) for column in columns.values()), strict=True))
+    if connection.dialect.name == "sqlite":
+        _insert_values(connection, table, list(columns), rows)
+        return
+    driver_connection: Any = connection.connection.dbapi_connection
+    with (
+        driver_connection.cursor() as cursor,
+        cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy,
+    ):
+        copy.set_types([_postgresql_type(column) for column in columns.values()])
+        for row in rows:
+            copy.write_row(row)
+
+
+def _insert_values(connection: Connection, table: str, names: list[str], rows: list[tuple[Any, ...]]) -> None:
+    # All values are parameters: the driver caches compiled statements by their text.
+    marks = f"({', '.join('?' for _ in names)})"
+    statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES "
+    size = _ROWS_PER_STATEMENT
+    whole = len(rows) - len(rows) % size
+    if whole:
+        parameters = [tuple(chain.from_iterable(rows[i : i + size])) for i in range(0, whole, size)]
+        connection.exec_driver_sql(statement + ", ".join([marks] * size), parameters)
+    if whole < len(rows):
+        connection.exec_driver_sql(statement + marks, rows[whole:])
+
+
+def _values(column: Any, size: int) -> list[Any]:
+    """Return the column as ``size`` Python values, None for NULL."""
+    if not isinstance(column, np.ndarray):
+        return [column] * size
+    if column.dtype.kind != "f":
+        return list(column.tolist())
+    nulls = np.isnan(column if column.ndim == 1 else column[:, 0])
+    if column.ndim > 1:
+        column = np.ascontiguousarray(column, "<f8").view(f"V{8 * column.shape[1]}").ravel()
+    if nulls.any():
+        column = column.astype(object)
+        column[nulls] = None
+    return list(column.tolist())
+
+
+def _postgresql_type(column: Any) -> str:
+    if isinstance(column, str) or (isinstance(column, np.ndarray) and column.dtype.kind == "O"):
+        return "text"
+    if isinstance(column, int) or column.dtype.kind != "f":
+        return "int8"
+    return "float8" if column.ndim == 1 else "bytea"
