@@ -9,13 +9,13 @@ Needs pandas and matplotlib. Writes analyse_run.png.
 import pandas as pd
 
 from estimators.probe_error import squared_errors
-from storage import open_store, read_posteriors, read_probes
+from storage import open_store, read_log, read_probes
 
 RUN = None  # name, number or uuid; None: the newest run
 
 with open_store(create=False) as store:
     run = store.find_run(RUN) if RUN else store.latest_run()
-    history = pd.DataFrame(vars(read_posteriors(store, run)))
+    history = pd.DataFrame(vars(read_log(store, run)))
     probes = pd.DataFrame(vars(read_probes(store, run)))
     texts = pd.read_sql("SELECT prompt_id, prompt, label FROM prompts", store.database.engine, index_col="prompt_id")
 print(f"run {run.name}: {run.estimator}, {run.model}, {len(history)} visits of {history.prompt_id.nunique()} prompts")

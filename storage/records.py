@@ -410,7 +410,8 @@ def _finite(
 ) -> NDArray[np.float64]:
     """Return the values of the prompts ``ids`` in ``order``; NaN would be stored as NULL, and is refused."""
     array = column(name, values, shape or ids.shape)[order]
-    bad = ~np.isfinite(array.reshape(len(ids), -1)).all(axis=1)
+    finite = np.isfinite(array)
+    bad = ~(finite.all(axis=1) if array.ndim == 2 else finite)
     if bad.any():
         at = int(bad.argmax())
         raise StoreError(f"{name} of prompt {ids[at]} is {array[at].tolist()}; it must be finite")

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 import storage
-import storage.inspection
+import storage.read
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks
 from openrlhf_dbb.lab import recorded, replay, scores, specs
@@ -225,7 +225,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], 
         epochs.append(run.row | {"epoch": epoch, "steps": end - before, "rollouts": rollouts} | means)
     for row, end in zip(epochs, run.ends, strict=True):
         row |= evaluated.loc[end].to_dict() if end in evaluated.index else {}
-    totals, last = storage.inspection.progress(store, run.record), run.record.last_step
+    totals, last = storage.read.progress(store, run.record), run.record.last_step
     start, final = ({} if step not in evaluated.index else evaluated.loc[step].to_dict() for step in (0, last))
     row = run.row | {f"start_{name}": start.get(name, np.nan) for name in ("accuracy", "ood")}
     row |= {name: final.get(name, np.nan) for name in ("accuracy", "best", "ood")}
@@ -261,7 +261,7 @@ def _evaluations(store: storage.PosteriorStore, run: StudyRun) -> Any:
     """
     query = """SELECT step, benchmark, accuracy, best FROM evaluations
                WHERE run_id = :run AND name = :name AND step IS NOT NULL ORDER BY step"""
-    found = store.query(query, run=run.record.run_id, name=storage.evaluations.TRAINING)
+    found = store.query(query, run=run.record.run_id, name=storage.TRAINING)
     if not found:
         return pd.DataFrame(columns=["accuracy", "best", "ood"])
     evaluated = pd.DataFrame([row._asdict() for row in found])

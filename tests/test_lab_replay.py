@@ -16,7 +16,7 @@ from openrlhf_dbb.lab.recorded import rerun, visits
 from openrlhf_dbb.lab.replay import introduction, recommendation
 from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
 from storage import ProbeRows, StepRows, open_store
-from storage.log import read_log
+from storage.read import read_log
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):

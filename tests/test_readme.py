@@ -35,7 +35,7 @@ def test_the_loop_runs(tmp_path, monkeypatch, capsys):
     exec(source, {})
     assert len(capsys.readouterr().out.strip("[]\n").split()) == 8
     with storage.open_store("sqlite:///runs.db", create=False) as store:
-        history = storage.read_posteriors(store, store.find_run("my-loop"))
+        history = storage.read_log(store, store.find_run("my-loop"))
     assert (list(history.rollouts), sorted(history.successes)) == ([4, 4], [0, 2])
 
 

@@ -1,4 +1,4 @@
-"""Evaluations in the store: written whole, replaced when made again, gone with the steps they are of."""
+"""Evaluations: written whole, replaced when made again, gone with their steps; held-out accuracy of a run."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ from sqlalchemy import text
 from store_invariants import check
 
 from storage import EvaluationRows, StoreError, open_store, read_evaluations
+from storage.read import held_out, held_out_prompts
 
 NAN = np.nan
 
@@ -53,7 +54,7 @@ def run(store, fill):
 
 @pytest.fixture
 def ids(store, fill):
-    return fill.prompts(store, 3)
+    return np.sort(fill.prompts(store, 3))
 
 
 def test_what_was_recorded_comes_back(store, run, ids):
@@ -167,13 +168,6 @@ def test_a_discarded_run_takes_its_evaluations_along(store, ids, fill):
     assert check(store) == []
 
 
-def test_a_warm_start_brings_no_evaluations(store, run, ids, fill):
-    run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={})
-    new = fill.run(store, "new")
-    new.warm_start(store, run.record, ids)
-    assert read_evaluations(store, new.record) == []
-
-
 def test_only_the_owner_evaluates_during_training(store, run, ids):
     new = store.claim_run(run.record.run_id)
     new.record_evaluation(1, "training", [_rows(ids)], model="tiny", config={})
@@ -186,16 +180,6 @@ def test_only_the_owner_evaluates_during_training(store, run, ids):
     assert _stored(store) == [2, 12]
 
 
-@pytest.mark.parametrize("owner", [True, False])
-def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
-    with pytest.raises(StoreError, match="cannot store an evaluation of step 3: run 'run' is at step 2; record"):
-        if owner:
-            run.record_evaluation(3, "training", [_rows(ids)], model="tiny", config={})
-        else:
-            _record(store, [_rows(ids)], run=run.record, step=3)
-    assert _stored(store) == [0, 0]
-
-
 def test_a_run_of_another_store_is_refused(store, run, ids, new_url, kind, fill):
     with open_store(new_url(kind)) as other:
         foreign = fill.run(other).record
@@ -203,66 +187,28 @@ def test_a_run_of_another_store_is_refused(store, run, ids, new_url, kind, fill)
         _record(store, [_rows(ids)], run=foreign)
 
 
-def _both(*values):
-    """The same of the three prompts in both evaluation runs."""
-    return np.array([values, values])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"benchmark": ""}, "the benchmark's name '' is empty"),
-        ({"benchmark": "two\nlines"}, r"the benchmark's name 'two\\nlines' is empty, not printable"),
-        ({"prompt_ids": [1.0, 2.0, 3.0]}, "benchmark 'algebra': prompt_ids has type float64; integers"),
-        ({"prompt_ids": np.empty(0, dtype=int)}, "benchmark 'algebra' has no results; leave it out"),
-        ({"tokens": _both(9, 9, 9)[0]}, r"'algebra': tokens has shape \(3,\); it must be \(2, 3\), evaluation runs x"),
-        ({"prompt_ids": [1, 2]}, r"'algebra': samples has shape \(2, 3\); it must be \(2, 2\)"),
-        ({"verified": np.full((2, 3), 4.0)}, "'algebra': verified has type float64; integers"),
-        (
-            {"samples": _both(0, 0, 0)},
-            r"samples of prompt 1 \(place 0, evaluation run 0, 4 of 0 samples verified\) is 0; it must be at least 1$",
-        ),
-        ({"verified": _both(5, 5, 5)}, r"verified of prompt 1 \(.*\) is 5; it must be 0 to samples$"),
-        ({"truncated": _both(0, 0, -1)}, r"truncated of prompt 3 \(place 2, .*\) is -1; it must be 0 to sam"),
-        ({"tokens": np.array([[0, 0, 0], [0, -7, 0]])}, r"tokens of prompt 2 \(place 1, evaluation run 1, .* is -7"),
-        ({"successes": _both(NAN, 0, 0)}, r"successes of prompt 1 \(.*\) is nan; it must be finite, and 0 if none"),
-        ({"successes": _both(0, 0, 1.0)}, r"successes of prompt 3 \(.*, 0 of 4 .*\) is 1.0; it must be finite"),
-        ({"best": _both(0, 0, 1.0)}, r"best of prompt 3 \(.*, 0 of 4 .*\) is 1.0; it must be finite, or NaN if"),
-        ({"best": _both(NAN, 0, NAN)}, r"best of prompt 1 \(.*\) is nan; it must be finite, or NaN if none"),
-        ({"majority": _both(0, 0, 1.0)}, r"majority of prompt 3 \(.*\) is 1.0; it must be finite or NaN"),
-        ({"majority": _both(np.inf, 0, NAN)}, r"majority of prompt 1 \(.*\) is inf; it must be finite or"),
+        ({"prompt_ids": np.empty(0, dtype=int)}, "benchmark 'algebra': there are no results; leave"),
+        ({"prompt_ids": np.array([1, 2])}, r"'algebra': samples has shape \(2, 3\); it must be \(2, 2\)"),
     ],
 )
-def test_results_that_cannot_be_are_refused_and_leave_nothing(store, changes, message):
+def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, changes, message):
     rows = dataclasses.replace(_rows([1, 2, 3]), **changes)
     with pytest.raises(StoreError, match=message):
         _record(store, [_rows([1, 2, 3], "fine"), rows])
     assert _stored(store) == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "values", "message"),
-    [
-        (" x", 1, {}, "the evaluation's name ' x' is empty, not printable or has spaces around it"),
-        ("x", 0, {}, "evaluation 'x' has no benchmark; give each benchmark once"),
-        ("x", 2, {}, "evaluation 'x' has benchmark 'algebra' twice; give each benchmark once"),
-        ("x", 1, {"step": -1}, "evaluation 'x': step is -1; it must be None or at least 0"),
-        ("x", 1, {"generated_total": -8}, "evaluation 'x': generated_total is -8; it must be None or at least 0"),
-        ("x", 1, {"config": {"n": NAN}}, "the config of evaluation 'x' cannot be stored as JSON"),
-        ("x", 1, {"config": {"n": object()}}, "the config of evaluation 'x' cannot be stored as JSON"),
-        ("x", 1, {"step": 1}, "evaluation 'x' has step 1 but no run; give the run too"),
-    ],
-)
-def test_descriptions_that_cannot_be_are_refused(store, name, rows, values, message):
-    with pytest.raises(StoreError, match=message):
-        store.record_evaluation(name, [_rows([1, 2, 3])] * rows, **({"model": "tiny", "config": {}} | values))
+@pytest.mark.parametrize("owner", [True, False])
+def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
+    with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
+        if owner:
+            run.record_evaluation(3, "training", [_rows(ids)], model="tiny", config={})
+        else:
+            _record(store, [_rows(ids)], run=run.record, step=3)
     assert _stored(store) == [0, 0]
-
-
-def test_majority_may_be_unknown_where_there_are_no_answers(store, ids):
-    _record(store, [dataclasses.replace(_rows(ids), majority=np.full((2, 3), NAN))])
-    assert store.query("SELECT majority FROM evaluations") == [(None,)]
-    assert check(store) == []
 
 
 def test_the_same_prompt_may_come_twice(store, ids):
@@ -270,16 +216,6 @@ def test_the_same_prompt_may_come_twice(store, ids):
     (evaluation,) = read_evaluations(store)
     assert evaluation.results["algebra"].prompt_ids.tolist() == [ids[0], ids[0], ids[1]]
     assert check(store) == []
-
-
-def test_a_large_evaluation_is_read_in_parts(store, ids, fill, monkeypatch):
-    ids = fill.prompts(store, 40)
-    successes = np.arange(120).reshape(3, 40) % 5
-    _record(store, [fill.evaluation(ids, successes)])
-    monkeypatch.setattr("storage.engine.CHUNK", 7)
-    (evaluation,) = read_evaluations(store)
-    np.testing.assert_array_equal(evaluation.results["sums"].successes, successes)
-    np.testing.assert_array_equal(evaluation.results["sums"].prompt_ids, ids)
 
 
 def test_two_processes_recording_one_name_at_once_leave_one_evaluation(url, fill):
@@ -303,3 +239,60 @@ def test_two_processes_recording_one_name_at_once_leave_one_evaluation(url, fill
         assert errors == []
         assert _stored(one) == [1, 6]
         assert check(one) == []
+
+
+def _evaluate(run, step, rows, name="training"):
+    run.record_evaluation(step, name, rows, model="tiny", config={})
+
+
+def test_held_out_accuracy_over_steps(store, fill, run, ids):
+    # of 12 responses: 3, 6 and 6 right; 6 is reached first at step 1
+    for step, successes in ((0, [1, 2, 0]), (1, [4, 2, 0]), (2, [1, 1, 4])):
+        _evaluate(run, step, [fill.evaluation(ids, successes)])
+    found = held_out(store, run.record)
+    assert (found.step.tolist(), found.accuracy.tolist(), found.best) == ([0, 1, 2], [0.25, 0.5, 0.5], 1)
+    assert (found.benchmarks, found.prompts, found.samples) == (1, 3, 4)
+
+
+def test_benchmarks_weigh_the_same_and_repeated_runs_add_samples(store, fill, run, ids):
+    # 1 of 4 on the one prompt of logic; 4 + 0 + 2 and 2 + 2 + 2 of 12 in the two evaluation runs of sums
+    rows = [fill.evaluation(ids, [[4, 0, 2], [2, 2, 2]]), fill.evaluation(ids[:1], [1], "logic")]
+    _evaluate(run, 2, rows)
+    found = held_out(store, run.record)
+    assert found.accuracy.tolist() == [(0.5 + 0.25) / 2]
+    assert (found.benchmarks, found.prompts, found.samples) == (2, 4, 8)
+
+
+def test_only_what_was_measured_during_this_training_counts(store, fill, run, ids):
+    other = fill.run(store, "other")
+    _evaluate(other, 0, [fill.evaluation(ids, [4, 4, 4])])
+    _evaluate(run, 1, [fill.evaluation(ids, [4, 4, 4])], "afterwards")
+    store.record_evaluation(
+        "training", [fill.evaluation(ids, [4, 4, 4])], model="tiny", config={}, run=run.record
+    )  # of no step
+    assert held_out(store, run.record) is None
+    assert held_out_prompts(store, run.record, 1) == {}
+
+
+def test_a_step_with_a_benchmark_without_a_verified_response_is_left_out(store, fill, run, ids):
+    none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), np.nan)
+    unverified = dataclasses.replace(
+        fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, successes=none + 0.0, best=nan, majority=nan
+    )
+    _evaluate(run, 0, [fill.evaluation(ids, [4, 4, 4]), unverified])
+    assert held_out(store, run.record) is None
+    _evaluate(run, 1, [fill.evaluation(ids, [4, 4, 4])])
+    assert held_out(store, run.record).step.tolist() == [1]
+
+
+def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
+    sums = fill.evaluation(ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]])  # a prompt twice, two evaluation runs
+    logic = dataclasses.replace(fill.evaluation(ids[:2], [1, 0], "logic"), verified=np.array([[2, 0]]))
+    logic = dataclasses.replace(logic, best=np.array([[1.0, np.nan]]), majority=np.full((1, 2), np.nan))
+    _evaluate(run, 1, [sums, logic])
+    _evaluate(run, 2, [fill.evaluation(ids, [0, 0, 0])])
+    found = held_out_prompts(store, run.record, 1)
+    assert list(found) == ["logic", "sums"]
+    by_prompt = {name: (ids.tolist(), accuracy.tolist()) for name, (ids, accuracy) in found.items()}
+    assert by_prompt["sums"] == ([ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16])
+    assert by_prompt["logic"] == ([ids[0]], [1 / 2])  # of the verified ones; nothing verified of the other prompt

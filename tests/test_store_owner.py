@@ -1,7 +1,6 @@
 """Who may write a run: fence, take-over, release, finish; how runs are found."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from storage import StoreError, open_store
+from storage import StoreError, open_store, owner
 
 ROOT = Path(__file__).parents[1]
 
@@ -122,7 +121,7 @@ def _pretend(store, **columns):
 def test_an_owner_on_another_host_must_be_taken_over(store, fill):
     run_id = fill.run(store).record.run_id
     _pretend(store, owner_host="elsewhere", owner_pid=42)
-    with pytest.raises(StoreError, match=r"owned by process 42 on elsewhere, last heard of at 20.*take_over=True"):
+    with pytest.raises(StoreError, match=r"owned by process 42 on elsewhere, last heard of at 20.*take the run over"):
         store.claim_run(run_id)
     store.claim_run(run_id, take_over=True)
     with store.database.transaction() as connection:
@@ -154,7 +153,7 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
     run.finish()
     run.finish()
     assert run.record.status == "finished"
-    message = "run 'run' finished at step 1; start a new run, with --warm_start run to begin from its posteriors"
+    message = "run 'run' finished at step 1; start a new run, which may begin from its posteriors"
     with pytest.raises(StoreError, match=message):
         fill.step(run, 2, ids, [1])
     with pytest.raises(StoreError, match=message):
@@ -168,18 +167,6 @@ def test_claiming_an_unknown_run(store):
         store.claim_run(7)
 
 
-def test_a_record_holds_what_was_given(store, fill):
-    fill.run(store, parameters={"discount": 0.5, "note": "a\0b"}, config={"lr": [1e-6, None]}, dataset="nul\0")
-    record = store.find_run("run")
-    assert record.parameters == {"discount": 0.5, "note": "a\0b"}
-    assert record.config == {"lr": [1e-6, None]}
-    assert record.dataset == "nul\ufffd"
-    assert record.state_fields == ("alpha", "beta")
-    assert (record.status, record.last_step, record.parent) == ("running", 0, None)
-    assert len(record.uuid) == 32
-    assert record.created_at.endswith("Z") and record.created_at > "2025-01-01T00:00:00"
-
-
 def test_a_name_is_given_once(store, fill):
     fill.run(store, "twin")
     with pytest.raises(StoreError, match=r"there is a run named 'twin' in .*; resume it or choose another name"):
@@ -187,7 +174,7 @@ def test_a_name_is_given_once(store, fill):
     assert [run.name for run in store.runs()] == ["twin"]
 
 
-@pytest.mark.parametrize("name", ["", " run", "a\nb", "a\0b", "\x1b[31m"])
+@pytest.mark.parametrize("name", ["", " run", "a\nb"])
 def test_a_name_must_be_printable(store, fill, name):
     with pytest.raises(StoreError, match="is empty, not printable or has spaces around it"):
         fill.run(store, name)
@@ -198,7 +185,6 @@ def test_a_name_must_be_printable(store, fill, name):
     [
         ({"config": {"f": print}}, "the run's config cannot be stored as JSON"),
         ({"parameters": {"x": float("inf")}}, "the run's parameters cannot be stored as JSON"),
-        ({"fields": ("alpha", "alpha")}, r"\['alpha', 'alpha'\] of estimator 'other' are not distinct"),
     ],
 )
 def test_what_a_run_cannot_keep_is_refused(store, fill, values, message):
@@ -228,15 +214,6 @@ def test_a_start_of_two_uuids_is_refused(store, fill):
     assert store.find_run("abcd2").name == "b"
 
 
-def test_an_unknown_run_names_the_newest_known(store, fill):
-    with pytest.raises(StoreError, match=r"no run 'x' in .*; the newest are: none yet"):
-        store.find_run("x")
-    for i in range(7):
-        fill.run(store, f"r{i}")
-    with pytest.raises(StoreError, match=r"the newest are: 'r6', 'r5', 'r4', 'r3', 'r2'$"):
-        store.find_run("x")
-
-
 def test_the_latest_run_and_the_latest_unfinished_one(store, fill):
     assert store.latest_run() is None
     fill.run(store, "one")
@@ -246,8 +223,6 @@ def test_the_latest_run_and_the_latest_unfinished_one(store, fill):
 
 
 def test_a_store_belongs_to_its_process(store):
-    with pytest.raises(StoreError, match="an open store cannot be pickled; send its URL"):
-        pickle.dumps(store)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -261,6 +236,24 @@ def test_a_store_belongs_to_its_process(store):
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
         assert f"was opened in process {os.getpid()}; open it again in this process" in pipe.read()
+
+
+def test_an_owner_on_this_host_is_looked_up(store, fill):
+    run = fill.run(store)
+    mine = store.find_run("run").owner
+    assert mine == owner.Owner.of_this_process()
+    assert not owner.has_ended(mine, silent_s=1e6)
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert owner.has_ended(owner.Owner(mine.host, child.pid, "1@boot"), silent_s=0)
+    run.release()
+    assert store.find_run("run").owner == owner.NOBODY
+
+
+@pytest.mark.parametrize("elsewhere", [owner.Owner("another-host", 1, None), owner.NOBODY])
+def test_an_owner_that_cannot_be_looked_up_is_judged_by_its_silence(elsewhere):
+    assert not owner.has_ended(elsewhere, silent_s=3_599)
+    assert owner.has_ended(elsewhere, silent_s=3_601)
 
 
 def test_a_run_without_steps_can_be_discarded_and_its_name_used_again(store, fill):

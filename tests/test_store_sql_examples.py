@@ -156,13 +156,3 @@ def test_the_views_hold_only_what_is_documented(store):
     ]  # fmt: skip
     assert columns["prompts"] == ["prompt_id", "prompt", "label"]
     assert "writer_token" not in columns["runs"] and "method" in columns["runs"]
-
-
-def test_a_query_cannot_write(open_new, fill):
-    from storage import StoreError
-
-    store = open_new("postgresql")
-    fill.run(store)
-    with pytest.raises(StoreError, match="read-only transaction"):
-        store.query("UPDATE dbb_run SET last_step = 5 RETURNING run_id")
-    assert store.find_run("run").last_step == 0

@@ -101,20 +101,6 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
     assert run.load(ids).visits.tolist() == [1, 1]
 
 
-def test_inclusion_probabilities_are_stored_with_the_step_and_are_part_of_it(store, fill):
-    run, (a, b) = fill.run(store), np.sort(fill.prompts(store, 2))
-    fill.step(run, 1, [b, a], [4, 1], inclusion=np.array([1.0, 0.125]))
-    rows = fill.rows(run, [a, b], [4, 1])  # a strategy that does not choose
-    run.record_step(2, rows)
-    found = store.query("SELECT step, prompt_id, inclusion FROM posterior_history ORDER BY step, prompt_id")
-    assert found == [(1, a, 0.125), (1, b, 1.0), (2, a, None), (2, b, None)]
-    with pytest.raises(StoreError, match=r"step 2 of run .* is already recorded with different content"):
-        run.record_step(2, dataclasses.replace(rows, inclusion=np.array([0.5, 0.5])))
-    for wrong in (0.0, 1.5, np.nan):
-        with pytest.raises(StoreError, match=rf"step 3: inclusion of prompt {b} is {wrong}; it must be in \(0, 1\]"):
-            fill.step(run, 3, [a, b], [4, 1], inclusion=np.array([0.5, wrong]))
-
-
 def test_repeating_a_step_changes_nothing_in_any_order_of_rows(store, fill, dump):
     run = fill.run(store)
     ids = fill.prompts(store, 3)
@@ -141,30 +127,24 @@ def test_the_same_step_with_other_content_is_refused(store, fill, dump):
     assert dump(store) == before
 
 
+def _empty(rows):
+    return StepRows(**{name: values[:0] for name, values in vars(rows).items() if isinstance(values, np.ndarray)})
+
+
 @pytest.mark.parametrize("step", [0, 2, -1])
 def test_a_gap_is_refused(store, fill, dump, step):
     run = fill.run(store)
-    ids = fill.prompts(store, 1)
-    rows = dataclasses.replace(fill.rows(run, ids, [1]), previous_step=np.array([-1]))
+    rows = _empty(fill.rows(run, fill.prompts(store, 1), [1]))
     before = dump(store)
     with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
-        run.record_step(step, dataclasses.replace(rows, prompt_ids=ids[:0], **_empty(rows)))
+        run.record_step(step, rows)
     assert dump(store) == before
-
-
-def _empty(rows):
-    return {
-        name: values[:0]
-        for name, values in vars(rows).items()
-        if isinstance(values, np.ndarray) and name != "prompt_ids"
-    }
 
 
 def test_a_step_without_prompts_is_a_step(store, fill):
     run = fill.run(store)
     ids = fill.prompts(store, 1)
-    rows = fill.rows(run, ids, [1])
-    run.record_step(1, dataclasses.replace(rows, prompt_ids=ids[:0], **_empty(rows)))
+    run.record_step(1, _empty(fill.rows(run, ids, [1])))
     fill.step(run, 2, ids, [4])
     assert run.load(ids).step.tolist() == [2]
 
@@ -173,40 +153,21 @@ def test_a_step_without_prompts_is_a_step(store, fill):
     ("name", "value", "message"),
     [
         ("prompt_ids", np.array([1, 1]), "holds prompt 1 more than once"),
-        ("prompt_ids", np.array([1.0, 2.0]), "prompt_ids has type float64"),
-        ("prompt_ids", np.array([[1, 2]]), r"prompt_ids has shape \(1, 2\)"),
-        ("rollouts", np.array([4, 0]), r"rollouts\[1\] must be at least 1, got 0"),
         ("successes", np.array([1.0]), r"successes has shape \(1,\); it must be \(2,\)"),
-        ("successes", np.array([1.0, np.inf]), "successes of prompt 2 is inf"),
-        ("mean", np.array([np.nan, 0.5]), "mean of prompt 1 is nan"),
-        ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]"),
-        ("state", np.ones((2, 3)), r"state has shape \(2, 3\); it must be \(2, 2\)"),
-        ("previous_state", np.array([[1.0, np.nan], [1.0, 1.0]]), r"previous_state of prompt 1 is \[1"),
-        ("previous_step", np.array([-2, -1]), r"previous_step\[0\] must be at least -1, got -2"),
-        ("previous_step", np.array([1, -1]), "previous_step of prompt 1 is 1; it must be less than 1"),
+        ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]; it must be finite"),
         ("previous_step", np.array([0, -1]), "previous_step of prompt 1 is 0, its posterior is of step -1"),
+        ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be a vector of finite numbers"),
     ],
-)  # fmt: skip
+)
 def test_bad_rows_are_refused_and_leave_nothing(store, fill, dump, name, value, message):
     run = fill.run(store)
-    ids = fill.prompts(store, 2)
-    assert set(ids.tolist()) == {1, 2}
+    assert fill.prompts(store, 2).tolist() in ([1, 2], [2, 1])
     rows = fill.rows(run, np.array([1, 2]), [1, 1])
-    rows.previous_state = np.ones((2, 2))
     before = dump(store)
     with pytest.raises(StoreError, match=message):
         run.record_step(1, dataclasses.replace(rows, **{name: value}))
     assert dump(store) == before
     run.record_step(1, rows)
-
-
-def test_a_known_prompt_must_say_what_it_was(store, fill):
-    run = fill.run(store)
-    ids = fill.prompts(store, 1)
-    fill.step(run, 1, ids, [1])
-    rows = fill.rows(run, ids, [1])
-    with pytest.raises(StoreError, match=r"previous_state of prompt 1 is \[nan, nan\]"):
-        run.record_step(2, dataclasses.replace(rows, previous_state=np.full((1, 2), np.nan)))
 
 
 def test_roll_back_restores_each_step_exactly(store, fill, dump):
@@ -273,7 +234,7 @@ def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, fill):
     fill.step(run, 1, fill.prompts(store, 1), [1])
     run.record_checkpoint(1, "best")
     run.record_checkpoint(1, "best")
-    with pytest.raises(StoreError, match="checkpoint 'last' is of step 2, run 'run' is at step 1; record the step"):
+    with pytest.raises(StoreError, match="run 'run' is at step 1 and cannot record checkpoint 'last' of step 2"):
         run.record_checkpoint(2, "last")
     with store.database.transaction() as connection:
         assert connection.execute(text("SELECT step, tag FROM dbb_checkpoint")).all() == [(1, "best")]
@@ -309,23 +270,3 @@ def test_interleaved_runs_do_not_touch_each_other(store, fill):
     # 0 of 4 twice: (1, 1) -> (0.5, 4.5) -> (0.25, 6.25)
     assert two.load(ids).state.tolist() == [[0.25, 6.25], [0.5, 4.5]]
     assert (one.record.last_step, two.record.last_step) == (1, 2)
-
-
-def test_the_number_of_statements_does_not_grow_with_the_prompts(store, fill):
-    from sqlalchemy import event
-
-    counts = []
-    event.listen(store.database.engine, "before_cursor_execute", lambda *_: counts.append(1))
-
-    def statements(size):
-        counts.clear()
-        ids = fill.prompts(store, size)
-        run, child = fill.run(store, f"run {size}"), fill.run(store, f"child {size}")
-        for step in (1, 2):
-            fill.step(run, step, ids, np.ones(size))
-        child.warm_start(store, run.record, ids)
-        run.roll_back(1)
-        return len(counts)
-
-    statements(4)  # the first use of a connection asks the server about itself
-    assert statements(128) == statements(4096)

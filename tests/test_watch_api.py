@@ -18,8 +18,7 @@ from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.run_list import template_of
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, states, summed
-from storage import ProbeRows, StepRows, open_store
-from storage.rollouts import RolloutRows
+from storage import ProbeRows, RolloutRows, StepRows, open_store
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 

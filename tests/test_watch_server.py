@@ -206,11 +206,11 @@ def test_a_store_that_cannot_be_served(tmp_path, open_new, fill, refused):
     store = open_new("sqlite")
     fill.run(store)
     store.close()
-    for version, line in ((99, "upgrade openrlhf-dbb"), (1, "or name a new database")):
+    for version in (99, 1):
         with contextlib.closing(sqlite3.connect(store.location)) as other:
             other.execute("UPDATE dbb_version SET version = ?", (version,))
             other.commit()
-        assert line in refused("--store.url", store.url)
+        assert "or name a new database" in refused("--store.url", store.url)
     with contextlib.closing(sqlite3.connect(store.location, isolation_level=None)) as other:
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN EXCLUSIVE")

@@ -19,7 +19,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
-from storage.evaluations import TRAINING
+from storage import TRAINING
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
-from storage.held_out import held_out
+from storage.read import held_out
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         from openrlhf_dbb.terminal import shown
-        from storage.errors import StoreError  # here: the help does not wait for SQLAlchemy
+        from storage import StoreError  # here: the help does not wait for SQLAlchemy
 
         if not isinstance(error, (UsageError, StoreError)):
             raise

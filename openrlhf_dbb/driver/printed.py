@@ -12,14 +12,14 @@ from typing import Any
 
 import estimators
 import storage
-import storage.inspection
+import storage.read
 from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.overview import groups_in_words
-from storage.evaluations import TRAINING
+from storage import TRAINING
 from storage.url import DEFAULT_URL, parse_url
 
 
@@ -90,7 +90,7 @@ def _machine(settings: Settings) -> list[str]:
 def summary(start: Start, progress: Any, seconds: float) -> str:
     """Return accuracy, steps, rollouts, groups, warnings and where to look; the counts come from the store."""
     with storage.open_store(start.store_url) as store:
-        used = storage.inspection.progress(store, start.run)
+        used = storage.read.progress(store, start.run)
         evaluations = _evaluations(store, start)
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
@@ -139,7 +139,7 @@ def keep_trace(settings: Settings) -> Path:
 
 
 def _rollouts(used: dict[str, Any]) -> list[str]:
-    """Where the rollouts of the run went; ``used`` as :func:`storage.inspection.progress` gives it."""
+    """Where the rollouts of the run went; ``used`` as :func:`storage.read.progress` gives it."""
     generated = used["generated"] + used["unused_rollouts"]
     lines = [f"  rollouts     {generated} generated, {used['trained']} trained on"]
     if used["unused_rollouts"]:

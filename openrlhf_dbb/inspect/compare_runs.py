@@ -27,8 +27,7 @@ from openrlhf_dbb.terminal import (
     shown,
 )
 from storage import PosteriorStore, RunRecord, StoreError
-from storage.held_out import held_out, held_out_prompts
-from storage.inspection import current_means, prompt_texts
+from storage.read import current_means, held_out, held_out_prompts, prompt_texts
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 

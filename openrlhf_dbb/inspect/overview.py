@@ -8,8 +8,8 @@ from typing import Any
 
 from openrlhf_dbb.terminal import Styled, without_passwords
 from storage import PosteriorStore, RunRecord
-from storage.held_out import held_out
 from storage.owner import has_ended
+from storage.read import held_out
 
 FATES = ("trained", "filtered", "skipped", "replayed")
 """Totals that say where rollouts (or prompts) went."""

@@ -31,7 +31,7 @@ from openrlhf_dbb.terminal import (
     without_passwords,
 )
 from storage import PosteriorStore, RunRecord, StoreError
-from storage.inspection import extremes, find_prompts, progress, prompt_history, shared_state
+from storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")

@@ -19,7 +19,7 @@ import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Key, Positions
-from storage.evaluations import TRAINING
+from storage import TRAINING
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}

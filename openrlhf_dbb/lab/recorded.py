@@ -19,8 +19,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from storage import RunRecord, open_store
-from storage.inspection import prompt_texts
-from storage.log import ProbeLog, StepLog, read_log, read_probes
+from storage.read import ProbeLog, StepLog, prompt_texts, read_log, read_probes
 
 Integers = NDArray[np.int64]
 

@@ -21,8 +21,7 @@ from openrlhf_dbb.watch.run_list import Listed, listed
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import Visits
 from storage import PosteriorStore
-from storage.inspection import prompt_texts
-from storage.retry import impatient
+from storage.read import prompt_texts
 
 EVERY_S = 0.5
 """The list of runs is read at most this often, however many clients ask."""
@@ -93,8 +92,7 @@ class Api:
         """
 
         def read() -> list[Listed]:
-            with impatient():
-                return listed(self._store, self._cache.get)
+            return listed(self._store, self._cache.get)
 
         self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, read)
 
@@ -103,8 +101,7 @@ class Api:
         self.refresh()
 
         def make() -> bytes:
-            with impatient():
-                return page.encoded(self.answer(path, prompt))
+            return page.encoded(self.answer(path, prompt))
 
         if path == "state":
             return make()

@@ -13,7 +13,7 @@ from openrlhf_dbb.inspect.show import configuration, facts
 from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch.visits import NO_VISITS, Floats, states
 from storage import PosteriorStore, RunRecord
-from storage.inspection import events, prompt_history, prompt_texts
+from storage.read import events, prompt_history, prompt_texts
 
 LEVEL = 0.9
 """Of the credible intervals."""

@@ -20,7 +20,7 @@ from openrlhf_dbb.inspect.overview import SUMS, USAGE, is_single, mixed_groups, 
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
-from storage.held_out import held_out
+from storage.read import held_out
 
 Floats = NDArray[np.float64]
 

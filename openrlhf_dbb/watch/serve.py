@@ -15,7 +15,6 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import add_store
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, open_store
-from storage.retry import impatient
 
 PORT = 8642
 TOKEN_VARIABLE = "OPENRLHF_DBB_TOKEN"
@@ -45,7 +44,6 @@ def serve(arguments: argparse.Namespace) -> int:
         )
     token = (os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(24)) if arguments.allow_remote else ""
     with (
-        impatient(),
         open_store(arguments.store_url, create=False, read_only=True) as store,
         _listening(arguments.host, arguments.port) as listener,
     ):
