@@ -136,7 +136,7 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
         fill.run(store, "first")
         again = evaluating.run(*evaluating.flags, "--store.url", url, "--run", "first")
         [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
-    assert "320 of 320 responses are done" in again.stdout
+    assert "80 of 80 prompts are done" in again.stdout
     assert done.stdout.splitlines()[-5:] == again.stdout.splitlines()[-6:-1]
     assert (evaluating.place / "responses.jsonl").read_bytes() == written
     scores = [score for each in evaluating.rows() for score in each["scores"]]
@@ -157,7 +157,7 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     assert "temperature 1.0, not 0.6; give another --name" in other.stderr
 
     done = evaluating.run(*before.flags)
-    assert f"{4 * len(kept)} of 320 responses are done" in done.stdout
+    assert f"{len(kept)} of 80 prompts are done" in done.stdout
     ended = evaluating.rows()
     assert [row for row in ended if row in kept] == kept and len(ended) == 80
 
@@ -173,7 +173,7 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         assert all(row in rows for row in kept)
         kept = rows
     done = evaluating.run("--runs", "4")
-    assert f"{8 * len(kept)} of {8 * total} responses are done" in done.stdout
+    assert f"{len(kept)} of {total} prompts are done" in done.stdout
     assert evaluating.run("--runs", "5").returncode == 0
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
         check_rows(evaluating.rows(name), data(path), runs=5, samples=8)

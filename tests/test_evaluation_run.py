@@ -301,7 +301,7 @@ def test_prompts_must_fit_the_context(tiny_model):
     ("flags", "message"),
     [
         (["--benchmarks", "maths500"], "unknown benchmark 'maths500'; available: math500, minerva"),
-        (["--benchmarks", "math500,math500"], "--benchmarks: math500 is named twice"),
+        (["--benchmarks", "math500,math500"], "math500 is named twice"),
         (["--model", "./nowhere"], "--model ./nowhere cannot be loaded: "),
         (["--model", "."], "has no weights"),
         (["--n", "0"], "--n must be at least 1, got 0"),

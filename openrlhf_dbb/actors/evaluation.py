@@ -36,7 +36,8 @@ class Evaluated:
     @property
     def accuracy(self) -> float:
         """Acc@N, mean over data sources."""
-        return next(value for name, value in self.logs().items() if name.startswith("eval_mean@"))
+        scores = [results.scores_R_P_N for results in self.results.values()]
+        return float(np.mean([metrics.accuracy(metrics.accuracy(scores_R_P_N)) for scores_R_P_N in scores]))
 
     def logs(self) -> dict[str, float]:
         """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.

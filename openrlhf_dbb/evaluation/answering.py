@@ -19,9 +19,6 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
     """Answer and verify the prompts of ``keys``, in this order; yield each row when it is verified.
 
     Threads verify while the engines generate, so that the engines never wait.
-
-    Args:
-        prompts: by benchmark.
     """
     requests = [
         Request(number, prompts[key.benchmark].tokens[key.place], prompts[key.benchmark].max_new_tokens)
@@ -44,9 +41,7 @@ def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
     label = prompts.labels[key.place]
     verdicts = [verifiers.verify(prompts.benchmark.verifier, response, label) for response in finished.responses]
     return Row(
-        key.benchmark,
-        key.run,
-        key.place,
+        *key,
         id=prompts.ids[key.place],
         prompt=prompts.texts[key.place],
         label=label,

@@ -50,11 +50,7 @@ def add_command(commands: Any) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print the differences between evaluations as tables or JSON.
-
-    Raises:
-        UsageError: an evaluation or a flag does not fit, or the evaluations have different prompts.
-    """
+    """Print the differences between evaluations as tables or JSON."""
     evaluations = {}
     for name in arguments.evaluations:
         evaluation = results.read_evaluation(results.find(name))
@@ -75,11 +71,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> dict[str, Shared]:
-    """Return the benchmarks that all evaluations have, or those of ``chosen``, by name.
-
-    Raises:
-        UsageError: there is none, an evaluation lacks a chosen one, or the prompts of a benchmark differ.
-    """
+    """Return the benchmarks that all evaluations have, or those of ``chosen``; refuse other prompts."""
     everywhere = [name for name in evaluations[0].results if all(name in other.results for other in evaluations)]
     wanted = everywhere if chosen is None else chosen
     if not wanted or not set(wanted) <= set(everywhere):

@@ -98,7 +98,7 @@ class Engines:
         self._n = sampling.n
         gpus = 0 if cpu.active() else arguments["tensor_parallel_size"]
         actor = ray.remote(num_cpus=1, num_gpus=gpus)(EngineActor)
-        arguments = engine_arguments(arguments)
+        arguments = _for_this_machine(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
         self._capacity = ray.get(self._actors[0].capacity.remote())
 
@@ -125,8 +125,7 @@ class Engines:
         return [waiting.popleft() for _ in range(count)]
 
 
-def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of ``vllm.LLM`` with those that this machine needs."""
+def _for_this_machine(arguments: dict[str, Any]) -> dict[str, Any]:
     if not cpu.active():
         # Inside an actor, vLLM might otherwise start its ranks as further actors.
         return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
@@ -138,11 +137,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
-    """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow.
-
-    Raises:
-        UsageError: the engines need more GPUs than there are.
-    """
+    """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow."""
     import ray
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}

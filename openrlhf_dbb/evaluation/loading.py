@@ -19,17 +19,13 @@ _PLACE = re.compile(r"(\{question\}|\{options\}|\{form\})")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's P questions: ids, prompts before any chat template, labels as the verifier expects them.
-
-    Attributes:
-        notes: lines that a reader of the results should know.
-    """
+    """A benchmark's P questions."""
 
     benchmark: Benchmark
     ids: list[str]
-    prompts: list[str]
-    labels: list[str]
-    notes: list[str]
+    prompts: list[str]  # before any chat template
+    labels: list[str]  # as the verifier expects them
+    notes: list[str]  # lines that a reader of the results should know
 
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:

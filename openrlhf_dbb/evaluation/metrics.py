@@ -42,10 +42,6 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
     With c of n verified samples correct, pass@k = 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
-
-    Args:
-        scores: (..., N), each 0, 1 or NaN.
-        k: 1 to N.
     """
     verified = (~np.isnan(scores)).sum(axis=-1)
     wrong = verified - np.nansum(scores, axis=-1)
@@ -59,13 +55,7 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
     """majority@N, the score of the most frequent answer of a group; the mean score if answers tie.
 
     Samples without an answer and missing samples do not vote. If no sample of a group votes, its mean score counts.
-
-    Args:
-        scores: (..., N), NaN for missing.
-        answers: (..., N), str or None.
-
-    Returns:
-        (...), NaN where no sample is verified, and everywhere if there is no answer at all.
+    The result is NaN where no sample is verified, and everywhere if there is no answer at all.
     """
     if all(answer is None for answer in answers.flat):
         return np.full(scores.shape[:-1], np.nan)
@@ -114,11 +104,7 @@ def percent(values_R: Floats) -> str:
 
 
 def stored_rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:
-    """Return results as the posterior store keeps them, summed over the samples of each prompt.
-
-    Args:
-        prompt_ids: (P,) of the prompts in the store.
-    """
+    """Return results as the posterior store keeps them, summed over samples; ``prompt_ids`` (P,) are the store's."""
     scores = results.scores_R_P_N
     verified = ~np.isnan(scores)
     return storage.EvaluationRows(

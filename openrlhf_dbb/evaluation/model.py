@@ -16,19 +16,12 @@ LAST = "model"
 
 @dataclass(frozen=True)
 class Model:
-    """A model folder, or a model on the hub.
+    """A model folder, or a model on the hub."""
 
-    Attributes:
-        name: absolute folder, or hub id.
-        revision: the hub's commit; None for a folder.
-        fingerprint: changes when the model's files change.
-        context: longest sequence in tokens; None if the model's configuration does not say.
-    """
-
-    name: str
-    revision: str | None
-    fingerprint: str
-    context: int | None
+    name: str  # absolute folder, or hub id
+    revision: str | None  # the hub's commit; None for a folder
+    fingerprint: str  # changes when the model's files change
+    context: int | None  # longest sequence in tokens; None if the model's configuration does not say
     tokenizer: Any
 
 
@@ -61,9 +54,7 @@ def find(name: str) -> Model:
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UsageError(
-            f"--model {name} cannot be loaded: {reason}; name a model folder, or a model on the hub (OWNER/NAME)"
-        ) from error
+        raise UsageError(f"--model {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME") from error
     return Model(
         name=name,
         revision=revision,
@@ -81,11 +72,6 @@ def fingerprint(folder: Path) -> str:
 
 
 def default_name(model: str) -> str:
-    """Return the name of the model, or of the run that saved it.
-
-    Example:
-        >>> default_name("Qwen/Qwen3-1.7B-Base"), default_name("runs/my-run/model/"), default_name("runs/my-run/best")
-        ('Qwen3-1.7B-Base', 'my-run', 'my-run')
-    """
+    """Return the name of the model (``Qwen3-8B`` of ``Qwen/Qwen3-8B``), or of the run that saved it."""
     parts = Path(model).parts
     return parts[-2] if len(parts) > 1 and parts[-1] in (LAST, best_model.NAME) else parts[-1]

@@ -67,15 +67,16 @@ def evaluate(arguments: argparse.Namespace) -> None:
         if responses.keys:
             settings = continued(plan.name, results.read_settings(folder), settings)
         results.write_settings(folder, settings)
-        keys = [
-            Key(benchmark, run, place)
-            for benchmark, prompts in plan.prompts.items()
-            for run in range(settings["runs"])
-            for place in range(len(prompts.texts))
-        ]
+        places = [(name, place) for name, prompts in plan.prompts.items() for place in range(len(prompts.texts))]
+        keys = [Key(name, run, place) for run in range(settings["runs"]) for name, place in places]
         left = [key for key in keys if key not in responses.keys]
-        _announce(plan, settings["runs"])
-        print(f"{folder}: {len(responses.keys) * plan.sampling.n} of {len(keys) * plan.sampling.n} responses are done")
+        for name, prompts in plan.prompts.items():
+            times = f"{len(prompts.texts)} prompts x {settings['n']} samples x {settings['runs']} runs"
+            chat = "chat template" if prompts.chat_template else "no chat template"
+            print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens")
+            for note in prompts.notes:
+                print(f"  note: {note}")
+        print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
             _generate(arguments, plan, left, responses)
     evaluation = results.read_evaluation(folder)
@@ -86,12 +87,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check the values of the arguments, and that ``--run`` exists.
-
-    Raises:
-        UsageError: a value is out of range.
-        storage.StoreError: there is no such run, or no such store.
-    """
+    """Refuse values out of range, and a ``--run`` that does not exist."""
     for flag in ("n", "runs", "engines", "max_new_tokens", "limit"):
         value = getattr(arguments, flag)
         if value is not None and value < 1:
@@ -106,15 +102,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def prepare(arguments: argparse.Namespace) -> Plan:
-    """Load the tokenizer and the data.
-
-    Raises:
-        UsageError: a benchmark or model is unknown, data cannot be loaded, or a prompt does not fit.
-    """
-    try:
-        entries = benchmarks.find_all(arguments.benchmarks)
-    except UsageError as error:
-        raise UsageError(f"--benchmarks: {error}") from error
+    """Load the tokenizer and the data, or refuse what cannot be evaluated."""
+    entries = benchmarks.find_all(arguments.benchmarks)
     evaluated = model.find(model.choose(arguments.model))
     prompts = {}
     for entry in entries:
@@ -146,17 +135,6 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
     if differing:
         raise UsageError(f"evaluation {name} was made with {'; '.join(differing)}; give another --name")
     return asked | {"runs": max(asked["runs"], recorded["runs"])}
-
-
-def _announce(plan: Plan, runs: int) -> None:
-    for name, prompts in plan.prompts.items():
-        form = "chat template" if prompts.chat_template else "no chat template"
-        print(
-            f"{name}: {len(prompts.texts)} prompts x {plan.sampling.n} samples x {runs} runs, {form}, "
-            f"at most {prompts.max_new_tokens} tokens"
-        )
-        for note in prompts.notes:
-            print(f"  note: {note}")
 
 
 def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], responses: Responses) -> None:
@@ -215,11 +193,7 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
-    """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced.
-
-    Raises:
-        storage.StoreError: there is no such store, or no such run in it.
-    """
+    """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced."""
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
         rows = [

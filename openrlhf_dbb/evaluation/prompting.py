@@ -18,22 +18,16 @@ from openrlhf_dbb.evaluation.model import Model
 
 @dataclass(frozen=True)
 class BenchmarkPrompts:
-    """The P prompts of a benchmark for one model: ids, texts as the model sees them, their tokens, and labels.
-
-    Attributes:
-        max_new_tokens: limit on the response length.
-        chat_template: whether the model's chat template was applied.
-        notes: lines that a reader of the results should know.
-    """
+    """The P prompts of a benchmark for one model."""
 
     benchmark: Benchmark
     ids: list[str]
-    texts: list[str]
+    texts: list[str]  # as the model sees them
     tokens: list[list[int]]
     labels: list[str]
-    max_new_tokens: int
-    chat_template: bool
-    notes: list[str]
+    max_new_tokens: int  # limit on the response length
+    chat_template: bool  # whether the model's chat template was applied
+    notes: list[str]  # lines that a reader of the results should know
 
     @property
     def longest(self) -> int:

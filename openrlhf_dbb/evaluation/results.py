@@ -35,27 +35,18 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """The N responses to a prompt in one run.
-
-    Attributes:
-        id: of the prompt, as the benchmark calls it.
-        prompt: the text that the model saw.
-        scores: in [0, 1]; None is missing: the response could not be verified.
-        answers: extracted; None where a response has no answer.
-        tokens: lengths of the responses, end of sequence included.
-        truncated: whether the response was cut at the length limit.
-    """
+    """The N responses to a prompt in one run."""
 
     benchmark: str
     run: int
     place: int
-    id: str
-    prompt: str
+    id: str  # as the benchmark calls the prompt
+    prompt: str  # as the model saw it
     label: str
-    scores: list[float | None]
-    answers: list[str | None]
-    tokens: list[int]
-    truncated: list[bool]
+    scores: list[float | None]  # in [0, 1]; None is missing: the response could not be verified
+    answers: list[str | None]  # extracted; None where a response has no answer
+    tokens: list[int]  # lengths, end of sequence included
+    truncated: list[bool]  # whether the response was cut at the length limit
     responses: list[str]
 
     @property
@@ -65,22 +56,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts.
-
-    Attributes:
-        scores_R_P_N: NaN is missing.
-        answers_R_P_N: str, or None where a response has no answer.
-        prompts: empty if they are not known.
-    """
+    """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts."""
 
     benchmark: str
     ids: list[str]
-    scores_R_P_N: NDArray[np.float64]
-    answers_R_P_N: NDArray[np.object_]
+    scores_R_P_N: NDArray[np.float64]  # NaN is missing
+    answers_R_P_N: NDArray[np.object_]  # str, or None where a response has no answer
     labels: list[str]
     tokens_R_P_N: NDArray[np.int64]
     truncated_R_P_N: NDArray[np.bool_]
-    prompts: Sequence[str] = ()
+    prompts: Sequence[str] = ()  # empty if they are not known
 
 
 @dataclass(frozen=True)
@@ -126,11 +111,7 @@ class Responses:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of responses; an incomplete last line is left out.
-
-    Raises:
-        UsageError: a line is damaged.
-    """
+    """Yield the rows of a file of responses; an incomplete last line is left out, another damaged line refused."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -142,11 +123,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def find(name: str) -> Path:
-    """Return the folder of an evaluation that is given by its path, or by its name under ``evaluations/``.
-
-    Raises:
-        UsageError: there is no such evaluation.
-    """
+    """Return the folder of an evaluation that is given by its path, or by its name under ``evaluations/``."""
     for folder in (Path(name), FOLDER / name):
         if (folder / SETTINGS).is_file():
             return folder
@@ -167,11 +144,7 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """Read a finished evaluation, without its responses.
-
-    Raises:
-        UsageError: the evaluation is not finished, or a line is damaged.
-    """
+    """Read an evaluation without its responses; one that is not finished is refused."""
     settings = read_settings(folder)
     rows: dict[str, dict[Key, Row]] = {name: {} for name in settings["benchmarks"]}
     for row in read_rows(folder / RESPONSES):

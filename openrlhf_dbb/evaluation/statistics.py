@@ -23,16 +23,11 @@ _DECIMALS = 12  # differences of accuracies that are equal on paper may differ b
 
 
 class PairedTest(NamedTuple):
-    """A paired t-test of the mean difference; t and p are NaN if the differences have no variance.
-
-    Attributes:
-        error: standard error of the mean difference.
-        degrees: of freedom.
-    """
+    """A paired t-test of the mean difference; t and p are NaN if the differences have no variance."""
 
     difference: float
-    error: float
-    degrees: float
+    error: float  # standard error of the mean difference
+    degrees: float  # of freedom
     t: float
     p: float
 

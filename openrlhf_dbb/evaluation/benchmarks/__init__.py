@@ -23,57 +23,33 @@ NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pr
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark.
+    """One benchmark: where its questions are, the columns of the data set, the prompt, and the verifier."""
 
-    Attributes:
-        name: on the command line, and of its results.
-        title: heading in tables.
-        group: benchmarks of a group are averaged: "ID" (in distribution in the paper), "OOD" (out of distribution).
-        source: whose definition is followed.
-        hub: id of a data set on the Hugging Face hub, or a local folder laid out like one; "" with ``file``.
-        revision: the hub's commit; "main" is the newest.
-        file: a JSON lines, JSON or Parquet file; "" with ``hub``.
-        configs: configurations of the hub data set, concatenated in this order; () for the default one.
-        forms: text that replaces ``{form}`` in the template, for each configuration; () if there is no ``{form}``.
-        split: of the data set.
-        question: column of the question.
-        answer: column of the label (of a list, its first entry); not used with ``choices``.
-        options: column with the list of options if the label is a letter.
-        choices: columns with one option each, the correct one first; they are shuffled, always in the same way.
-        id: column of the benchmark's own id; "" for the row's place.
-        template: the prompt; ``{question}``, ``{options}`` and ``{form}`` are filled in.
-        chat_template: whether the model's chat template is applied to the prompt.
-        verifier: one of ``verifiers.KINDS``.
-        max_tokens: limit on the response length, unless the command line gives another.
-    """
-
-    name: str
-    title: str
-    group: str = ""
-    source: str = ""
-    hub: str = ""
-    revision: str = "main"
-    file: str = ""
-    configs: tuple[str, ...] = ()
-    forms: tuple[str, ...] = ()
+    name: str  # on the command line, and of its results
+    title: str  # heading in tables
+    group: str = ""  # is averaged: "ID" (in distribution in the paper), "OOD" (out of distribution), or another
+    source: str = ""  # whose definition is followed
+    hub: str = ""  # id of a data set on the Hugging Face hub, or a local folder laid out like one; "" with ``file``
+    revision: str = "main"  # the hub's commit; "main" is the newest
+    file: str = ""  # a JSON lines, JSON or Parquet file; "" with ``hub``
+    configs: tuple[str, ...] = ()  # of the hub data set, concatenated in this order; () for the default one
+    forms: tuple[str, ...] = ()  # text for ``{form}`` in the template, one for each configuration
     split: str = "train"
-    question: str = "input"
-    answer: str = "label"
-    options: str = ""
-    choices: tuple[str, ...] = ()
-    id: str = ""
-    template: str = "{question}"
-    chat_template: bool = True
-    verifier: str = "math"
-    max_tokens: int = 4096
+    question: str = "input"  # column
+    answer: str = "label"  # column of the label (of a list, its first entry); not used with ``choices``
+    options: str = ""  # column with the list of options if the label is a letter
+    choices: tuple[
+        str, ...
+    ] = ()  # columns with one option each, the correct one first; shuffled, always in the same way
+    id: str = ""  # column of the benchmark's own id; "" for the row's place
+    template: str = "{question}"  # the prompt; ``{question}``, ``{options}`` and ``{form}`` are filled in
+    chat_template: bool = True  # whether the model's chat template is applied to the prompt
+    verifier: str = "math"  # one of ``verifiers.KINDS``
+    max_tokens: int = 4096  # limit on the response length, unless the command line gives another
 
 
 def find_all(text: str) -> list[Benchmark]:
-    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does.
-
-    Raises:
-        UsageError: the list is empty, or names a benchmark twice or one that does not exist.
-    """
+    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does."""
     entries: dict[str, Benchmark] = {}
     for part in filter(None, text.split(",")):
         entry = find(part)
@@ -116,9 +92,6 @@ def read(path: Path) -> Benchmark:
     """Return the benchmark in a TOML file, named like the file.
 
     ``configs`` may be a table: configuration = form of its answers. A relative ``file`` is relative to the TOML file.
-
-    Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is not allowed.
     """
     try:
         entry: dict[str, Any] = {"title": path.stem, **read_toml(path)}

@@ -1,7 +1,8 @@
 """Verifiers of responses: whether a response is correct, and its answer.
 
+This file: Math-Verify, as in training, and the choice of a verifier.
+
 statements   the places where a response states its answer; the verdict on a response
-mathematics  Math-Verify's verdicts
 options      the letter that a response settles on
 exact        Big-Bench Hard's rules, by form of label
 """
@@ -10,29 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from openrlhf_dbb.evaluation.verifiers import exact, mathematics, options
+from openrlhf_dbb.evaluation.verifiers import exact, options
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
-from openrlhf_dbb.rewards.answers import as_latex
-from openrlhf_dbb.rewards.math_answer import unreadable_labels
+from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
+from openrlhf_dbb.rewards.math_answer import score, unreadable_labels
 
 __all__ = ["KINDS", "Verdict", "check_labels", "normal_label", "verify"]
 
 
-_VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
-    "math": mathematics.verify,
-    "math_or_text": mathematics.verify_or_compare,
-    "choice": options.verify,
-    "exact": exact.verify,
-}
-KINDS = tuple(_VERIFIERS)
-
-
 def verify(kind: str, response: str, label: str) -> Verdict:
-    """Return the verdict on a response. Thread-safe.
+    """Return the verdict of a verifier of ``KINDS`` on a response without special tokens. Thread-safe.
 
     Args:
-        kind: one of ``KINDS``.
-        response: the model's text, without the prompt and special tokens.
         label: the correct answer, as ``normal_label`` gives it.
 
     Raises:
@@ -48,6 +38,33 @@ def normal_label(kind: str, label: str) -> str:
 
 def check_labels(kind: str, labels: Sequence[str]) -> list[str | None]:
     """Return for each label why it cannot be used (with math_or_text: why it is compared as text), or None."""
-    math = kind.startswith("math")
-    reasons = unreadable_labels(label for label in labels if label.strip()) if math else {}
+    reasons = unreadable_labels(filter(str.strip, labels)) if kind.startswith("math") else {}
     return [reasons.get(label) if label.strip() else "the label is empty" for label in labels]
+
+
+def _math(response: str, label: str) -> Verdict:
+    # The question is not known here, so a formula that is copied from it counts if the label is the same formula.
+    answer = final_answer(response, label)
+    return Verdict(score(answer, label), _vote(answer, response))
+
+
+def _math_or_text(response: str, label: str) -> Verdict:
+    try:
+        return _math(response, label)
+    except ValueError:  # Math-Verify cannot read the label
+        answer = final_answer(response, label)
+        return Verdict(float(normal(answer or "") == normal(label)), _vote(answer, response))
+
+
+def _vote(answer: str | None, response: str) -> str | None:
+    # A box that states no value still votes for its text.
+    return normal(answer or last_box(response) or "") or None
+
+
+_VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
+    "math": _math,
+    "math_or_text": _math_or_text,
+    "choice": options.verify,
+    "exact": exact.verify,
+}
+KINDS = tuple(_VERIFIERS)

@@ -21,15 +21,10 @@ _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
 
 
 class Verdict(NamedTuple):
-    """A verifier's verdict on a response.
+    """A verifier's verdict on a response."""
 
-    Attributes:
-        score: 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong).
-        answer: normalized, so that majority votes can compare texts; None if there is none.
-    """
-
-    score: float | None
-    answer: str | None
+    score: float | None  # 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong)
+    answer: str | None  # normalized, so that majority votes can compare texts; None if there is none
 
 
 class Said(NamedTuple):
