@@ -115,7 +115,7 @@ def test_the_held_out_questions_were_evaluated(killed):
         (["show", "trl"], "estimator:         dbb"),
         (["history", "74+8=", "trl"], "74+8="),
         (["report", "trl", "-o", "report.html"], "wrote report.html"),
-        (["lab", "replay", "trl"], "use next: "),
+        (["lab", "replay", "trl"], "trained with dbb 0.5"),
     ],
     ids=["show", "history", "report", "lab"],
 )
