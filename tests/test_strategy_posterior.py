@@ -139,12 +139,6 @@ def test_more_prompts_a_batch_than_there_are():
         drawn_by(PosteriorSampling(), predictive((1, 1)))
 
 
-def test_it_says_whether_it_is_a_curriculum():
-    assert PosteriorSampling().describe() == "prompts drawn by E[p (1 - p)]^0.5, floor 0.25, with importance weights"
-    assert "without weights (a curriculum)" in PosteriorSampling(weight_power=0).describe()
-    assert "to the power 0.5 (partly a curriculum)" in PosteriorSampling(weight_power=0.5).describe()
-
-
 def test_posteriors_weigh_advantages_and_store_the_probabilities(store):
     prompts, labels = ["a", "b"], ["1", "2"]
     with Posteriors.create(store, "run", prompts, labels, estimator="dbb") as posteriors:
