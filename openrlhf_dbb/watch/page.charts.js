@@ -1,6 +1,6 @@
 // ---- charts: curves or stacked bars over one axis, with a cursor and a readout of the values
 
-const FEW = 12; // so few points are drawn as dots, too
+const FEW = 12;
 
 function ticks(low, high, most) {
   const rough = (high - low) / Math.max(1, most), power = 10 ** Math.floor(Math.log10(rough));
@@ -21,18 +21,8 @@ function nearest(values, x) {
   return high >= 0 && Math.abs(values[high] - x) < Math.abs(values[low] - x) ? high : low;
 }
 
-// At most `most` of 0 ... size - 1, evenly, with the first and the last.
-function evenly(size, most) {
-  if (size <= most) return [...Array(size).keys()];
-  return [...Array(most).keys()].map((i) => Math.round(i * (size - 1) / (most - 1)));
-}
-
 const charts = new WeakMap(); // figure -> chart
 
-// Charts out of sight are drawn when they come into it.
-const inSight = new IntersectionObserver((entries) => {
-  for (const entry of entries) charts.get(entry.target)?.seen(entry.isIntersecting);
-}, { rootMargin: "150px" });
 const sized = new ResizeObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.resized();
 });
@@ -42,7 +32,6 @@ const sized = new ResizeObserver((entries) => {
 function chartOf(figure, options = {}) {
   if (!charts.has(figure)) {
     charts.set(figure, makeChart(figure, options));
-    inSight.observe(figure);
     sized.observe(figure);
   }
   return charts.get(figure);
@@ -62,7 +51,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   const readout = element("p", { class: "readout" });
   figure.replaceChildren(caption, note, legend, drawing, readout);
 
-  let spec = null, visible = false, stale = false, width = 0, cursorAt = null, dragFrom = null;
+  let spec = null, width = 0, cursorAt = null, dragFrom = null;
   let across = null, back = null, left = 52;
 
   const inside = (x) => x.filter((value) => value >= spec.from && value <= spec.to);
@@ -171,17 +160,8 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     return Number.isFinite(low) ? [low - size, low + size] : [0, 1];
   }
 
-  function pathOf(line, values, up) {
-    let path = "", pen = "M", alone = false;
-    for (let i = 0; i < values.length; i++) {
-      if (!isNumber(values[i])) { if (alone) path += "h0"; pen = "M"; alone = false; continue; }
-      if (line.x[i + 1] < spec.from || line.x[i - 1] > spec.to) continue; // one point beyond each end stays
-      path += `${pen}${across(line.x[i]).toFixed(1)} ${up(values[i]).toFixed(1)}`;
-      alone = pen === "M"; // without any length it has to get a round end to be seen
-      pen = "L";
-    }
-    return alone ? path + "h0" : path;
-  }
+  const pointsOf = (line, values, up) => values.map((value, i) => isNumber(value) ? `${across(line.x[i]).toFixed(1)} ${up(value).toFixed(1)}` : null).filter(Boolean);
+  const pathOf = (line, values, up) => values.length ? `M${pointsOf(line, values, up).join("L")}` : "";
 
   function drawLines(up) {
     const drawn = spec.lines;
@@ -190,10 +170,11 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     const asLines = drawn.filter((line) => !line.dots);
     fit(curves, "path", asLines.length).forEach((node, i) => setAttributes(node,
       { d: pathOf(asLines[i], asLines[i].y, up), class: `curve s${asLines[i].slot}${asLines[i].second ? " second" : ""}` }));
+    // Few points are drawn as dots, too; the second measure of a run has some dots in any case, to be told apart.
     const points = drawn.flatMap((line) => {
-      const found = [];
-      line.x.forEach((x, i) => { if (isNumber(line.y[i]) && x >= spec.from && x <= spec.to) found.push([line, x, line.y[i]]); });
-      return line.dots || found.length <= FEW ? found : line.second ? evenly(found.length, FEW).map((i) => found[i]) : [];
+      const inside = [...line.x.keys()].filter((i) => line.x[i] >= spec.from && line.x[i] <= spec.to);
+      const gap = line.dots || inside.length <= FEW ? 1 : line.second ? Math.ceil(inside.length / FEW) : Infinity;
+      return inside.filter((_, n) => n % gap === 0 && gap < Infinity).map((i) => [line, line.x[i], line.y[i]]);
     });
     fit(dots, "circle", points.length, { r: 3.5 }).forEach((node, i) => {
       const [line, x, y] = points[i];
@@ -201,11 +182,8 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     });
     const banded = drawn.filter((line) => line.low);
     fit(bands, "path", banded.length).forEach((node, b) => {
-      const line = banded[b], points = [...line.x.keys()].filter((i) => isNumber(line.low[i]) && isNumber(line.high[i]));
-      const edge = (values, order) => order.map((i) => `${across(line.x[i]).toFixed(1)} ${up(values[i]).toFixed(1)}`).join("L");
-      const only = points.length === 1 ? across(line.x[points[0]]) : null;
-      setAttributes(node, { class: "band", d: !points.length ? "" : only === null ? `M${edge(line.high, points)}L${edge(line.low, [...points].reverse())}Z`
-        : `M${only - 6} ${up(line.high[points[0]])}h12V${up(line.low[points[0]])}h-12Z` });
+      const line = banded[b], edge = [...pointsOf(line, line.high, up), ...pointsOf(line, line.low, up).reverse()];
+      setAttributes(node, { class: "band", d: edge.length ? `M${edge.join("L")}Z` : "" });
     });
   }
 
@@ -225,8 +203,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   }
 
   function draw() {
-    if (!spec || !width || !visible) { stale = true; return; }
-    stale = false;
+    if (!spec || !width) return;
     const [low, high] = range();
     const top = 10, bottom = height - 40, right = width - 12;
     const up = (value) => bottom - (value - low) / (high - low) * (bottom - top);
@@ -282,10 +259,6 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       keyed(legend, spec.legend ?? [], ([, name]) => name, ([mark, name]) => element("li", {}, mark(), name));
       legend.hidden = !spec.legend?.length;
       draw();
-    },
-    seen(now) {
-      visible = now;
-      if (visible && stale) draw();
     },
     resized() {
       if (figure.clientWidth === width) return;

@@ -142,7 +142,6 @@ function drawCurveCharts(host, list, drawn) {
       yText: chart.yText ?? decimal, yAxis: chart.yAxis ?? short, low: chart.low,
       legend: measures.length > 1 ? measures.map((name) => [lineMark(slot, chart.names.indexOf(name) > 0), name]) : [] });
   });
-  return specs.length;
 }
 
 VIEWS.curves = {
@@ -160,7 +159,7 @@ VIEWS.curves = {
       setText(item.children[1], visible(run.name));
       setText(item.children[2], ` ${run.state}, step ${whole(run.step ?? 0)}`);
     });
-    const count = drawCurveCharts(byId("charts"), CHARTS, loaded);
+    drawCurveCharts(byId("charts"), CHARTS, loaded);
     const known = new Set(CHARTS.flatMap((chart) => (chart.of ?? []).flat()));
     const metrics = new Set(loaded.filter((run) => axisOf(seriesOf(run), axis)).flatMap((run) => {
       const { curves } = seriesOf(run);
@@ -175,27 +174,21 @@ VIEWS.curves = {
     setText(byId("metric-hits"), filter ? `${whole(shown.length)} of ${whole(others.length)}` : "");
     const own = shown.map((name) => ({ key: name, title: visible(name.slice(2)), of: [[name]] }));
     if (byId("others").open) drawCurveCharts(byId("other-charts"), own, loaded);
-    setText(byId("curves-note"), curvesNote(drawn, loaded, axis, count));
+    setText(byId("curves-note"), curvesNote(drawn, loaded, axis));
     drawComparison(drawn);
     return Math.max(0, ...loaded.map((run) => seriesOf(run).last ?? 0));
   },
 };
 
-function curvesNote(drawn, loaded, axis, count) {
-  const names = (list) => list.map((run) => inSentence(run.name)).join(", ");
-  const answer = (run) => seriesOf(run);
-  const notes = [];
-  if (!drawn.length) notes.push("No run is chosen: tick some in the view Runs.");
-  const empty = loaded.filter((run) => !answer(run).curves.step.length), rest = loaded.filter((run) => !empty.includes(run));
-  if (empty.length) notes.push(`No step was recorded yet: ${names(empty)}.`);
-  const without = rest.filter((run) => !axisOf(answer(run), axis));
-  if (without.length) notes.push(`Left out, as ${axis} were not recorded: ${names(without)}.`);
-  if (loaded.length && !count && !empty.length) notes.push("Nothing to draw.");
-  const widest = Math.max(1, ...loaded.map((run) => answer(run).width));
+function curvesNote(drawn, loaded, axis) {
+  if (!drawn.length) return "No run is chosen: tick some in the view Runs.";
+  const notes = [], without = loaded.filter((run) => !axisOf(seriesOf(run), axis)), empty = loaded.filter((run) => !seriesOf(run).last);
+  if (empty.length) notes.push(`No step was recorded yet: ${empty.map((run) => inSentence(run.name)).join(", ")}.`);
+  if (without.length) notes.push(`${axis[0].toUpperCase()}${axis.slice(1)} were not recorded: ${without.map((run) => inSentence(run.name)).join(", ")}.`);
+  const widest = Math.max(1, ...loaded.map((run) => seriesOf(run).width));
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);
-  if (count && smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
-  if (count) notes.push("Drag over a chart to zoom, double-click to see all; arrow keys move along it.");
-  return notes.join(" ");
+  if (smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
+  return [...notes, "Drag over a chart to zoom, double-click to see all; arrow keys move along it."].join(" ");
 }
 
 // Two runs are compared as the command compare does: the second is the one that began later.

@@ -179,7 +179,7 @@ async function keepPolling() {
 setUpCurves();
 setUpPrompts();
 setUpRollouts();
-byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, page: null, step: null }));
+byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, step: null }));
 addEventListener("popstate", render);
 drawHead();
 keepPolling();

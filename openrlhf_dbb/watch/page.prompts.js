@@ -1,6 +1,6 @@
 // ---- the table of prompts
 
-const PER_PAGE = 25;
+const MOST_PROMPTS = 100; // drawn at a time; sorting, search and filter reach the others
 const FALLING = ["mean", "change", "visits"]; // sorted downwards at first
 const STATE_NAMES = ["mastered", "learning", "forgotten", "impossible", "no visits"];
 const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
@@ -8,7 +8,7 @@ const sortedBy = () => COLUMNS.includes(at.sort) ? at.sort : "id";
 
 // A heading that sorts by its column.
 function sorting(name, column) {
-  const turn = () => go({ sort: name, down: (sortedBy() === name ? at.down !== "1" : FALLING.includes(name)) ? "1" : null, page: null });
+  const turn = () => go({ sort: name, down: (sortedBy() === name ? at.down !== "1" : FALLING.includes(name)) ? "1" : null });
   return { name, left: ["state", "text"].includes(name), ...column, head: () => element("button", { type: "button", onclick: turn }), updateHead(cell) {
     const down = at.down === "1", isSorted = sortedBy() === name;
     setAttributes(cell, { "aria-sort": !isSorted ? "none" : down ? "descending" : "ascending" });
@@ -64,15 +64,14 @@ VIEWS.prompts = {
   draw() {
     const answer = got(tablePath(theRun()));
     if (!answer) return 0;
-    const { columns } = answer, rows = selectedRows(answer), turn = pageOf(rows.length, PER_PAGE);
+    const { columns } = answer, rows = selectedRows(answer);
     setText(byId("prompts-note"), !columns.id.length ? "This run has no prompts yet."
       : "Choose a prompt to see its history and what the model wrote; choose a heading to sort."
       + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.`);
     setValue(byId("search"), at.q ?? "");
     setValue(byId("state"), at.state ?? "");
-    setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}`);
-    drawPager(byId("prompt-pages"), turn);
-    drawTable(byId("prompts"), promptColumns(columns), rows.slice(turn.start, turn.start + PER_PAGE), (row) => columns.id[row]);
+    setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}${rows.length > MOST_PROMPTS ? `; the first ${MOST_PROMPTS} are shown` : ""}`);
+    drawTable(byId("prompts"), promptColumns(columns), rows.slice(0, MOST_PROMPTS), (row) => columns.id[row]);
     return answer.last ?? 0;
   },
 };
@@ -180,8 +179,8 @@ function drawResponses(visits, visit) {
 
 function setUpPrompts() {
   byId("state").append(element("option", { value: "" }, "any"), ...STATE_NAMES.map((name, s) => element("option", { value: String(s) }, name)));
-  byId("search").addEventListener("input", (event) => go({ q: event.target.value || null, page: null }, { replace: true }));
-  byId("state").addEventListener("change", (event) => go({ state: event.target.value || null, page: null }));
+  byId("search").addEventListener("input", (event) => go({ q: event.target.value || null }, { replace: true }));
+  byId("state").addEventListener("change", (event) => go({ state: event.target.value || null }));
   byId("filter").addEventListener("submit", (event) => event.preventDefault());
   const dialog = byId("prompt");
   dialog.addEventListener("close", () => at.prompt !== undefined && go({ prompt: null, visit: null }));

@@ -6,7 +6,7 @@ const KINDS = {
   wrong: { mark: "\u2717", word: "wrong" },
   missing: { mark: "?", word: "missing" },
 };
-const GROUPS_PER_PAGE = 10;
+const MOST_GROUPS = 100; // drawn of one step
 
 // By the score of the answer; by the reward, which may hold penalties too, if there is no score.
 function kindOf(rollout) {
@@ -37,24 +37,6 @@ function card(rollout) {
     ...(rollout.text === null || rollout.text === "" ? [element("p", { class: "note" }, rollout.text === null ? "The text was not kept." : "The text is empty.")]
       : textBox(rollout.text, `Rollout ${rollout.sample}, ${word}`, 1500)),
     ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
-}
-
-// Pages of a list: `page` is in the address.
-function pageOf(count, perPage) {
-  const pages = Math.max(1, Math.ceil(count / perPage)), page = Math.min(pages, Math.max(1, Math.round(numberIn("page") ?? 1)));
-  return { page, pages, start: (page - 1) * perPage };
-}
-function drawPager(host, { page, pages }) {
-  if (!host.firstChild) {
-    const turn = (by) => () => go({ page: Number(host.dataset.page) + by });
-    const button = (by, name) => element("button", { type: "button", onclick: turn(by) }, name);
-    host.append(button(-1, "Previous"), element("span"), button(1, "Next"));
-  }
-  host.hidden = pages < 2;
-  host.dataset.page = page;
-  setText(host.children[1], `page ${whole(page)} of ${whole(pages)}`);
-  host.firstChild.disabled = page <= 1;
-  host.lastChild.disabled = page >= pages;
 }
 
 let groupsDrawn = null;
@@ -91,14 +73,12 @@ VIEWS.rollouts = {
     }
     const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
     setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
-    const groups = [...grouped(hits)];
-    const turn = pageOf(groups.length, GROUPS_PER_PAGE);
-    drawPager(byId("group-pages"), turn);
+    const groups = [...grouped(hits)].slice(0, MOST_GROUPS);
     // The cards stay as they are, opened texts too, until others are to be shown.
-    const key = JSON.stringify([run.id, step, found.length, at.show, turn.page]);
+    const key = JSON.stringify([run.id, step, found.length, at.show]);
     if (key === groupsDrawn) return step ?? 0;
     groupsDrawn = key;
-    byId("groups").replaceChildren(...groups.slice(turn.start, turn.start + GROUPS_PER_PAGE).map(([id, rollouts]) => {
+    byId("groups").replaceChildren(...groups.map(([id, rollouts]) => {
       const prompt = prompts[id] ?? { text: "", label: "" };
       return element("section", { class: "group" },
         element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step }) }, `Prompt ${id}`), element("span", { class: "note" }, ` ${tally(rollouts)}`)),
@@ -123,7 +103,7 @@ function setUpRollouts() {
   const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];
   byId("kind").append(...kinds.map(([value, word]) => element("option", { value }, word)));
   byId("rollout-tools").addEventListener("submit", (event) => event.preventDefault());
-  byId("step").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value), page: null }); });
-  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step").value), page: null }));
-  byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null, page: null }));
+  byId("step").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value) }); });
+  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step").value) }));
+  byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null }));
 }

@@ -112,9 +112,9 @@ VIEWS.posteriors = {
     drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts,
       (part) => [element("a", { "aria-label": `List the prompts of state ${part.name}`, "data-state": part.s }, "list them")]);
     for (const link of byId("state-parts").querySelectorAll("a")) {
-      setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null, page: null }) });
+      setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null }) });
     }
-    const moved = (down) => element("a", { href: viewHash("prompts", { sort: "change", down, state: null, q: null, page: null }) }, down ? "that improved most" : "that regressed most");
+    const moved = (down) => element("a", { href: viewHash("prompts", { sort: "change", down, state: null, q: null }) }, down ? "that improved most" : "that regressed most");
     byId("movers").replaceChildren("List the prompts ", moved("1"), ", or those ", moved(null), ".");
     return answer.last;
   },
