@@ -94,41 +94,21 @@ function duration(seconds) {
   return `${unit === "h" && value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 
-// Control characters are shown, not obeyed.
-const visible = (text) => text.replace(/[\0-\x08\x0b-\x1f\x7f]/g, (c) => String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)));
-
-// A name within a sentence: what is written from right to left in it must not turn what follows.
-const LEFTWARD = /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufdff\ufe70-\ufefc]/;
-const inSentence = (text) => LEFTWARD.test(text) ? `\u2068${visible(text)}\u2069` : visible(text);
-
 // A prompt in one line, without the template that all prompts of the run share.
 function brief(text, run) {
   text ??= "";
   const [start, end] = run.template, from = start && text.startsWith(start) ? start.length : 0;
   const to = end && text.length >= from + end.length && text.endsWith(end) ? text.length - end.length : text.length;
-  return visible(text.slice(from, Math.min(to, from + 300)));
+  return text.slice(from, Math.min(to, from + 300));
 }
 
-const LONGEST = 4000;
-
-// A text in a box of its own; a very long one only when it is asked for.
-function textBox(text, label, longest = LONGEST) {
-  const box = element("pre", { dir: "auto", tabindex: "0", role: "group", "aria-label": label });
-  const parts = [box];
-  const cut = text.length > longest + 200;
-  box.textContent = visible(cut ? text.slice(0, longest) + " \u2026" : text);
-  if (cut) {
-    const all = element("button", { type: "button", class: "all", onclick: () => { box.textContent = visible(text); all.remove(); box.focus(); } },
-      `Show all ${whole(text.length)} characters`);
-    parts.push(all);
-  }
-  return parts;
-}
+// A text in a box of its own that scrolls.
+const textBox = (text, label) => element("pre", { dir: "auto", tabindex: "0", role: "group", "aria-label": label }, text);
 
 const swatch = (className) => svg("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" },
   svg("rect", { width: 10, height: 10, rx: 2, class: className }));
 
-const pairs = (list) => list.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, visible(String(value ?? "-"))))]);
+const pairs = (list) => list.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, String(value ?? "-")))]);
 
 function drawNumbers(host, numbers) {
   keyed(host, numbers, ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),

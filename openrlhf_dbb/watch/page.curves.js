@@ -29,7 +29,6 @@ const CHARTS = [
     note: () => "Between the policy that wrote a rollout and the one that trained on it, mean over the rollouts; 0: on-policy." },
 ];
 
-const slots = new Map(); // run id -> its colour and dashes
 const seriesPath = (run) => `runs/${run.id}/series`;
 const seriesOf = (run) => got(seriesPath(run));
 const needSeries = (run) => need(seriesPath(run), run.version);
@@ -65,30 +64,18 @@ function smoothed(values, weight) {
   });
 }
 
-// The slider's 0 ... 100 as the weight of what was before, 0 ... 0.999.
-const weightOf = (position) => position > 0 ? 1 - 10 ** (-3 * position / 100) : 0;
-const positionOf = (weight) => Math.round(-100 / 3 * Math.log10(1 - Math.min(0.999, Math.max(0, weight))));
-
 const chosenAxis = () => Object.hasOwn(AXES, at.x) ? at.x : "steps";
 const smoothing = () => at.smooth === undefined || !(Number(at.smooth) >= 0) ? 0.6 : Math.min(0.999, Number(at.smooth));
 const numberIn = (name) => at[name] !== undefined && at[name] !== "" && Number.isFinite(Number(at[name])) ? Number(at[name]) : null;
 const zoom = () => ({ from: numberIn("from"), to: numberIn("to") });
 const zoomTo = (from, to) => go(from === null ? { from: null, to: null } : { from: Number(from.toPrecision(4)), to: Number(to.toPrecision(4)) });
 
-// The runs to be drawn, and for each its own look as long as it is drawn.
+// The runs to be drawn; the place of a run among them decides its colour and dashes.
 function drawnRuns() {
   const wanted = at.runs === undefined ? runs.slice(0, 3) : at.runs.split(",").map((id) => runs.find((run) => String(run.id) === id)).filter(Boolean);
-  const drawn = [...new Set(wanted)].slice(0, MOST_RUNS);
-  for (const id of slots.keys()) if (!drawn.some((run) => run.id === id)) slots.delete(id);
-  const taken = new Set(slots.values());
-  for (const run of drawn) {
-    if (slots.has(run.id)) continue;
-    const free = [...Array(MOST_RUNS).keys()].find((slot) => !taken.has(slot));
-    slots.set(run.id, free);
-    taken.add(free);
-  }
-  return drawn;
+  return [...new Set(wanted)].slice(0, MOST_RUNS);
 }
+const slotOf = (run) => drawnRuns().indexOf(run);
 
 // One chart of one run: its curves in the order of the chart's measures; null where the run has none.
 function readChart(chart, answer) {
@@ -113,11 +100,11 @@ function chartLines(chart, run, several) {
     if (!known.length) return [];
     const named = { run: several ? shortName(run) : "", name: found.filter(Boolean).length > 1 ? chart.names[m] : "" };
     const drawn = weight > 0 && y.length > 1 ? { raw: y, y: smoothed(y, weight) } : { y };
-    return [{ ...named, ...drawn, x, slot: slots.get(run.id), second: m > 0 }];
+    return [{ ...named, ...drawn, x, slot: slotOf(run), second: m > 0 }];
   });
 }
 
-const shortName = (run) => inSentence(run.name.length > 28 ? `${run.name.slice(0, 27)}\u2026` : run.name);
+const shortName = (run) => run.name.length > 28 ? `${run.name.slice(0, 27)}\u2026` : run.name;
 
 function drawCurveCharts(host, list, drawn) {
   const { from, to } = zoom(), axis = AXES[chosenAxis()];
@@ -136,7 +123,7 @@ function drawCurveCharts(host, list, drawn) {
   keyed(host, specs, ({ chart }) => chart.key, ({ chart }) => element("figure", { "data-chart": chart.key }), (figure, { chart, lines }) => {
     const measures = (chart.names ?? []).filter((_, m) => lines.some((line) => line.second === m > 0));
     const notes = new Set(chart.note ? drawn.map((run) => chart.note(seriesOf(run))).filter(Boolean) : []);
-    const slot = drawn.length > 1 ? "x" : slots.get(drawn[0].id);
+    const slot = drawn.length > 1 ? "x" : 0;
     chartOf(figure, { onZoom: zoomTo, height: host.id === "charts" ? 230 : 180 }).update({
       title: chart.title, note: notes.size === 1 ? [...notes][0] : "", lines, ...axis, ...span, nameOf,
       yText: chart.yText ?? decimal, yAxis: chart.yAxis ?? short, low: chart.low,
@@ -148,15 +135,15 @@ VIEWS.curves = {
   needs: () => [...drawnRuns().map(needSeries), needComparison(drawnRuns())].filter(Boolean),
   draw() {
     const drawn = drawnRuns(), axis = chosenAxis(), { from, to } = zoom(), loaded = drawn.filter((run) => seriesOf(run));
-    for (const radio of byId("axis").elements) radio.checked = radio.value === axis;
-    if (byId("smooth") !== document.activeElement) byId("smooth").value = positionOf(smoothing());
+    setValue(byId("axis"), axis);
+    if (byId("smooth") !== document.activeElement) byId("smooth").value = smoothing();
     setText(byId("smooth-text"), smoothing() ? `${smoothing().toFixed(2)}, about ${plural(Math.round(1 / (1 - smoothing())), "step")}` : "none");
     setAttributes(byId("smooth"), { "aria-valuetext": byId("smooth-text").textContent });
     byId("reset").disabled = from === null && to === null;
-    const entry = (run) => element("li", {}, lineMark(slots.get(run.id))(), element("a", { dir: "auto" }), element("span", { class: "note" }));
-    keyed(byId("legend"), drawn, (run) => `${run.id} ${slots.get(run.id)}`, entry, (item, run) => {
+    const entry = (run) => element("li", {}, lineMark(slotOf(run))(), element("a", { dir: "auto" }), element("span", { class: "note" }));
+    keyed(byId("legend"), drawn, (run) => `${run.id} ${slotOf(run)}`, entry, (item, run) => {
       setAttributes(item.children[1], { href: viewHash("run", { run: run.id }) });
-      setText(item.children[1], visible(run.name));
+      setText(item.children[1], run.name);
       setText(item.children[2], ` ${run.state}, step ${whole(run.step ?? 0)}`);
     });
     drawCurveCharts(byId("charts"), CHARTS, loaded);
@@ -165,14 +152,11 @@ VIEWS.curves = {
       const { curves } = seriesOf(run);
       return Object.keys(curves).filter((name) => name.startsWith("m:") && name !== "m:plan/steps" && !known.has(name) && curves[name].some(isNumber));
     }));
-    const others = [...metrics].sort(), filter = (at.metric ?? "").trim().toLowerCase();
-    const shown = others.filter((name) => name.slice(2).toLowerCase().includes(filter));
+    const others = [...metrics].sort();
     byId("others").hidden = !others.length;
     byId("others").open = at.more === "1";
-    setValue(byId("metric"), at.metric ?? "");
     setText(byId("others").firstElementChild, plural(others.length, "other metric"));
-    setText(byId("metric-hits"), filter ? `${whole(shown.length)} of ${whole(others.length)}` : "");
-    const own = shown.map((name) => ({ key: name, title: visible(name.slice(2)), of: [[name]] }));
+    const own = others.map((name) => ({ key: name, title: name.slice(2), of: [[name]] }));
     if (byId("others").open) drawCurveCharts(byId("other-charts"), own, loaded);
     setText(byId("curves-note"), curvesNote(drawn, loaded, axis));
     drawComparison(drawn);
@@ -183,8 +167,8 @@ VIEWS.curves = {
 function curvesNote(drawn, loaded, axis) {
   if (!drawn.length) return "No run is chosen: tick some in the view Runs.";
   const notes = [], without = loaded.filter((run) => !axisOf(seriesOf(run), axis)), empty = loaded.filter((run) => !seriesOf(run).last);
-  if (empty.length) notes.push(`No step was recorded yet: ${empty.map((run) => inSentence(run.name)).join(", ")}.`);
-  if (without.length) notes.push(`${axis[0].toUpperCase()}${axis.slice(1)} were not recorded: ${without.map((run) => inSentence(run.name)).join(", ")}.`);
+  if (empty.length) notes.push(`No step was recorded yet: ${empty.map((run) => run.name).join(", ")}.`);
+  if (without.length) notes.push(`${axis[0].toUpperCase()}${axis.slice(1)} were not recorded: ${without.map((run) => run.name).join(", ")}.`);
   const widest = Math.max(1, ...loaded.map((run) => seriesOf(run).width));
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);
   if (smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
@@ -200,7 +184,7 @@ function drawComparison(drawn) {
   const answer = drawn.length === 2 && drawn.every((run) => run.held_out) ? got(comparisonPath(drawn)) : null;
   byId("comparison").hidden = !answer?.difference;
   if (!answer?.difference) return;
-  const [first, second] = [...drawn].sort((a, b) => a.id - b.id).map((run) => inSentence(run.name));
+  const [first, second] = [...drawn].sort((a, b) => a.id - b.id).map((run) => run.name);
   const { difference, low, high, prompts, samples } = answer.difference, points = or((value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`);
   byId("comparison").replaceChildren(`Held-out accuracy, ${second} (second) minus ${first} (first), last evaluations: ${points(difference)} points, `
     + `95\u00a0% interval ${points(low)} to ${points(high)} (${plural(prompts, "prompt")} \u00d7 ${[...new Set(samples)].join(" and ")} samples): `,
@@ -210,8 +194,7 @@ function drawComparison(drawn) {
 function setUpCurves() {
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
   byId("axis").addEventListener("change", (event) => go({ x: event.target.value === "steps" ? null : event.target.value, from: null, to: null }));
-  byId("smooth").addEventListener("input", (event) => go({ smooth: Number(weightOf(Number(event.target.value)).toFixed(3)) }, { replace: true }));
+  byId("smooth").addEventListener("input", (event) => go({ smooth: event.target.value }, { replace: true }));
   byId("reset").addEventListener("click", () => zoomTo(null, null));
   byId("others").addEventListener("toggle", (event) => { if (at.view === "curves") go({ more: event.target.open ? "1" : null }, { replace: true }); });
-  byId("metric").addEventListener("input", (event) => go({ metric: event.target.value || null }, { replace: true }));
 }

@@ -5,24 +5,24 @@ let runs = [], shownState = null, arrived = 0, lost = null, refreshTurn = 0;
 
 const theRun = () => runs.find((run) => String(run.id) === at.run) ?? runs[0];
 const sinceWrite = (run) => run.age_s + (isLive ? (performance.now() - arrived) / 1000 : 0);
-const about = (run) => [run.method || run.estimator, run.model, run.dataset].filter(Boolean).map(inSentence).join(" \u00b7 ");
+const about = (run) => [run.method || run.estimator, run.model, run.dataset].filter(Boolean).join(" \u00b7 ");
 const view = () => VIEWS[at.view];
 
 const MARKS = { running: "\u25cf", stale: "\u26a0", finished: "\u2713" };
 const box = () => element("label", { class: "tick" }, element("input", { type: "checkbox" }), element("span"));
 const RUN_COLUMNS = [
   { name: "draw", left: true, make: box, update(node, run) {
-    const [field, mark] = node.children, drawn = drawnRuns(), slot = slots.get(run.id);
+    const [field, mark] = node.children, drawn = drawnRuns(), slot = drawn.indexOf(run);
     field.onchange = () => tick(run.id, field.checked);
     field.checked = drawn.includes(run);
     field.disabled = !field.checked && drawn.length >= MOST_RUNS;
     setAttributes(field, { "aria-label": `Draw ${run.name}` });
     if (mark.dataset.slot === String(slot)) return;
     mark.dataset.slot = slot;
-    mark.replaceChildren(...slot === undefined ? [] : [lineMark(slot)()]);
+    mark.replaceChildren(...slot < 0 ? [] : [lineMark(slot)()]);
   } },
   { name: "run", left: true, make: () => element("div", {}, element("a", { dir: "auto" }), element("div", { class: "note" })), update(node, run) {
-    setText(node.firstChild, visible(run.name));
+    setText(node.firstChild, run.name);
     setAttributes(node.firstChild, { href: viewHash("run", { run: run.id }) });
     setText(node.lastChild, about(run));
   } },
@@ -41,7 +41,6 @@ const RUN_COLUMNS = [
 VIEWS.runs = {
   needs: () => [],
   draw() {
-    drawnRuns(); // gives the runs their looks
     drawTable(byId("runs"), RUN_COLUMNS, runs, (run) => run.id);
     return Math.max(0, ...runs.map((run) => run.step ?? 0));
   },
@@ -69,7 +68,7 @@ function liveText() {
 
 function drawHead() {
   if (!shownState) return setText(byId("live"), lost ?? "connecting \u2026");
-  setText(byId("store"), visible(shownState.store));
+  setText(byId("store"), shownState.store);
   setText(byId("count"), plural(runs.length, "run"));
   setText(byId("live"), liveText());
   byId("live").className = isLive && lost ? "is-lost" : isLive && runs.some((run) => run.state === "running") ? "is-live" : "";
@@ -78,15 +77,15 @@ function drawHead() {
 }
 
 function drawFrame() {
-  document.title = (view().ofOneRun && runs.length ? `${inSentence(theRun().name)} \u00b7 ` : "") + `${VIEW_NAMES[at.view]} \u00b7 openrlhf-dbb`;
+  document.title = (view().ofOneRun && runs.length ? `${theRun().name} \u00b7 ` : "") + `${VIEW_NAMES[at.view]} \u00b7 openrlhf-dbb`;
   keyed(byId("tabs"), runs.length ? Object.keys(VIEW_NAMES) : [], (name) => name, (name) => element("a", { "data-view": name }, VIEW_NAMES[name]),
     (link, name) => setAttributes(link, { href: viewHash(name), "aria-current": name === at.view ? "page" : null }));
   for (const name of Object.keys(VIEW_NAMES)) byId(`view-${name}`).hidden = name !== at.view || !runs.length;
   byId("which").hidden = !view().ofOneRun || !runs.length;
   byId("no-runs").hidden = runs.length > 0;
-  if (!runs.length) setText(byId("no-runs"), `No runs yet in ${visible(shownState.store)}; start one: openrlhf-dbb train \u2026`);
+  if (!runs.length) setText(byId("no-runs"), `No runs yet in ${shownState.store}; start one: openrlhf-dbb train \u2026`);
   keyed(byId("run-choice"), runs, (run) => run.id, (run) => element("option", { value: run.id }),
-    (option, run) => setText(option, `${inSentence(run.name)} (${run.state})`));
+    (option, run) => setText(option, `${run.name} (${run.state})`));
   if (!runs.length) return;
   const run = theRun();
   setValue(byId("run-choice"), String(run.id));
@@ -156,14 +155,11 @@ async function poll() {
     shownState = next;
     runs = next.runs;
     if (first) render();
-    else if (changed) {
-      performance.clearMarks("update-start");
-      performance.mark("update-start");
-      await refresh(performance.now());
-    } else if (needed().length) await refresh();
+    else if (changed) await refresh(performance.now());
+    else if (needed().length) await refresh();
     else { drawHead(); if (at.view === "runs") view().draw(); }
   } catch (problem) {
-    lost = problem.status ? visible(problem.message) : "connection lost, trying again"; // with a status, the server says why
+    lost = problem.status ? problem.message : "connection lost, trying again"; // with a status, the server says why
     wait = RETRY_MS;
     drawHead();
   }
@@ -171,9 +167,8 @@ async function poll() {
 }
 
 async function keepPolling() {
-  const wait = document.hidden && shownState ? null : await poll();
-  if (isLive && wait !== null) setTimeout(keepPolling, wait);
-  else if (isLive) document.addEventListener("visibilitychange", keepPolling, { once: true });
+  const wait = await poll();
+  if (isLive) setTimeout(keepPolling, wait);
 }
 
 setUpCurves();

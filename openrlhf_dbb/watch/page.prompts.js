@@ -119,9 +119,9 @@ const PROMPT = {
     const key = `${theRun().id} ${at.prompt}`;
     if (textsDrawn !== key) {
       textsDrawn = key;
-      byId("prompt-text").replaceChildren(...textBox(answer.text, "Prompt"));
+      byId("prompt-text").replaceChildren(textBox(answer.text, "Prompt"));
       byId("label-title").hidden = !answer.label;
-      byId("prompt-label").replaceChildren(...answer.label ? textBox(answer.label, "Label") : []);
+      byId("prompt-label").replaceChildren(...answer.label ? [textBox(answer.label, "Label")] : []);
     }
     const visit = chosenVisit(answer.visits), beta = Boolean(answer.visits.alpha?.some(isNumber));
     for (const id of ["prompt-chart", "visits-box"]) byId(id).hidden = visit < 0;

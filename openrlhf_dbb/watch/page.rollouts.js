@@ -34,8 +34,7 @@ function card(rollout) {
     element("p", { class: "verdict" }, element("strong", {}, element("span", { class: "mark", "aria-hidden": "true" }, mark), ` ${word}`),
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
       element("span", { class: "figures" }, ` ${numbers.join(" \u00b7 ")}`)),
-    ...(rollout.text === null || rollout.text === "" ? [element("p", { class: "note" }, rollout.text === null ? "The text was not kept." : "The text is empty.")]
-      : textBox(rollout.text, `Rollout ${rollout.sample}, ${word}`, 1500)),
+    textBox(rollout.text || "(no text)", `Rollout ${rollout.sample}, ${word}`),
     ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
 }
 
@@ -59,7 +58,7 @@ VIEWS.rollouts = {
     const found = answer?.rollouts ?? [], any = run.keeps_rollouts && Boolean(answer?.steps ?? (numberIn("step") !== null && entry));
     byId("rollout-tools").hidden = !any;
     if (!entry && run.keeps_rollouts) return 0;
-    const follows = numberIn("step") === null, step = answer?.step ?? numberIn("step"), steps = answer?.steps ?? [step, step];
+    const step = answer?.step ?? numberIn("step"), steps = answer?.steps ?? [step, step];
     setText(byId("rollouts-note"), !run.keeps_rollouts ? "What the model wrote was not kept in this run." : entry.error ? entry.error
       : !answer.steps ? "No rollout was kept yet."
       : !found.length ? `No rollout of step ${whole(step)} was kept. Kept: steps ${whole(steps[0])} to ${whole(steps[1])}.`
@@ -68,7 +67,6 @@ VIEWS.rollouts = {
       const there = source.steps(run.id), [low, high] = there?.length ? [there[0], there[there.length - 1]] : [steps[0], Math.max(steps[1], step ?? 0)];
       setAttributes(byId("step"), { min: low, max: high });
       setValue(byId("step"), String(step));
-      byId("follow").checked = follows;
       setValue(byId("kind"), at.show ?? "");
     }
     const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
@@ -83,7 +81,7 @@ VIEWS.rollouts = {
       return element("section", { class: "group" },
         element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step }) }, `Prompt ${id}`), element("span", { class: "note" }, ` ${tally(rollouts)}`)),
         element("p", { class: "text question", dir: "auto" }, brief(prompt.text, run)),
-        ...(prompt.label ? [element("p", { class: "note label" }, "Label: ", element("bdi", {}, visible(prompt.label.slice(0, 300))))] : []),
+        ...(prompt.label ? [element("p", { class: "note label" }, "Label: ", element("bdi", {}, prompt.label.slice(0, 300)))] : []),
         element("div", { class: "cards" }, ...rollouts.map(card)));
     }));
     return step ?? 0;
@@ -103,7 +101,6 @@ function setUpRollouts() {
   const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];
   byId("kind").append(...kinds.map(([value, word]) => element("option", { value }, word)));
   byId("rollout-tools").addEventListener("submit", (event) => event.preventDefault());
-  byId("step").addEventListener("change", (event) => { if (event.target.value !== "") go({ step: Number(event.target.value) }); });
-  byId("follow").addEventListener("change", (event) => go({ step: event.target.checked ? null : Number(byId("step").value) }));
+  byId("step").addEventListener("change", (event) => go({ step: event.target.value || null })); // without a number, the latest
   byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null }));
 }

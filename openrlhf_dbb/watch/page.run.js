@@ -11,10 +11,9 @@ const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => 
   : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
 
-function drawParts(host, parts, all, end = () => []) {
-  const make = (part) => element("div", {}, swatch(part.className), element("dt", {}, element("span"), " ", ...end(part)), element("dd", {}, part.meaning));
-  keyed(host, parts, (part) => part.name, make,
-    (node, part) => setText(node.children[1].firstChild, `${part.name}: ${whole(part.count)}${sliced(part.count, all)}`));
+function drawParts(host, parts, all) {
+  const make = (part) => element("div", {}, swatch(part.className), element("dt"), element("dd", {}, part.meaning));
+  keyed(host, parts, (part) => part.name, make, (node, part) => setText(node.children[1], `${part.name}: ${whole(part.count)}${sliced(part.count, all)}`));
 }
 
 VIEWS.usage = {
@@ -82,6 +81,7 @@ VIEWS.posteriors = {
     const { epochs, states, thresholds } = answer, size = epochs.epoch.length, meanName = theRun().mean_name;
     setText(byId("posteriors-note"), !size ? "No prompt was visited yet."
       : `${MEANINGS[meanName]} Epoch 2 is every prompt's second visit of this run, and so on.`
+      + " The view Prompts lists them by state, by mean and by change."
       + (answer.unit ? "" : " The states are meant for rewards in [0, 1]; this run has rewards outside that range."));
     byId("posteriors-body").hidden = !size;
     if (!size) return theRun().step ?? 0;
@@ -109,13 +109,7 @@ VIEWS.posteriors = {
       `not one success so far, and a ${meanName} of ${thresholds.impossible} or less.`,
       "known only from the warm start."];
     const now = states.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
-    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts,
-      (part) => [element("a", { "aria-label": `List the prompts of state ${part.name}`, "data-state": part.s }, "list them")]);
-    for (const link of byId("state-parts").querySelectorAll("a")) {
-      setAttributes(link, { href: viewHash("prompts", { state: link.dataset.state, q: null }) });
-    }
-    const moved = (down) => element("a", { href: viewHash("prompts", { sort: "change", down, state: null, q: null }) }, down ? "that improved most" : "that regressed most");
-    byId("movers").replaceChildren("List the prompts ", moved("1"), ", or those ", moved(null), ".");
+    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts);
     return answer.last;
   },
 };
