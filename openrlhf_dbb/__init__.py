@@ -23,9 +23,8 @@ inspect     a store, looked into and kept in order
 watch       runs in the browser: a live page, or one that opens offline
 lab         estimators measured without training
 terminal    text from a store, made safe for a terminal
-options     options that several commands have
-spelling    what was probably meant by an unknown name
-errors      UsageError and RunError: what ends a command in one line
+options     the parser of every command, and options that several commands have
+errors      UsageError and RunError, which end a command in one line; did you mean
 """
 
 __version__ = "0.1.0"

@@ -1,13 +1,68 @@
-"""Options that several commands have, and how their values are read."""
+"""The parser of every command, and the options that several commands have."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from storage import DEFAULT_URL, URL_VARIABLE, PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.errors import UsageError, did_you_mean
 
+if TYPE_CHECKING:  # the help does not wait for SQLAlchemy
+    from storage import PosteriorStore, RunRecord
+
+_STACK = ("torch", "ray", "vllm", "openrlhf")
 RUN_HELP = "name, number or start of the uuid (default: the latest run)"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser without abbreviations. An error is a UsageError of one line; a description is a sentence."""
+
+    def __init__(self, *, description: str = "", **options: Any) -> None:
+        sentence = description[:1].upper() + description[1:].rstrip(".") + "."
+        super().__init__(**(options | {"description": sentence, "allow_abbrev": False}))
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
+        args = sys.argv[1:] if args is None else args
+        # Before argparse, which would complain about the value that a misspelt flag should have given.
+        self._refuse_unknown_flags(args)
+        namespace, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return namespace, left
+
+    def _refuse_unknown_flags(self, args: Sequence[str]) -> None:
+        known = self._option_string_actions
+        for argument in args:
+            if argument == "--" or (self._subparsers is not None and not argument.startswith("-")):
+                return  # the rest belongs to a sub-parser
+            flag = argument.partition("=")[0]
+            if flag.startswith("--") and " " not in argument and flag not in known:
+                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(f"unknown command {value!r}{did_you_mean(value, action.choices or ())}")
+        super()._check_value(action, value)
+
+
+def require_stack(command: str) -> None:
+    """Raise UsageError if the training stack is not installed, which the light install leaves out; imports nothing."""
+    if sys.version_info >= (3, 13):
+        raise UsageError(f"{command} needs the training stack, which is for Python 3.10 to 3.12")
+    for name in _STACK:
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f'{command} needs the training stack: pip install "openrlhf-dbb[cuda]" or, without a GPU, '
+                f'"openrlhf-dbb[cpu]" (here: no module named {name})'
+            )
 
 
 def add_run(parser: argparse._ActionsContainer) -> None:
@@ -16,11 +71,9 @@ def add_run(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
-    """The run ``ref`` refers to, or the latest if None.
+    """Return the run that ``ref`` names, or the latest run if ``ref`` is None. Raise StoreError if there is none."""
+    from storage import StoreError
 
-    Raises:
-        StoreError: there is no such run.
-    """
     if ref is not None:
         return store.find_run(ref)
     run = store.latest_run()
@@ -30,7 +83,9 @@ def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
 
 
 def add_store(parser: argparse._ActionsContainer) -> None:
-    """Add ``--store.url``; without a default, as it may have been given before the command."""
+    """Add ``--store.url``. It has no default, because it may stand before the command too."""
+    from storage import DEFAULT_URL, URL_VARIABLE
+
     url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
     parser.add_argument("--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url)
 

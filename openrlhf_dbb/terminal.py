@@ -1,18 +1,14 @@
-"""Text from a store, made safe to print or to show on a page; tables, with colour where there is a terminal."""
+"""Makes texts of a store safe to print or to show on a page, and prints tables, with colour on a terminal."""
 
 from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from typing import Any
 
 TEXT_WIDTH = 60
-"""Longer texts, such as prompts, are cut to it in tables."""
+"""The most characters of a text, such as a prompt, in a table."""
 
 WIDE_HELP = "all columns, and no text cut to fit the terminal"
 
@@ -22,7 +18,7 @@ _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
 
 def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
-    r"""The text with unprintable characters escaped, cut to ``width`` characters unless that is None.
+    r"""Return the text with unprintable characters escaped, cut to ``width`` characters unless that is None.
 
     Example:
         >>> shown("red \x1b[31m\n")
@@ -32,13 +28,13 @@ def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
     """
     text = str(value)
     if width is not None:
-        text = text[: width + 1]  # the rest would be cut anyway, and may be long
+        text = text[: width + 1]  # the rest is cut anyway, and may be long
     escaped = "".join(map(_escaped, text))
     return escaped if width is None or len(escaped) <= width else escaped[: width - 3] + "..."
 
 
 def readable(text: str) -> str:
-    r"""Like :func:`shown` without a width, but line breaks stay.
+    r"""Return the text with unprintable characters escaped; line breaks stay.
 
     Example:
         >>> readable("one\ntwo \x07")
@@ -54,7 +50,7 @@ def _escaped(character: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """The text with the password of every URL in it masked.
+    """Return the text with the password of every URL in it masked.
 
     Example:
         >>> without_passwords("reward http://ann:p@ss@host/score")
@@ -75,10 +71,10 @@ class Styled(str):
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = TEXT_WIDTH) -> str:
-    """Aligned text: numbers right-aligned with 4 digits, None and NaN as "-".
+    """Return aligned text: numbers right-aligned with 4 digits, None and NaN as "-".
 
     Args:
-        width: longer texts are cut to it; None: none is cut.
+        width: the most characters of a text; None for any number.
 
     Example:
         >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
@@ -103,58 +99,56 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Co
     """Print a :func:`table` whose texts are complete, in colour on a terminal.
 
     Args:
-        cut: columns whose texts are cut where the terminal is too narrow for the table, the widest most.
+        cut: columns whose texts are cut if the terminal is too narrow for the table.
     """
-    console = _console()
-    if not console.is_terminal:
-        print(table(header, rows, width=None))
-        return
     from rich.cells import cell_len
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[_cell(value, None) for value in row] for row in rows]
-    columns = list(zip(*cells, strict=True)) if cells else [()] * len(header)
-    by_cells = [max(map(cell_len, column), default=0) for column in columns]
-    widths = [max(width, cell_len(name)) for width, name in zip(by_cells, header, strict=True)]
-    if _total(widths) > console.width:  # a header may take several lines
-        by_words = (max(map(cell_len, name.split()), default=0) for name in header)
-        widths = _fitted(header, list(map(max, by_cells, by_words)), console.width, cut)
-    made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for name, width, text in zip(header, widths, _are_texts(header, rows), strict=True):
-        made.add_column(
-            Text("\n".join(textwrap.wrap(name, max(width, 1)))), width=width, justify="left" if text else "right",
-            no_wrap=True, overflow="ellipsis", vertical="bottom",
-        )  # fmt: skip
-    for row, texts in zip(rows, cells, strict=True):
-        made.add_row(*(Text(text, getattr(value, "style", "")) for value, text in zip(row, texts, strict=True)))
-    _console(_total(widths)).print(made)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        print(table(header, rows, width=None))
+        return
+    cells = [[Text(_cell(value, None), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
+             for row in rows]  # fmt: skip
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for place, (name, is_text) in enumerate(zip(header, _are_texts(header, rows), strict=True)):
+        longest = max((row[place].cell_len for row in cells), default=0)
+        least = min(longest, _LEAST) if name in cut else longest
+        least = max(least, *(cell_len(word) for word in name.split()))  # a header may take several lines
+        grid.add_column(Text(name), min_width=least, justify="left" if is_text else "right", vertical="bottom")
+    for row in cells:
+        grid.add_row(*row)
+    console.print(grid, crop=False)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names with their values; on a terminal, values longer than a line go on below themselves."""
-    console, facts = _console(), list(facts)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, facts = Console(highlight=False), list(facts)
     width = max(len(name) for name, _ in facts) + _GAP
     if not console.is_terminal:
         print("\n".join(f"{name + ':':<{width}}{shown(value, None)}" for name, value in facts))
         return
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table.grid(padding=(0, _GAP, 0, 0))
-    made.add_column(width=width - _GAP, style="dim")
-    made.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(width=width - _GAP, style="dim")
+    grid.add_column(overflow="fold")
     for name, value in facts:
-        made.add_row(name, Text(shown(value, None), getattr(value, "style", "")))
-    console.print(made)
+        grid.add_row(name, Text(shown(value, None), getattr(value, "style", "")))
+    console.print(grid)
 
 
 def print_line(text: str = "", style: str = "") -> None:
     """Print a line, in one of rich's styles on a terminal with colour."""
-    console = _console()
-    if console.is_terminal:
-        from rich.text import Text
+    from rich.console import Console
+    from rich.text import Text
 
+    console = Console(highlight=False)
+    if console.is_terminal:
         console.print(Text(shown(text, None), style))
     else:
         print(shown(text, None))
@@ -172,12 +166,12 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """The value as one JSON document in ASCII; NaN becomes null."""
+    """Return the value as one JSON document in ASCII; NaN becomes null."""
     return json.dumps(_without_nan(value), indent=2, allow_nan=False)
 
 
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Rows of a table as objects for :func:`print_json`.
+    """Return the rows of a table as objects for :func:`print_json`.
 
     Example:
         >>> records(("name", "mse"), [("dbb", 0.5)])
@@ -188,34 +182,10 @@ def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[s
 
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
+        return {key: _without_nan(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
+        return [_without_nan(entry) for entry in value]
     return None if value != value else value
-
-
-def _console(least_width: int = 0) -> Console:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = max(console.width, least_width)
-    return console
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _fitted(header: Sequence[str], needed: list[int], width: int, cut: Collection[str]) -> list[int]:
-    """Widths of the columns: those in ``cut`` give up what the table is too wide, the widest first."""
-    widths = needed.copy()
-    may_shrink = [place for place, name in enumerate(header) if name in cut]
-    for _ in range(_total(needed) - width):
-        widest = max(may_shrink, key=lambda place: widths[place], default=None)
-        if widest is None or widths[widest] <= _LEAST:
-            break
-        widths[widest] -= 1
-    return widths
 
 
 def _are_texts(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
-from openrlhf_dbb.driver.strategy import DriverStrategy
+from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url")
@@ -105,15 +105,15 @@ class Session:
             from openrlhf_dbb.actors.trainer import PosteriorTrainer
         engines = launch.Engines(rollouts, settings)
         watch = launch.Watch(start, PosteriorTrainer, engines)
-        with watch.progress_bar(), upstream.quiet(settings.verbose):
+        with watch.progress_bar(), upstream.quiet(settings.args.verbose):
             upstream.run(
                 settings.openrlhf_args(),
                 trainer=watch,
                 rollout_actor=engines,
                 policy_actor=policy,
-                get_strategy=functools.partial(DriverStrategy, on_cpu=settings.on_cpu, loads=start.checkpoint),
+                get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
                 placement_group=groups,
-                bars=settings.verbose,
+                bars=settings.args.verbose,
             )
             progress = watch.finish()
         print(printed.summary(start, progress, time.monotonic() - began), flush=True)

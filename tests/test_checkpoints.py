@@ -6,7 +6,7 @@ import pytest
 
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.checkpoints import newest_whole
-from openrlhf_dbb.driver.strategy import _load
+from openrlhf_dbb.driver.light_backend import _load
 from openrlhf_dbb.errors import RunError
 
 SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_zero_pp_rank_1_optim.pt")

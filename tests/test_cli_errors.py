@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import os
-import sqlite3
-import stat
 import subprocess
 import sys
 import time
@@ -16,7 +13,6 @@ import pytest
 import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.core.strategies import SamplingError
-from openrlhf_dbb.platform import cpu
 
 SIZES = [
     "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8",
@@ -85,21 +81,11 @@ def no_engine_starts(monkeypatch):
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "more, got 1"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
-        (["--estimator", "laplace", "--warm_start", "x"], "--warm_start: --estimator laplace keeps no history"),
-        (["--probe.fraction", "-0.1"], "--probe.fraction -0.1 is not in [0, 1]"),
-        (["--probe.fraction", "1e-6"], "--probe.fraction 1e-06 chooses none of the 8 prompts; raise it"),
-        (["--probe.fraction", "0.5", "--reward.remote_url", ""], "--probe.fraction needs rewards at generation"),
-        (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
-        (["--algo.advantage.estimator", "gae"], "has no place for an estimator: its baseline is a critic; use group_"),
-        (["--train.partial_rollout_enable"], "--train.partial_rollout_enable: generation goes on over"),
-        (["--estimator", "none", "--train.async_enable", "--train.async_queue_size", "-1"], "queue_size -1 is below 1"),
-        (["--train.batch_size", "12"], "4 prompts x 4 samples = 16 is not a multiple of --train.batch_size 12"),
+        (["--train.batch_size", "12"], "n_samples_per_prompt = 16 is not a multiple of --train.batch_size = 12"),
         (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
-        (["--method", "ppo"], "unknown --method 'ppo'; known: dapo, dr_grpo, "),
-        (["--rollout.strategy", "grso"], "--rollout.strategy: unknown rollout strategy 'grso'; known: dynamic, greso"),
-        (["--train.max_rollouts", "15"], "--train.max_rollouts 15 is less than one step: --rollout.batch_size 4 x 4"),
-        (["--ckpt.max_num", "1"], "--ckpt.max_num 1: the old checkpoint is deleted before the new one is whole"),
+        (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
+        (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
         (["--store.url", "sqlite:////proc/x.db"], "/proc/x.db"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
@@ -112,20 +98,6 @@ def test_refused_in_one_line(command, argv, line):
     assert said.startswith("error: ")
     assert line in said
     assert "hunter2" not in said
-
-
-@pytest.mark.skipif(not cpu.active(), reason="these flags work with CUDA")
-@pytest.mark.parametrize("flag", ["--train.enable_ema", "--vllm.sync_backend=nccl"])
-def test_what_needs_cuda_is_refused_without(command, flag):
-    code, said = command(flag)
-    assert code == 2
-    assert "CUDA" in said
-
-
-def test_an_empty_data_set_is_named(command, tmp_path):
-    (tmp_path / "empty.jsonl").touch()
-    code, said = command("--data.prompt_dataset", tmp_path / "empty.jsonl")
-    assert code == 2 and said == f"error: --data.prompt_dataset {tmp_path}/empty.jsonl is empty"
 
 
 def runs_in(folder):
@@ -169,26 +141,6 @@ def test_held_out_data_are_checked_like_the_training_data(command, tmp_path):
     assert said.startswith(f"error: --eval.dataset {held_out}: 2 of 3 rows cannot be used: line 2: no label; line 3: ")
 
 
-def test_a_missing_label_key_is_asked_for(command):
-    code, said = command(label=())
-    assert code == 2 and said.startswith("error: --data.label_key is missing: name the column")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_database_is_named(command, tmp_path):
-    storage.open_store(f"sqlite:///{tmp_path}/locked.db").close()
-    (tmp_path / "locked.db").chmod(stat.S_IREAD)
-    code, said = command("--store.url", f"sqlite:///{tmp_path}/locked.db")
-    assert code == 2 and "read-only" in said
-
-
-def test_a_file_that_is_no_database_is_named(command, tmp_path):
-    (tmp_path / "notes.db").write_text("these are my notes, long enough to have a header of a hundred bytes" * 9)
-    code, said = command("--store.url", f"sqlite:///{tmp_path}/notes.db")
-    assert code == 2 and "not a SQLite database" in said
-    assert (tmp_path / "notes.db").read_text().startswith("these are my notes")
-
-
 @pytest.fixture
 def unfinished(command, monkeypatch):
     """A run in the default database that was stopped before its first step."""
@@ -227,25 +179,11 @@ def test_a_strategy_that_gives_up_ends_the_command_in_one_line(command, monkeypa
     assert command("--run_name", "mine") == (1, "error: no batch")
 
 
-LABELS = "error: --data.label_key 'answer' is not a column of the data set; it has input, label"
-FEW = "error: --data.prompt_dataset {data} leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16); lower it"
-
-
-@pytest.mark.parametrize(
-    ("argv", "line", "daemons"),
-    [
-        (["--data.label_key", "answer"], LABELS, set()),  # at times before Ray's first daemon
-        (["--rollout.batch_size", "16"], FEW, {"gcs_server", "raylet"}),  # known only after the tokenizer
-    ],
-    ids=["early", "late"],
-)
-def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
-    model, data, tmp_path, argv, line, daemons
-):
+def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(model, data, tmp_path):
     started = subprocess.Popen(
         [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--actor.model_name_or_path", model,
          "--data.prompt_dataset", data, "--data.label_key", "label", "--reward.remote_url", "math_answer",
-         "--estimator", "dbb", *SIZES, *argv, "--store.url", f"sqlite:///{tmp_path}/store.db"],
+         "--estimator", "dbb", *SIZES, "--rollout.batch_size", "16", "--store.url", f"sqlite:///{tmp_path}/store.db"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     processes = {}
@@ -254,8 +192,9 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
             processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
         time.sleep(0.05)
     output, errors = started.communicate()
-    assert (started.returncode, output, errors.splitlines()) == (2, "", [line.format(data=data)])
-    assert daemons <= set(processes.values())
+    assert (started.returncode, output, len(errors.splitlines())) == (2, "", 1)
+    assert "leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16)" in errors
+    assert {"gcs_server", "raylet"} <= set(processes.values())
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
     with storage.open_store(f"sqlite:///{tmp_path}/store.db", create=False) as store:
@@ -265,45 +204,14 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
 UPDATES = ["--dbb.forgetting", "updates"]
 
 
-def test_a_predicted_prior_is_told_the_updates_of_an_epoch(command, monkeypatch, tmp_path, capfd):
-    start_until_launch(command, monkeypatch, "--run_name", "mine", "--estimator", "predicted_prior")
-    assert "--predicted_prior.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in capfd.readouterr().out
-    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
-        assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
-
-
 def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(command, monkeypatch, tmp_path, capfd):
     start_until_launch(command, monkeypatch, "--run_name", "mine", *UPDATES)
-    printed = capfd.readouterr().out
-    assert "--dbb.updates_per_epoch 2.0  [prompts / rollout.batch_size]" in printed  # 8 prompts, 4 a batch
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
         assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at", "first_at")
     start_until_launch(command, monkeypatch, "--resume", "mine", *UPDATES)
     code, said = command("--resume", "mine", *UPDATES, "--rollout.batch_size", "8")
     assert code == 2 and "it was trained with estimator parameters" in said
-
-
-def test_a_run_from_before_a_parameter_of_its_estimator_is_resumed_with_the_default(
-    unfinished, command, monkeypatch, tmp_path
-):
-    with contextlib.closing(sqlite3.connect(tmp_path / "openrlhf_dbb.db")) as database, database:
-        stored = json.loads(database.execute("SELECT parameters FROM dbb_run").fetchone()[0])
-        assert stored.pop("partial_credit") is False
-        database.execute("UPDATE dbb_run SET parameters = ?", [json.dumps(stored)])
-    start_until_launch(command, monkeypatch, "--resume", "mine")
-    code, said = command("--resume", "mine", "--dbb.partial_credit")
-    assert code == 2 and "it was trained with estimator parameters" in said
-
-
-def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, monkeypatch, capfd):
-    start_until_launch(command, monkeypatch, "--resume", "mine", "--probe.fraction", "1", "--probe.samples", "16")
-    printed = capfd.readouterr().out
-    assert "probes     8 of 8 prompts, 16 extra rollouts at each visit: 128 an epoch beside 32 of training" in printed
-    assert "from here on --probe.fraction 1 (was 0), --probe.samples 16 (was 128)" in printed
-    assert "   --ckpt.load_enable True  [run mine]" in printed.splitlines()
-    start_until_launch(command, monkeypatch, "--resume", "mine", "--probe.samples", "16")
-    assert "probes" not in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -314,20 +222,20 @@ def test_a_resumed_run_may_have_other_probes_and_says_so(unfinished, command, mo
         (["--data.max_samples", "4"], "it was trained with content of the data set"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
         (["--method", "dapo"], "it was trained with method 'grpo', not 'dapo'"),
-        (["--rollout.strategy", "dynamic"], "it was trained with --rollout.strategy plain, not dynamic"),
+        (["--rollout.strategy", "dynamic"], "it was trained with --rollout.strategy 'plain', not 'dynamic'"),
         (["--algo.dynamic_filtering_enable"], "it was trained with --algo.dynamic_filtering_enable False, not True"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
         (["--ds.param_dtype", "fp16"], "it was trained with --ds.param_dtype"),
         (["--replay.cache", "32"], "it was trained with --replay.cache 16, not 32"),
-        (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator group_norm, not dr_grpo"),
-        (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode seq-mean-token-mean, not token-mean"),
+        (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator 'group_norm', not 'dr_grpo'"),
+        (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode 'seq-mean-token-mean', not 'token-mean'"),
         (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.98, 0.98], not [0.2, 0.3]"),
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
         (["--rollout.n_samples_per_prompt", "2"], "it was trained with --rollout.n_samples_per_prompt 4, not 2"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
         (
             ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
-            "saved by 1 ranks, --actor.num_nodes x --actor.num_gpus_per_node gives 2",
+            "ranks (--actor.num_nodes x --actor.num_gpus_per_node) 1, not 2",
         ),
     ],
 )
@@ -343,18 +251,13 @@ def test_a_run_by_a_method_is_resumed_by_the_same_command_and_not_with_other_pie
     start_until_launch(command, monkeypatch, "--resume", "mine", *same)
     for changed, line in (
         (["--method", "grpo"], "it was trained with method 'dr_grpo', not 'grpo'"),
-        (["--algo.advantage.estimator", "rloo"], "it was trained with --algo.advantage.estimator dr_grpo, not rloo"),
+        (
+            ["--algo.advantage.estimator", "rloo"],
+            "it was trained with --algo.advantage.estimator 'dr_grpo', not 'rloo'",
+        ),
     ):
         code, said = command("--resume", "mine", *same, *changed)
         assert code == 2 and line in said and "--warm_start mine" in said
-
-
-def test_a_whitened_run_is_resumed_with_the_same_whitening(command, monkeypatch):
-    same = ["--algo.advantage.estimator", "reinforce_baseline"]
-    start_until_launch(command, monkeypatch, "--run_name", "mine", *same)
-    start_until_launch(command, monkeypatch, "--resume", "mine", *same)
-    code, said = command("--resume", "mine", *same, "--algo.advantage.no_std_norm")
-    assert code == 2 and "it was trained with --algo.advantage.no_std_norm False, not True" in said
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):
@@ -363,9 +266,7 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     start_until_launch(command, monkeypatch, "--run_name", "mine", *greso)
     printed = capfd.readouterr().out
     # 8 prompts x 4 samples x 3 episodes
-    assert "--train.max_rollouts 96  [prompts x samples x episodes]" in printed
     assert "budget     96 rollouts at most, as many as 3 passes over the prompts" in printed
-    assert "note: --actor.lr_scheduler cosine_with_min_lr is planned for a run that trains on every rollout" in printed
     with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
         run = store.find_run("mine")
         assert (run.method, run.config["train.max_rollouts"]) == ("greso", 96)
@@ -398,16 +299,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
     assert f"there is no checkpoint in {tmp_path}/runs/mine/checkpoints; the run has recorded global_step1" in said
 
 
-def test_another_model_cannot_resume_a_run(unfinished, command, model, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in model.iterdir():
-        (other / file.name).write_bytes(file.read_bytes())
-    code, said = command("--resume", "mine", "--actor.model_name_or_path", other)
-    assert code == 2
-    assert f"it was trained with model '{model}', not '{other}'" in said
-
-
 def test_a_name_is_given_once(unfinished, command):
     code, said = command("--run_name", "mine")
     assert code == 2 and "'mine'" in said
@@ -437,27 +328,3 @@ def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_pat
 def test_ranks_other_than_0_leave_at_once(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert train_grpo.main(["--no-such-flag"]) == 0
-
-
-def test_help_shows_both_and_starts_nothing():
-    code = """
-import sys
-from openrlhf_dbb.cli.train_grpo import main
-try:
-    main(["--help"])
-except SystemExit as ended:
-    assert ended.code == 0
-assert not {"torch", "ray", "vllm", "deepspeed"} & set(sys.modules)
-"""
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for flag in (
-        "--actor.adam.lr",
-        "--vllm.num_engines",
-        "--estimator",
-        "--dbb.discount",
-        "--resume",
-        "--warm_start",
-        "--method",
-        "--greso.target",
-    ):
-        assert flag in shown

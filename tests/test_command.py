@@ -138,6 +138,3 @@ def test_a_number_is_an_id_first_and_text_if_there_is_no_such_id(store, fill, ca
         assert main(["history", number, "run", "--store.url", store.url]) == 0
         out, err = capsys.readouterr()
         assert f"{prompt}: {text}\n" in out and err == ""
-
-
-# consent

@@ -1,191 +1,70 @@
-"""docs/flags.md against OpenRLHF's parser, the checks at the start, and trainings with each flag."""
+"""Every flag of OpenRLHF works: trainings of a few steps with each, and the combinations that are refused."""
 
-import itertools
-import json
 import re
 import shutil
 import sqlite3
-from pathlib import Path
 
 import pytest
 
 import estimators
 from estimators.forms import Form
-from openrlhf_dbb import presets, tiny, upstream
+from openrlhf_dbb import presets, tiny
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 
-ROOT = Path(__file__).parents[1]
-ON_CPU = pytest.mark.skipif(not cpu.active(), reason="the table is that of a machine without CUDA")
+ON_CPU = pytest.mark.skipif(not cpu.active(), reason="the flags of a machine without CUDA")
 
 
-def table():
-    """Flag -> status, of docs/flags.md, row by row."""
-    rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|", (ROOT / "docs/flags.md").read_text(), re.M)
-    return [(flag, status) for flags, status in rows for flag in re.findall(r"`--([\w.]+)`", flags)]
+def check(*argv):
+    checks.check(arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv]))
 
 
-def flags_of(kind):
-    return [flag for flag, status in table() if status.split(":")[0] == kind]
-
-
-def named(words):
-    """The flags on a command line."""
-    return {word.partition("=")[0].lstrip("-").removeprefix("no-") for word in words if re.match(r"--[a-z]", word)}
-
-
-def test_every_flag_is_in_the_table_once_and_no_other():
-    parser = upstream.build_parser()
-    theirs = [option[2:] for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    assert sorted(flag for flag, _ in table()) == sorted(set(theirs) - {"help"})
-    known = r"works|needs CUDA|refused: .+|ignored: .+"
-    assert [(flag, status) for flag, status in table() if not re.fullmatch(known, status)] == []
-
-
-# What to give for each flag that is refused; a switch alone needs no entry.
-REFUSED = {
-    "actor.muon.ns_steps": ["3"],
-    "actor.aux_loss_coef": ["0.01"],
-    "critic.model_name_or_path": ["some/model"],
-    "reward.clip_range": ["-1", "1"],
-    "vllm.tensor_parallel_size": ["2"],
-    "vllm.sync_backend": ["nccl"],
-    "ds.ring_attn_size": ["2"],
-    "ds.lora.rank": ["8"],
-    "ds.experts_implementation": ["eager"],
-    "algo.advantage.gamma": ["0.9"],
-    "algo.advantage.lambd": ["0.9"],
-    "data.max_images_per_prompt": ["1"],
-    "train.async_queue_size": ["2"],
-    "rollout.vllm_generate_batch_size": ["65"],
-}
-
-
-@pytest.fixture(scope="module")
-def text_model(tmp_path_factory):
-    """A folder with the configuration of a model that sees no images and has no experts."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    (folder / "tokenizer_config.json").write_text("{}")
-    return folder
-
-
-def refusal(model, *argv):
-    with pytest.raises(UsageError) as refused:
-        given = ["--preset", "tiny", "--estimator", "dbb", "--actor.model_name_or_path", str(model), *argv]
-        checks.check(arguments.parse(given))
-    assert len(str(refused.value).splitlines()) == 1
-    return str(refused.value)
-
-
-@ON_CPU
-@pytest.mark.parametrize("flag", [*flags_of("refused"), *flags_of("needs CUDA")])
-def test_what_the_table_calls_refused_is_refused_by_its_name(flag, text_model):
-    line = refusal(text_model, f"--{flag}", *REFUSED.get(flag, ()))
-    assert f"--{flag}" in line
-
-
-@ON_CPU
-@pytest.mark.parametrize("flag", flags_of("needs CUDA"))
-def test_what_needs_cuda_says_so(flag, text_model):
-    assert "CUDA" in refusal(text_model, f"--{flag}", *REFUSED.get(flag, ()))
-
-
-# What to give for each flag that is ignored.
-IGNORED = {
-    "critic.num_nodes": ["2"],
-    "critic.num_gpus_per_node": ["2"],
-    "critic.optim": ["muon"],
-    "critic.muon.lr": ["1"],
-    "critic.muon.momentum": ["0.5"],
-    "critic.muon.ns_steps": ["3"],
-    "critic.adam.lr": ["1"],
-    "critic.adam.betas": ["0.5", "0.5"],
-    "critic.adam.eps": ["1"],
-    "critic.adam.weight_decay": ["1"],
-    "critic.lr_scheduler": ["linear"],
-    "critic.lr_warmup_ratio": ["0.5"],
-    "critic.min_lr_ratio": ["0.5"],
-    "critic.max_norm": ["2"],
-    "critic.value_clip": ["1"],
-    "vllm.gpu_memory_utilization": ["0.5"],
-    "ds.ring_attn_head_stride": ["2"],
-    "ds.lora.alpha": ["8"],
-    "ds.lora.target_modules": ["q_proj"],
-    "ds.lora.dropout": ["0.1"],
-    "train.ema_beta": ["0.5"],
-    "data.image_key": ["pictures"],
-    "local_rank": ["1"],
-}
-
-
-def ignored_flags(but=""):
-    """All of them, as on a command line; without those of one section."""
-    flags = [flag for flag in flags_of("ignored") if flag.split(".")[0] != but]
-    return list(itertools.chain.from_iterable([f"--{flag}", *IGNORED.get(flag, ())] for flag in flags))
-
-
-@ON_CPU
-def test_what_the_table_calls_ignored_is_accepted(text_model):
-    given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), *ignored_flags()]
-    checks.check(arguments.parse(given))
-
-
+ASYNC, AHEAD = "--train.async_enable", "--rollout.vllm_generate_batch_size"
 DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
+MODEL = ["--actor.model_name_or_path", "m"]
 
 
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--actor.eps_clip", "0.1"], "--actor.eps_clip 0.1 would do nothing: --actor.eps_clip_low_high 0.98 0.98 "
-         "[method grpo] takes its place"),
-        (["--actor.dual_clip", "1"], "--actor.dual_clip 1 is not above 1"),
-        (["--algo.kl.use_loss"], "--algo.kl.use_loss would do nothing without --algo.kl.init_coef above 0"),
-        (["--algo.kl.target", "0.1"], "--algo.kl.target would do nothing without --algo.kl.init_coef above 0"),
-        (["--algo.kl.init_coef", "0.1", "--algo.kl.unbiased_gradient"], "would do nothing without --algo.kl.use_loss"),
-        (["--algo.advantage.is_correction_level", "seq", "--algo.advantage.is_correction_mode", "clip"],
-         "--algo.advantage.is_correction_mode clip needs --algo.advantage.is_correction_level token"),
-        (["--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_gating", "tv"],
-         "--algo.advantage.is_correction_threshold 0.5 5: a tv"),
-        (["--algo.advantage.estimator", "gae"], "--algo.advantage.estimator gae has no place for an estimator: its "
-         "baseline is a critic; use group_norm, or --estimator none for OpenRLHF's own advantages"),
-        (["--algo.advantage.estimator", "reinforce"], "--algo.advantage.estimator reinforce has no place for an "
-         "estimator: it subtracts no baseline of the prompt; use reinforce_baseline, or --estimator none"),
-        (["--algo.advantage.estimator", "flash_reinforce"], "its baseline is the mean of the whole batch, for one "
-         "rollout a prompt; with the prompt's own in its place it is dr_grpo: use that, or --estimator none"),
-        (["--algo.advantage.no_std_norm"], "--algo.advantage.no_std_norm would do nothing: --algo.advantage.estimator "
-         "group_norm is not whitened over the batch"),
-        (["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.gamma", "0.9"],
-         "--algo.advantage.gamma 0.9 would do nothing: an estimator's advantages are not discounted"),
-        (["--algo.advantage.estimator", "reinforce_baseline", "--method", "repo"], "--algo.advantage.estimator "
-         "reinforce_baseline does not go with --replay.samples 8: it is whitened over the batch, and RePO does not"),
-        (["--algo.advantage.estimator", "rloo", "--estimator", "point", "--rollout.n_samples_per_prompt", "1"],
+        (["--preset", "none"], "--actor.model_name_or_path is missing"),
+        (["--run_name", "a/b"], "--run_name 'a/b'"),
+        (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
+        (["--ckpt.max_num", "1"], "--ckpt.max_num 1 does not work: OpenRLHF deletes an old checkpoint"),
+        (["--ds.lora.rank", "8"], "--ds.lora.rank 8 does not work"),
+        (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
+        (["--vllm.num_engines", "2"], "--train.colocate_all: the policy has 1 GPUs"),
+        *((["--estimator", "none", *flag], f"{flag[0]} ") for flag in (
+            ["--rollout.strategy", "dynamic"], ["--replay.samples", "2"], ["--train.max_rollouts", "512"],
+            ["--probe.fraction", "0.1"], ["--warm_start", "x"],
+        )),
+        (["--algo.advantage.estimator", "gae"], "--algo.advantage.estimator gae has no place for an estimator"),
+        (["--algo.advantage.estimator", "reinforce_baseline", "--method", "repo"], "reinforce_baseline does not go"),
+        (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "8"],
          "--estimator point needs --rollout.n_samples_per_prompt 2 or more, got 1"),
-        (["--train.max_lag", "1"], "--train.max_lag 1 does nothing without --train.async_enable"),
-        (["--train.async_enable", "--train.max_lag", "-1"], "--train.max_lag -1 is below 0; give the most"),
+        (["--estimator", "predicted_prior", "--predicted_prior.features", "hidden", "--ds.tensor_parallel_size", "2",
+          "--ds.param_dtype", "bf16", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"],
+         "--predicted_prior.features hidden needs a policy whose ranks"),
+        (["--rollout.strategy", "posterior", "--estimator", "point"], "--rollout.strategy posterior draws prompts by"),
         (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
-        (["--preset", "none", "--reward.model_name_or_path", "m", *DATA],
-         "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores 0 and 1 only"),
-        (["--preset", "none", "--reward.model_name_or_path", "m,n", *DATA],
-         "--reward.model_name_or_path m,n names 2 models"),
+        (["--preset", "none", *MODEL, "--vllm.num_engines", "1", "--reward.model_name_or_path", "m", *DATA],
+         "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores of 0 to 1"),
         (["--reward.remote_url=", "--eval.dataset="], "--reward.remote_url is missing"),
-        (["--reward.overlong_buffer_len", "11"], "--reward.overlong_buffer_len 11 is not above 0 and at most 10"),
-        (["--reward.stop_properly_penalty_coef", "2"], "--reward.stop_properly_penalty_coef 2 is above 1"),
         (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
-        (["--data.prompt_probs", "0.5,0.5"], "--data.prompt_probs 0.5,0.5 has 2 numbers for the 1 data sets"),
-        (["--data.prompt_split", "test"], "--data.prompt_split test: a file such as"),
-        (["--eval.split", "test"], "--eval.split test: a file such as"),
-        (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
-        (["--eval.steps", "0"], "--eval.steps 0 is below 1; give a number of steps, or -1 for never"),
-        (["--ckpt.save_steps", "-2"], "--ckpt.save_steps -2 is below 1"),
-        (["--logger.logging_steps", "-1"], "--logger.logging_steps -1 is below 1"),
-        pytest.param(["--no-vllm.enforce_eager"], "--no-vllm.enforce_eager needs CUDA", marks=ON_CPU),
-        (["--rollout.temperature", "0"], "--rollout.temperature 0 is not above 0"),
+        (["--eval.steps", "0"], "--eval.steps 0 is too low; give 1 or more, or -1 for never"),
+        (["--rollout.temperature", "0"], "--rollout.temperature 0 is too low"),
+        ([ASYNC, "--train.async_queue_size", "0"], "--train.async_queue_size 0 is too low"),
+        ([ASYNC, AHEAD, "63"], f"{AHEAD} 63 is less than --rollout.batch_size 64"),
+        (["--train.batch_size", "24"], "= 512 is not a multiple of --train.batch_size = 24"),
+        (["--train.micro_batch_size", "100"], "--train.batch_size = 256 is not a multiple of --train.micro_batch"),
+        pytest.param(["--no-vllm.enforce_eager"], "vllm.enforce_eager", marks=ON_CPU),
     ],
 )  # fmt: skip
-def test_values_that_cannot_work_are_refused(argv, line, text_model):
-    assert line in refusal(text_model, *argv)
+def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line):
+    with pytest.raises(UsageError) as refused:
+        check(*argv)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +75,9 @@ def test_values_that_cannot_work_are_refused(argv, line, text_model):
         ("reinforce_baseline", ["--algo.advantage.no_std_norm"]),
     ],
 )
-def test_every_form_goes_with_every_estimator(form, more, text_model):
+def test_every_form_goes_with_every_estimator(form, more):
     for estimator in estimators.available():
-        given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), "--estimator", estimator, *more]
-        checks.check(arguments.parse([*given, "--algo.advantage.estimator", form]))
+        check("--estimator", estimator, *more, "--algo.advantage.estimator", form)
 
 
 UNWEIGHTED = """
@@ -217,27 +95,16 @@ class Median(estimators.get("point")):
 """
 
 
-def test_the_policy_reads_whole_prompts_on_each_rank(text_model):
-    given = ["--estimator", "predicted_prior", *ALONE["ds.tensor_parallel_size"][1:], "--ds.tensor_parallel_size", "2"]
-    assert refusal(text_model, *given, "--predicted_prior.features", "hidden") == (
-        "--predicted_prior.features hidden does not go with --ds.tensor_parallel_size: each rank of the policy reads "
-        "whole prompts of text; use --predicted_prior.features text, or leave it out"
-    )
-
-
-def test_rloo_needs_an_estimator_that_can_leave_a_rollout_out(text_model, tmp_path, monkeypatch):
+def test_rloo_needs_an_estimator_that_can_leave_a_rollout_out(tmp_path, monkeypatch):
     (tmp_path / "medians.py").write_text(UNWEIGHTED)
     monkeypatch.syspath_prepend(tmp_path)
     given = ["--estimator", "medians:Median", "--algo.advantage.estimator"]
-    assert refusal(text_model, *given, "rloo") == (
-        "--algo.advantage.estimator rloo scores a rollout by the mean without it, which --estimator medians:Median "
-        "cannot tell (its group_weight is None); use dr_grpo, or --estimator dbb"
-    )
-    settings = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), *given, "dr_grpo"]
-    checks.check(arguments.parse(settings))
+    with pytest.raises(UsageError, match=r"--algo.advantage.estimator rloo scores a rollout by the mean without it"):
+        check(*given, "rloo")
+    check(*given, "dr_grpo")
 
 
-def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(text_model, monkeypatch):
+def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(monkeypatch):
     class Sign(Form):
         name = "sign"
         formula = "sign(X - p)"
@@ -246,19 +113,14 @@ def test_a_form_that_openrlhf_does_not_have_needs_an_estimator(text_model, monke
             raise NotImplementedError
 
     monkeypatch.setitem(estimators.FORMS._classes, "sign", Sign)
-    given = ["--preset", "tiny", "--actor.model_name_or_path", str(text_model), "--algo.advantage.estimator", "sign"]
-    checks.check(arguments.parse([*given, "--estimator", "dbb"]))
-    line = "--algo.advantage.estimator sign is not OpenRLHF's, which --estimator none leaves as it is"
-    with pytest.raises(UsageError, match=line):
-        checks.check(arguments.parse([*given, "--estimator", "none", "--method", "none"]))
+    check("--algo.advantage.estimator", "sign")
+    with pytest.raises(UsageError, match=r"--algo.advantage.estimator sign is not OpenRLHF's"):
+        check("--algo.advantage.estimator", "sign", "--estimator", "none", "--method", "none")
 
 
-def test_a_model_that_may_have_experts_or_images_is_not_refused(tmp_path):
-    flags = ["--actor.aux_loss_coef", "0.01", "--actor.freeze_visual_encoder"]
-    config = {"text_config": {"output_router_logits": False}, "vision_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for model in (tmp_path, "not/here"):
-        checks.check(arguments.parse(["--preset", "tiny", "--actor.model_name_or_path", str(model), *flags]))
+def named(words):
+    """The flags on a command line."""
+    return {word.partition("=")[0].lstrip("-").removeprefix("no-") for word in words if re.match(r"--[a-z]", word)}
 
 
 # 32 prompts, 16 a step: 2 steps; 2 optimizer steps a step.
@@ -289,7 +151,6 @@ TRAINED = {
         "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01", "--data.prompt_split", "train",
         "--logger.wandb.org", "me", "--logger.wandb.group", "mine", "--logger.wandb.project", "ours",
     ],
-    "ignored": ignored_flags(but="vllm"),
     "actor.gradient_checkpointing_enable": [],
     "actor.gradient_checkpointing_reentrant": ["--actor.gradient_checkpointing_enable"],
     "muon": [*MUON, "--actor.muon.lr", "0.001", "--actor.muon.momentum", "0.9", "--actor.muon.nesterov"],
@@ -384,27 +245,6 @@ ALONE = {
         "--algo.advantage.is_correction_gating", "ratio", "--algo.advantage.is_correction_threshold", "0.9", "1.1",
     ],
 }  # fmt: skip
-# Tried by other tests.
-ELSEWHERE = {
-    "actor.num_nodes": "test_several_hosts.py",
-    "ref.num_nodes": "test_several_hosts.py",
-    "vllm.num_engines": "test_training.py",
-    "actor.num_gpus_per_node": "test_training.py",
-    "data.apply_chat_template": "test_flags.py",
-    "train.async_enable": "test_async.py",
-    "train.partial_rollout_enable": "test_async.py",
-    "rollout.vllm_generate_batch_size": "test_async.py",
-    "train.async_queue_size": "test_kill_resume.py",
-}
-
-
-def test_every_flag_that_works_is_trained_with():
-    lines = [SMALL, *([f"--{flag}", *more] for flag, more in (TRAINED | ALONE).items())]
-    outputs = {"ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir"}  # of every run in a lane
-    tried = set().union(*map(named, lines), presets.load("tiny").flags, outputs, ELSEWHERE)
-    assert sorted(set(flags_of("works")) - tried) == []
-    for flag, file in ELSEWHERE.items():
-        assert f'"--{flag}"' in (ROOT / "tests" / file).read_text()
 
 
 def logged(folder):
@@ -422,91 +262,33 @@ def finished_steps(folder):
     return steps if status == "finished" else None
 
 
-# What a flag does, where it shows.
-def lr_follows_the_scheduler(folder, tags):
-    assert tags["train/actor_lr"] == pytest.approx({1: 3e-4, 2: 0.3 * 3e-4})
+def saved(folder, pattern):
+    return sorted(path.name for path in (folder / "runs/run/checkpoints").glob(pattern))
 
 
-def kl_is_measured(folder, tags):
-    assert tags["train/kl"][1] == pytest.approx(0, abs=1e-3) and tags["train/kl"][2] != 0
-
-
-def the_policy_rests_in_the_first_step(folder, tags):
-    assert list(tags["train/policy_loss"]) == [2] and list(tags["train/estimator/mean"]) == [1, 2]
-
-
+# At its first visit a prompt's mean without its one rollout is the mean m of all: |A| is 2 m (1 - m) on average.
+# The mean of (2 m + X) / 3 is m.
 def groups_are_of_one_rollout(folder, tags):
-    """At its first visit a prompt's mean without its one rollout is the mean m of all, so that |A| is 2 m (1 - m) on
-    average; the mean of (2 m + X) / 3 is m."""
     mean = tags["train/estimator/mean"][1]
-    assert tags["train/estimator/abs_advantage"][1] == pytest.approx(2 * mean * (1 - mean), rel=1e-5)
-    assert not {"train/estimator/zero_variance", "train/estimator/rescued", "train/group_reward_std"} & tags.keys()
-    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
-        assert connection.execute("SELECT generated, groups FROM steps").fetchall() == [(32, 32)]
+    return tags["train/estimator/abs_advantage"][1] == pytest.approx(2 * mean * (1 - mean), rel=1e-5)
 
 
-def nothing_is_divided_by_the_deviation(folder, tags):
-    assert all(0 < value < 1 for value in tags["train/estimator/abs_advantage"].values())
-
-
-def long_responses_are_punished(folder, tags):
-    assert tags["train/return"][1] < 0
-
-
-def every_step_is_evaluated(folder, tags):
-    assert list(tags["eval/eval_default_pass2"]) == [0, 1, 2]
-
-
-def hf_models_are_saved(folder, tags):
-    assert sorted(path.name for path in (folder / "runs/run/checkpoints").glob("*_hf")) == [
-        "global_step1_hf",
-        "global_step2_hf",
-    ]
-
-
-def no_checkpoint_is_saved(folder, tags):
-    assert not (folder / "runs/run/checkpoints").exists()
-
-
-def two_checkpoints_are_kept(folder, tags):
-    assert sorted(path.name for path in (folder / "runs/run/checkpoints/_actor").glob("global_step*")) == [
-        "global_step3",
-        "global_step4",
-    ]
-
-
-def one_checkpoint_is_left(folder, tags):
-    assert [path.name for path in (folder / "runs/run/checkpoints/_actor").glob("global_step*")] == ["global_step2"]
-
-
-def the_best_is_kept(folder, tags):
-    assert json.loads((folder / "runs/run/best/best.json").read_text())["measure"] == "eval_default_pass1"
-
-
-def every_second_step_is_logged(folder, tags):
-    assert list(tags["train/policy_loss"]) == [2]
-
-
-def tensorboards_folder_has_the_name(folder, tags):
-    assert (folder / "runs/run/tensorboard/other").is_dir()
-
-
+# Whether a flag did something, from the folder and the logged values by step.
 SHOWS = {
-    "actor.lr_scheduler": lr_follows_the_scheduler,
-    "algo.kl.init_coef": kl_is_measured,
-    "ref.offload": kl_is_measured,
-    "critic.freezing_steps": the_policy_rests_in_the_first_step,
-    "algo.advantage.estimator": nothing_is_divided_by_the_deviation,
+    "actor.lr_scheduler": lambda _, tags: tags["train/actor_lr"] == pytest.approx({1: 3e-4, 2: 0.3 * 3e-4}),
+    "algo.kl.init_coef": lambda _, tags: abs(tags["train/kl"][1]) < 1e-3 and tags["train/kl"][2] != 0,
+    "critic.freezing_steps": lambda _, tags: list(tags["train/policy_loss"]) == [2],  # the policy rests in step 1
+    "algo.advantage.estimator": lambda _, tags: max(tags["train/estimator/abs_advantage"].values()) < 1,
     "single": groups_are_of_one_rollout,
-    "reward.overlong_buffer_len": long_responses_are_punished,
-    "eval.steps": every_step_is_evaluated,
-    "ckpt.save_hf": hf_models_are_saved,
-    "ckpt.disable_ds": no_checkpoint_is_saved,
-    "ckpt.max_num": two_checkpoints_are_kept,
-    "ckpt.max_mem": one_checkpoint_is_left,
-    "ckpt.best_metric_key": the_best_is_kept,
-    "logger.logging_steps": every_second_step_is_logged,
-    "logger.wandb.run_name": tensorboards_folder_has_the_name,
+    "reward.overlong_buffer_len": lambda _, tags: tags["train/return"][1] < 0,
+    "eval.steps": lambda _, tags: list(tags["eval/eval_default_pass2"]) == [0, 1, 2],
+    "ckpt.save_hf": lambda folder, _: saved(folder, "*_hf") == ["global_step1_hf", "global_step2_hf"],
+    "ckpt.disable_ds": lambda folder, _: saved(folder, "*") == [],
+    "ckpt.max_num": lambda folder, _: saved(folder, "_actor/global_step*") == ["global_step3", "global_step4"],
+    "ckpt.max_mem": lambda folder, _: saved(folder, "_actor/global_step*") == ["global_step2"],
+    "ckpt.best_metric_key": lambda folder, _: "eval_default_pass1" in (folder / "runs/run/best/best.json").read_text(),
+    "logger.logging_steps": lambda _, tags: list(tags["train/policy_loss"]) == [2],
+    "logger.wandb.run_name": lambda folder, _: (folder / "runs/run/tensorboard/other").is_dir(),
 }
 
 
@@ -522,8 +304,7 @@ def test_a_flag_that_works_is_trained_with(lane, tmp_path, flag):
     result = lane.train(tmp_path, *line_of(flag, TRAINED[flag]))
     assert result.error is None, result.output[-4000:]
     assert finished_steps(tmp_path) == STEPS.get(flag, 2)
-    if flag in SHOWS:
-        SHOWS[flag](tmp_path, logged(tmp_path))
+    assert flag not in SHOWS or SHOWS[flag](tmp_path, logged(tmp_path))
 
 
 @ON_CPU

@@ -22,7 +22,7 @@ LAYERS = (
         *("inspect", "watch", "terminal", "options"),
     ),
     ("core",),
-    ("errors", "spelling"),
+    ("errors",),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

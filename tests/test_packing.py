@@ -15,7 +15,7 @@ settings = arguments.parse(sys.argv[4:], world_size=2)
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.driver.light_backend import backend as strategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further

@@ -22,7 +22,7 @@ args = arguments.parse(sys.argv[4:], world_size=2).args
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
 
-from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.driver.light_backend import backend as strategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 actor = PolicyActor(2, rank, "127.0.0.1", port)
@@ -102,7 +102,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from safetensors.torch import load_file
 
-from openrlhf_dbb.driver.strategy import strategy
+from openrlhf_dbb.driver.light_backend import backend as strategy
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 
 def actor(dtype, resume):

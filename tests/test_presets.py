@@ -110,8 +110,3 @@ def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
     with pytest.raises(UsageError, match=line) as caught:
         parse("--preset", f"{tmp_path}/mine.toml", *OWN_MODEL)
     assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_preset_file_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match=r"--preset nowhere/my.toml cannot be read: No such file"):
-        parse("--preset", "nowhere/my.toml")

@@ -112,7 +112,7 @@ def build(name):
 @every_strategy
 def test_its_parameters_are_flags_with_help_and_a_range(name):
     cls = strategies.get(name)
-    parser = flags.build_parser(strategy=name)
+    parser = flags.build_parser(["--rollout.strategy", name])
     actions = {action.dest: action for action in parser._actions}
     for field in dataclasses.fields(cls):
         action = actions[f"{cls.name}.{field.name}"]

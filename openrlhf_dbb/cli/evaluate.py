@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 from openrlhf_dbb import options
-from openrlhf_dbb.cli import stack
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, compare, results
 
@@ -35,7 +34,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """
     if arguments.model is None or arguments.benchmarks is None:
         raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
-    stack.require("openrlhf-dbb evaluate --model")
+    options.require_stack("openrlhf-dbb evaluate --model")
     # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
     from openrlhf_dbb.evaluation import pipeline

@@ -1,4 +1,4 @@
-"""The command ``openrlhf-dbb``: its commands; the module of one is imported only when it is called."""
+"""The command ``openrlhf-dbb``. It imports the module of a command only when that command is called."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, NoReturn
 
 import openrlhf_dbb
-from openrlhf_dbb.cli.parser import Parser
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.options import Parser
 
 PROGRAM = "openrlhf-dbb"
 REFUSED, INTERRUPTED = 2, 130
 
 
 class Command(NamedTuple):
-    """A command: the module whose ``add_commands`` declares it (None: reads its own arguments), and its help."""
+    """A command's help, and the module whose ``add_commands`` declares it; None: it reads its own arguments."""
 
     module: str | None
     help: str
@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0; 1 if ``check`` found something or a training failed; 2, with one line on stderr, if the request cannot be
-        carried out; 130 if interrupted.
+        0; 1 if a training failed; 2, with one line on stderr, if the request cannot be carried out; 130 if interrupted.
     """
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         from openrlhf_dbb.terminal import shown
-        from storage import StoreError  # here: the help does not wait for SQLAlchemy
+        from storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
 
         if not isinstance(error, (UsageError, StoreError)):
             raise
@@ -88,19 +87,20 @@ def _call(arguments: argparse.Namespace) -> int | None:
 
 
 def _first(argv: list[str]) -> int:
-    """Where the command is: behind ``--store.url URL`` or ``--store.url=URL``, if that was given first."""
+    """Return the place of the command: behind ``--store.url URL`` or ``--store.url=URL`` if that comes first."""
     return 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
 
 
 def _train(argv: list[str]) -> NoReturn:
-    from openrlhf_dbb.cli import stack, train_grpo
+    from openrlhf_dbb.cli import train_grpo
+    from openrlhf_dbb.options import require_stack
 
-    stack.require(f"{PROGRAM} train")
+    require_stack(f"{PROGRAM} train")
     train_grpo.command(argv)
 
 
 def build(names: Collection[str]) -> Parser:
-    """The parser, with all commands, and with the arguments of those named."""
+    """Return the parser with all commands, and with the arguments of the commands in ``names``."""
     parser = Parser(
         prog=PROGRAM,
         description="GRPO with stored reward posteriors: train, look into a store of posteriors, evaluate models.",
@@ -113,7 +113,7 @@ def build(names: Collection[str]) -> Parser:
     parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
 
     def add(name: str, command: Callable[..., int | None], *, opens_store: bool = True) -> argparse.ArgumentParser:
-        """Declare what a command does; its parser, for its arguments."""
+        """Declare the function of a command, and return the command's parser for its arguments."""
         parsers[name].set_defaults(command=command, opens_store=opens_store)
         if opens_store:
             from openrlhf_dbb.options import add_store

@@ -1,7 +1,7 @@
 """The training command: ``openrlhf-dbb train``, also ``deepspeed --module openrlhf_dbb.cli.train_grpo``.
 
-The deepspeed launcher starts one process per device; OpenRLHF needs a single driver, so that all but the first leave at
-once, and their number becomes the number of DeepSpeed ranks.
+The deepspeed launcher starts one process per device. OpenRLHF needs a single driver, so all processes but the first
+leave at once. Their number becomes the number of DeepSpeed ranks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
     "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-
-
 REFUSED = 2
 
 
@@ -31,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
 
-    # torch's import of a package that OpenRLHF pins; nobody who trains can do anything about it.
+    # torch imports a package that OpenRLHF pins; nobody who trains can do anything about this warning.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
     from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
@@ -47,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         resumed = preflight.check(settings)
-        if settings.dry_run:
+        if settings.args.dry_run:
             print(printed.configuration(*preflight.prepare(settings, resumed)))
             print("dry run: all checks passed, nothing was started or stored")
             return 0
@@ -72,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             print(unfinished, file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return 130
-        # An actor's are handed over by Ray, with the actor's traceback in their text.
+        # Ray hands over the exceptions of an actor with the actor's traceback in their text.
         if isinstance(error, (UsageError, RunError, StoreError)):
             print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
             return 1
@@ -88,12 +86,11 @@ def command(argv: list[str] | None = None) -> NoReturn:
     if code:
         from openrlhf_dbb.driver import cluster
 
-        if code == REFUSED or cluster.lingers():
-            # Ray may still be starting beside, or wait for a host that is gone: an orderly end would take long.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            cluster.kill()
-            os._exit(code)
+        # Ray may still be starting, or wait for a host that is gone: an orderly end would take long.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        cluster.kill()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -1,18 +1,17 @@
-"""What runs in the process the user starts, before and around the training.
+"""The process that the user starts, before and around the training.
 
-arguments  command line over preset over defaults -> Settings
+The way of a command line, in order:
+
 flags      the parser: OpenRLHF's flags, and ours beside them
-settings   Settings: the values of all flags, frozen
-checks     values and combinations of arguments that cannot work
-capacity   does the training fit: GPU memory, main memory, disk
-validation  the benchmarks of --eval.benchmarks, prepared as the command evaluate does
-preflight  everything that can be refused before an engine starts; completes the settings
+arguments  layers of values with their origins: defaults, machine, preset, method, command line
+settings   the values of all flags, frozen
+checks     refuses what would train wrongly in silence, or fail after an expensive start
+preflight  data, device, tokenizer and benchmarks; completes the settings
+capacity   estimates of memory and disk
 start      the run to train: new, resumed or warm-started
-printed    the configuration before, the summary after
-cluster    Ray: start it or join it, wait for its GPUs, stop it
-nodes      what each node of a cluster has to have
-launch     the actors, and what the training shows
+cluster    Ray: start it or join it, check its hosts, wait for GPUs, stop it
+printed    the plan before the training, the summary after it
+launch     runs OpenRLHF with our classes; names an actor that has died
+light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
 progress_line  the line on the terminal that says what the training is doing
-deaths     which part of a run has died
-strategy   OpenRLHF's strategy object, without DeepSpeed
 """

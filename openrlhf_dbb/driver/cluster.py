@@ -1,4 +1,4 @@
-"""Ray: start it on this host or join the cluster that is there, check its nodes, wait for its GPUs, stop it."""
+"""Starts Ray on this host, or joins a cluster, checks its hosts, waits for its GPUs, and stops Ray."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import socket
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb.driver import nodes
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -25,38 +26,26 @@ from storage.url import choose_url
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 _POLL_S = 2.0
 WAIT_MINUTES = 10.0
-_STOP = "stop Ray"
 STOP_S = 15.0
 
 
 class RayStart:
-    """Ray, started in a thread of its own while the main thread goes on with the checks.
-
-    Attributes:
-        joins: address of the cluster that is joined; None if Ray is started for this run alone.
-    """
+    """Starts Ray in a thread of its own, while the main thread goes on with the checks."""
 
     def __init__(self, settings: Settings) -> None:
-        """Begin to start it, see :func:`start`.
-
-        Raises:
-            UsageError: the cluster to join does not answer.
-        """
+        """Begin to start Ray. Raises UsageError if the cluster to join does not answer."""
+        # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)
         self._settings, self._done = settings, threading.Event()
         self._error: Exception | None = None
-        # What Ray does in the main thread, and warns about elsewhere.
+        # Ray sets this handler in the main thread, and warns where it cannot.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait until it has started.
-
-        Raises:
-            Exception: as :func:`start`.
-        """
+        """Wait until Ray has started; raises what :func:`start` has raised."""
         self._done.wait()
         if self._error is not None:
             raise self._error
@@ -71,10 +60,10 @@ class RayStart:
 
 
 def _check_answers(address: str | None) -> None:
-    """Ray itself would try for minutes."""
+    """Raise UsageError if nobody listens at the address; Ray itself would try for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if not (colon and port.isdigit()) or "/" in host:
-        return  # none, or a form that Ray alone understands
+        return  # no address, or a form that only Ray understands
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
@@ -85,66 +74,57 @@ def _check_answers(address: str | None) -> None:
 
 
 def start(settings: Settings) -> None:
-    """Start Ray, or join the cluster of :func:`openrlhf_dbb.platform.machine.ray_cluster`.
-
-    Raises:
-        UsageError: the cluster has fewer GPUs than the flags need.
-    """
-    # No idle workers, which Ray would start as many of as there are cores; ours are actors.
+    """Start Ray or join the cluster. Raises UsageError if the flags need more GPUs than the cluster has."""
+    # Ray would start as many idle workers as there are cores. Ours are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    joined, needed = machine.ray_cluster(), gpus_needed(settings.args)
+    needed = gpus_needed(settings.args)
     import ray
 
-    runtime: dict[str, Any] = {
-        "env_vars": {
-            "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-            "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-            "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
-        }
-    }
-    runtime["worker_process_setup_hook"] = "openrlhf_dbb.platform.machine.add_shims"  # where the node has it
     options: dict[str, Any] = {}
-    runtime["env_vars"] |= (cpu if settings.on_cpu else cuda).worker_environment()
-    if settings.on_cpu and joined is None:
-        # One logical GPU a rank or engine; too few would make OpenRLHF wait for ever.
+    if settings.on_cpu and machine.ray_cluster() is None:
+        # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
         options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
-    # Workers are silent unless asked: one weight sync alone prints a line per parameter.
+    environment = {
+        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
+        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
+        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
+    } | (cpu if settings.on_cpu else cuda).worker_environment()
     ray.init(
-        runtime_env=runtime,
-        log_to_driver=settings.verbose or settings.estimator == "none",
+        runtime_env={"env_vars": environment, "worker_process_setup_hook": "openrlhf_dbb.platform.machine.add_shims"},
+        # One weight sync alone prints a line per parameter.
+        log_to_driver=settings.args.verbose or settings.estimator == "none",
         logging_level="warning",
         **options,
     )
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if gpus < needed:
-        alone = f", or {_ALONE}" if joined and settings.on_cpu else ""
-        fewer = _fewer_gpus(settings.args)
-        raise UsageError(
-            f"these flags need {needed} GPUs, the Ray cluster has {gpus}; {fewer}{alone} (OpenRLHF would wait for ever)"
-        )
+    check_gpus(settings, _gpus())
 
 
 def describe(joined: str | None) -> str:
-    """The cluster in a line: how the run got to it, its address, GPUs and nodes."""
+    """Return one line about the cluster: its address, GPUs and hosts."""
     if joined is None:
         return "cluster    none joined; Ray was started on this host for this run alone"
     import ray
 
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    hosts = ", ".join(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive)
-    return f"cluster    joined {joined}: {gpus} GPUs on {len(alive)} nodes, {hosts}"
+    return f"cluster    joined {joined}: {_gpus()} GPUs on {len(alive)} nodes, {', '.join(map(_host, alive))}"
+
+
+def _gpus() -> int:
+    """Return the GPUs of the cluster."""
+    import ray
+
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _host(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def check_places(settings: Settings) -> None:
-    """Refuse to write into the copy of the working directory that ``ray job submit`` makes, and deletes.
-
-    Raises:
-        UsageError: names the flag.
-    """
+    """Raise UsageError if the run would write into the copy of the folder that ``ray job submit`` makes and deletes."""
     places = {flag: attrgetter(flag)(settings.args) for flag in OUTPUTS}
-    url = choose_url(settings.store_url)
+    url = choose_url(settings.args.store.url)
     if url.startswith("sqlite:///"):
         places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
     for flag, place in places.items():
@@ -155,51 +135,56 @@ def check_places(settings: Settings) -> None:
             )
 
 
-def check_gpus(settings: Settings) -> None:
-    """Refuse flags that need more GPUs than this machine has, unless a cluster is joined; see :func:`start`.
-
-    Raises:
-        UsageError: how many, and the flags to change.
-    """
-    needed, there = gpus_needed(settings.args), len(settings.machine.gpus)
-    if not settings.on_cpu and machine.ray_cluster() is None and needed > there:
-        raise UsageError(f"these flags need {needed} GPUs, this machine has {there}; {_fewer_gpus(settings.args)}")
-
-
-def _fewer_gpus(args: SimpleNamespace) -> str:
-    """What to change where there are too few."""
-    lower = "lower --actor.num_gpus_per_node and --vllm.num_engines"
-    if not args.train.async_enable:
-        return f"{lower}, or share GPUs with --train.colocate_all"
-    engines = (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    return (
-        f"with --train.async_enable the engines have {engines} of their own (--vllm.num_engines x "
-        f"--vllm.tensor_parallel_size), the policy has the others: use at least {1 + args.vllm.tensor_parallel_size} "
-        f"GPUs, {lower}, or leave out --train.async_enable"
-    )
+def check_gpus(settings: Settings, there: int | None = None) -> None:
+    """Raise UsageError if the flags need more GPUs than there are. OpenRLHF would wait for ever."""
+    needed = gpus_needed(settings.args)
+    if there is None:
+        anywhere = settings.on_cpu or machine.ray_cluster() is not None
+        there = needed if anywhere else len(settings.machine.gpus)
+    if needed > there:
+        raise UsageError(
+            f"these flags need {needed} GPUs, there are {there}; lower --actor.num_gpus_per_node and "
+            "--vllm.num_engines, or share GPUs with --train.colocate_all and without --train.async_enable"
+        )
 
 
 def make_ready(ray_start: RayStart, settings: Settings) -> None:
-    """If a cluster is joined: check its nodes, and wait for its GPUs.
-
-    Raises:
-        UsageError: a node lacks something that the run needs, or there are too few free GPUs.
-    """
+    """If a cluster is joined: check that its hosts see the run's files, and wait for its GPUs."""
     if ray_start.joins is None:
         return
-    reads, folder = files_read(settings.args), settings.args.ckpt.path
-    for path, flag in reads.items():
+    files = files_read(settings.args)
+    for path, flag in files.items():
         if not os.path.isabs(path):
             raise UsageError(f"{flag} {path} is relative, but other hosts read it too; give an absolute path")
     ray_start.wait()
-    wrong = nodes.inspect(reads, folder)
-    if wrong:
-        raise UsageError("; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""))
+    token = Path(settings.args.ckpt.path) / f".seen-by-all-{uuid.uuid4().hex}"
+    token.parent.mkdir(parents=True, exist_ok=True)
+    token.touch()
+    try:
+        for host, path in _unseen([*files, str(token)]):
+            folder, flag = (path, files[path]) if path in files else (str(token.parent), "--ckpt.path")
+            raise UsageError(f"node {host} does not see {folder} ({flag}); all hosts have to share it")
+    finally:
+        token.unlink(missing_ok=True)
     wait_for_gpus(settings)
 
 
+def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each host with GPUs, and each path that it cannot read."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(lambda: [path for path in paths if not os.access(path, os.R_OK)])
+    calls = {}
+    for node in ray.nodes():
+        if node["Alive"] and node["Resources"].get("GPU", 0) >= 1:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            calls[_host(node)] = look.options(scheduling_strategy=there).remote()
+    return [(host, path) for host, call in calls.items() for path in ray.get(call)]
+
+
 def files_read(args: SimpleNamespace) -> dict[str, str]:
-    """Local files and folders that actors read, and the flag that names each."""
+    """Return the local files and folders that actors read, and the flag that names each."""
     named = [
         ("actor.model_name_or_path", args.actor.model_name_or_path),
         ("reward.model_name_or_path", args.reward.model_name_or_path),
@@ -210,22 +195,15 @@ def files_read(args: SimpleNamespace) -> dict[str, str]:
 
 
 def wait_for_gpus(settings: Settings) -> None:
-    """Wait, saying so, until as many GPUs are free as the run needs.
-
-    Raises:
-        UsageError: they are not after ``WAIT_MINUTES``.
-    """
+    """Wait until as many GPUs are free as the run needs. Raises UsageError after ``WAIT_MINUTES``."""
     import ray
 
     needed = gpus_needed(settings.args)
     deadline, said = time.monotonic() + 60 * WAIT_MINUTES, False
     while (free := int(ray.available_resources().get("GPU", 0))) < needed:
-        state = f"{free} of {int(ray.cluster_resources().get('GPU', 0))} are free, others run on the rest"
+        state = f"{free} of {_gpus()} are free, others run on the rest"
         if time.monotonic() > deadline:
-            raise UsageError(
-                f"waited {WAIT_MINUTES:g} minutes for {needed} GPUs: {state}; start again when they are free, or need "
-                "fewer with --actor.num_gpus_per_node and --vllm.num_engines"
-            )
+            raise UsageError(f"waited {WAIT_MINUTES:g} minutes for {needed} GPUs: {state}; start again later")
         if not said:
             print(f"waiting for {needed} GPUs, {WAIT_MINUTES:g} minutes at most: {state}", flush=True)
             said = True
@@ -233,7 +211,7 @@ def wait_for_gpus(settings: Settings) -> None:
 
 
 def kill() -> None:
-    """Kill all that Ray has started, also while it starts; this process has to end then, which can no longer use it."""
+    """Kill all processes that Ray has started, also while it starts. This process has to end then."""
     import psutil
 
     for process in psutil.Process().children(recursive=True):
@@ -242,33 +220,28 @@ def kill() -> None:
 
 
 def stop() -> None:
-    """Leave Ray, and stop what was started for this run, if it was; see :func:`lingers`."""
+    """Leave Ray, and stop the Ray that was started for this run; it may wait for a host that is gone."""
     if ray := sys.modules.get("ray"):
-        leaving = threading.Thread(target=ray.shutdown, name=_STOP, daemon=True)
+        leaving = threading.Thread(target=ray.shutdown, daemon=True)
         leaving.start()
         leaving.join(timeout=STOP_S)
 
 
-def lingers() -> bool:
-    """Whether Ray still waits for a host that is gone: then this process cannot end in order."""
-    return any(thread.name == _STOP for thread in threading.enumerate())
-
-
 def gpus_needed(args: SimpleNamespace) -> int:
-    """GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
+    """Return the GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
 
-    def of(part: SimpleNamespace) -> int:
+    def size(part: SimpleNamespace) -> int:
         return int(part.num_nodes * part.num_gpus_per_node)
 
-    needed = of(args.actor)
+    needed = size(args.actor)
     if not (args.train.colocate_all and not args.train.async_enable):
         needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
     if args.train.colocate_all:
         return needed
     if args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref:
-        needed += of(args.ref)
+        needed += size(args.ref)
     if args.critic.model_name_or_path:
-        needed += of(args.critic)
+        needed += size(args.critic)
     if not args.reward.remote_url and not (args.critic.model_name_or_path and args.train.colocate_critic_reward):
-        needed += of(args.reward)
+        needed += size(args.reward)
     return needed

@@ -1,40 +1,47 @@
-"""Run OpenRLHF's training with our classes, watch its actors, and show one progress bar."""
+"""Runs OpenRLHF's training with our classes, watches its actors, and shows its progress."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
 import functools
+import os
+import re
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import deaths
+from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.driver.cluster import RayStart
+from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.driver.progress_line import text as progress_text
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
-from openrlhf_dbb.driver.strategy import DriverStrategy
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform import cuda
 
 POLL_S = 0.5
 GRACE_S = 5.0
+LOOK_S = 10.0
+_GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
+
+
+class PartDied(RunError):
+    """An actor or an engine of the run is gone."""
 
 
 def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
-    """Train; returns when the training has ended and the model is saved.
-
-    OpenRLHF's trainer runs in this process, the models and engines in actors.
+    """Train, with OpenRLHF's trainer in this process and the models and engines in actors.
 
     Returns:
-        The trainer's last :class:`openrlhf_dbb.actors.trainer.Progress`, or None for OpenRLHF alone.
+        The trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone.
 
     Raises:
-        Exception: whatever ended the training; an actor's with the actor's traceback in its text.
+        PartDied: names the actor that has died. Any other exception ends the training too.
     """
     import ray
 
@@ -44,62 +51,100 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
 
     ray_start.wait()
-    get_strategy = functools.partial(DriverStrategy, on_cpu=settings.on_cpu)
-    oom_kills = deaths.oom_kills()
-    if start is None:
-        engines = Engines(ray.remote(PlatformRolloutActor), settings)
-        try:
-            upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
-        except ray.exceptions.RayError as error:
-            died = deaths.named(error, oom_kills)
-            if died is None:
-                raise
-            raise PartDied(died) from error
-        return None
-    engines = Engines(ray.remote(StrictRolloutActor), settings)
-    watch = Watch(start, PosteriorTrainer, engines)
+    get_strategy = functools.partial(LightBackend, on_cpu=settings.on_cpu)
+    engines = Engines(ray.remote(PlatformRolloutActor if start is None else StrictRolloutActor), settings)
+    watch = None if start is None else Watch(start, PosteriorTrainer, engines)
     try:
-        with watch.progress_bar(), upstream.quiet(settings.verbose):
+        if watch is None or start is None:
+            upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+            return None
+        with watch.progress_bar(), upstream.quiet(settings.args.verbose):
             upstream.run(
                 settings.openrlhf_args(),
                 trainer=watch,
                 rollout_actor=engines,
                 policy_actor=ray.remote(num_gpus=1)(PolicyActor),
                 get_strategy=functools.partial(get_strategy, loads=start.checkpoint),
-                bars=settings.verbose,
+                bars=settings.args.verbose,
             )
             return watch.finish()
     except ray.exceptions.RayError as error:
-        died = deaths.find(watch.parts, oom_kills)
+        died = find_dead(watch.parts if watch else []) or named_in(error)
         if died is None:
             raise
         raise PartDied(died) from error
 
 
-_GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
+class Part(NamedTuple):
+    """An actor of a run: what people call it, Ray's handle, and the answer to :func:`ask_place`."""
+
+    name: str
+    actor: Any
+    place: Any
 
 
-class PartDied(RunError):
-    """An actor, an engine or a host of the run is gone."""
+def ask_place(actor: Any) -> Any:
+    """Ask an actor for its process and host; return the reference to the answer."""
+
+    # Nested, so that Ray sends it by value and the actor need not import the driver.
+    def place(_actor: Any) -> str:
+        import ray
+
+        return f"process {os.getpid()} on host {socket.gethostname()} ({ray.util.get_node_ip_address()})"
+
+    return actor.__ray_call__.remote(place)
+
+
+def find_dead(parts: Sequence[Part]) -> str | None:
+    """Return a line about the actors that have died; None if an actor could not be made: its exception says more."""
+    import ray
+
+    calls = {part.actor.__ray_ready__.remote(): part for part in parts}
+    # A living rank may be busy and answer nothing until the time is over.
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=LOOK_S) if calls else ([], [])
+    dead = []
+    for call in answered:
+        try:
+            ray.get(call)
+        except ray.exceptions.RayActorError as error:
+            if getattr(error, "actor_init_failed", False):
+                return None
+            dead.append(calls[call])
+    if not dead:
+        return None
+    return f"{' and '.join(_with_place(part) for part in dead)} has died: {_CRASHED}"
+
+
+_CRASHED = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
+
+
+def _with_place(part: Part) -> str:
+    import ray
+
+    with contextlib.suppress(ray.exceptions.RayError):  # the actor died before it could tell
+        return f"{part.name} ({ray.get(part.place, timeout=0)})"
+    return part.name
+
+
+def named_in(error: Exception) -> str | None:
+    """Return a line about the dead actor that Ray's error names, for OpenRLHF's own trainer; None if it names none."""
+    actors = re.findall(r"\tclass_name: (\w+)\n\tactor_id: \w+\n\tpid: (\d+)\n", str(error))
+    return f"{actors[-1][0]} (process {actors[-1][1]}) has died: {_CRASHED}" if actors else None
 
 
 class Watch:
-    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines.
-
-    Attributes:
-        parts: the actors that the run needs, once they have been made.
-    """
+    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines."""
 
     def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: Engines) -> None:
         self._start, self._trainer_class, self._engines = start, trainer_class, engines
         self._error: Exception | None = None
         self._done = threading.Event()
         self._trainer: Any = None
-        self.parts: list[deaths.Part] = []
+        self.parts: list[Part] = []  # the actors that the run needs, once they have been made
         self._warned: set[str] = set()
 
     def remote(self, *args: Any, **kwargs: Any) -> _Here:
-        """Make the trainer; called by OpenRLHF in place of ``PPOTrainer.remote``."""
+        """Make the trainer; OpenRLHF calls this in place of ``PPOTrainer.remote``."""
         from openrlhf_dbb.actors.trainer import RunPlan
 
         plan = RunPlan(
@@ -110,11 +155,11 @@ class Watch:
             benchmarks=self._start.benchmarks,
         )
         self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
-        self.parts = [deaths.Part.of(*named) for named in self._actors()]
+        self.parts = [Part(name, actor, ask_place(actor)) for name, actor in self._actors()]
         return _Here(self._trainer)
 
     def _actors(self) -> Iterator[tuple[str, Any]]:
-        """The Ray actors that the run needs, and what they are called."""
+        """Yield the Ray actors that the run needs, with their names."""
         for number, engine in enumerate(self._engines.made):
             yield f"vLLM engine {number}", engine
         for name, called in _GROUPS.items():
@@ -123,14 +168,14 @@ class Watch:
                 yield f"rank {rank} of the {called}", handler
 
     def finish(self) -> Any:
-        """Mark the run as finished and close its database; the last progress."""
+        """Mark the run as finished and close its database; return the last progress."""
         progress = self._trainer.finish()
         self._trainer.close()
         return progress
 
     @contextlib.contextmanager
     def progress_bar(self) -> Iterator[None]:
-        """Show progress, and end the wait in the main thread when an actor it cannot see has died."""
+        """Show progress, and end the wait in the main thread when an engine has died that it cannot see."""
         thread = threading.Thread(target=self._show, daemon=True)
         thread.start()
         try:
@@ -190,7 +235,7 @@ class Watch:
 
 
 class _Here:
-    """An object whose methods are called in this process as those of a Ray actor would be."""
+    """Calls an object's methods in this process, in the form in which Ray calls those of an actor."""
 
     def __init__(self, called: Any) -> None:
         self._called = called
@@ -203,22 +248,16 @@ class _Here:
 
 
 class Engines:
-    """Stands where OpenRLHF looks for its vLLM actor class: makes actors of ours, and keeps them in :attr:`made`.
-
-    Args:
-        actor_class: Ray actor class.
-        settings: for the engine arguments that OpenRLHF does not give.
-    """
+    """Stands where OpenRLHF looks for its vLLM actor class: makes our actors, and keeps them in :attr:`made`."""
 
     def __init__(self, actor_class: Any, settings: Settings) -> None:
         args = settings.args
-        limits = {name: getattr(args.vllm, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-        given = {name: value for name, value in limits.items() if value is not None}
-        self._class, self._arguments = actor_class, {"param_dtype": args.ds.param_dtype, **given}
+        limits = {} if settings.on_cpu or settings.preset == presets.NONE else cuda.engine_limits(args)
+        self._class, self._arguments = actor_class, {"param_dtype": args.ds.param_dtype, **limits}
         self.made: list[Any] = []
 
     def options(self, **options: Any) -> SimpleNamespace:
-        """As of a Ray actor class."""
+        """Do as a Ray actor class does."""
         return SimpleNamespace(remote=functools.partial(self._make, options))
 
     def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One line on the terminal that says what a training is doing: in place, or as lines of a log."""
+"""Writes the line on the terminal that says what a training is doing: in place, or as lines of a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(progress: Any, done: int | None, now: float) -> str:
 
     Args:
         progress: :class:`openrlhf_dbb.actors.progress.Progress`.
-        done: rollouts or micro-batches of the phase that are done; None if they are not counted.
+        done: rollouts of the phase that are done; None if they are not counted.
         now: of ``time.monotonic()``.
     """
     if progress.phase == "finished":
@@ -71,9 +71,8 @@ def _phase(progress: Any, done: int | None, now: float) -> str:
 class ProgressLine:
     """Writes the line, and warnings above it.
 
-    Args:
-        stream: a terminal gets one line that is rewritten. Any other stream gets a line after each step, at most one
-            in 5 seconds, and one after 10 seconds without a step.
+    A terminal gets one line that is rewritten. Any other stream gets a line after a step, at most one in 5 seconds, and
+    a line after 10 seconds without a step.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -82,12 +81,7 @@ class ProgressLine:
         self._shown, self._step, self._written = "", -1, 0.0
 
     def show(self, line: str, step: int, *, last: bool = False) -> None:
-        """Show a line. A stream that is no terminal gets it only when it is due.
-
-        Args:
-            step: steps done, which tells whether a log line is due.
-            last: whether it is the final line, which is always written and ended.
-        """
+        """Show a line; ``step`` counts the steps that are done, ``last`` ends the line."""
         if line == self._shown and not last:
             return
         if self._in_place:

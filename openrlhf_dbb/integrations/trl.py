@@ -29,9 +29,9 @@ from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras, rows_to_keep
+from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import HeldOut, Sample, label_of, text_of
-from openrlhf_dbb.spelling import did_you_mean
 
 shared.check_release("trl")
 

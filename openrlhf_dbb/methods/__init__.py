@@ -14,9 +14,8 @@ from typing import Any
 from estimators import FORMS
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.presets import PaperValue, read_toml
-from openrlhf_dbb.spelling import did_you_mean
 
 FOLDER = Path(__file__).parent
 NONE = "none"

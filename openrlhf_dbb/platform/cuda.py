@@ -157,12 +157,13 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
             if f"{part}.max_tokens_per_gpu" not in origin:
                 tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
                 put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
-    if flags["vllm.num_engines"] and flags["vllm.max_num_seqs"] is None:
-        rollouts = flags["rollout.batch_size"] * flags["rollout.n_samples_per_prompt"]
-        sequences = min(max(-(-rollouts // flags["vllm.num_engines"]), LEAST_SEQUENCES), MOST_SEQUENCES)
-        put("vllm.max_num_seqs", sequences, f"{FAST}: a step's rollouts for each engine")
-    if flags["vllm.max_num_batched_tokens"] is None:
-        put("vllm.max_num_batched_tokens", MAX_NUM_BATCHED_TOKENS, FAST)
+
+
+def engine_limits(args: SimpleNamespace) -> dict[str, int]:
+    """Return vLLM's limits for an engine that runs its share of a step's rollouts at a time."""
+    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    sequences = min(max(-(-rollouts // args.vllm.num_engines), LEAST_SEQUENCES), MOST_SEQUENCES)
+    return {"max_num_seqs": sequences, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
 
 
 def _excludes_packing(flags: dict[str, Any]) -> str | None:

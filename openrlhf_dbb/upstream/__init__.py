@@ -72,11 +72,12 @@ def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
     raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return OpenRLHF's own parser, with the name, default and help of every flag. Imports nothing heavy."""
+def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> Any:
+    """Return a parser of this class with every flag of OpenRLHF; imports nothing heavy."""
     from datetime import datetime
 
-    names: dict[str, Any] = {"argparse": argparse, "datetime": datetime}
+    stand_in = SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class})
+    names: dict[str, Any] = {"argparse": stand_in, "datetime": datetime}
     _run_main_block(before_parsing=True, names=names)
     return names["parser"]
 

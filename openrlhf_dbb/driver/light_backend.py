@@ -1,4 +1,4 @@
-"""OpenRLHF's strategy object as the driver has it: made without DeepSpeed, which only the model actors import."""
+"""OpenRLHF's DeepSpeed backend as the driver has it. Only the model actors import DeepSpeed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from openrlhf_dbb.platform.machine import use_rays_interface
 NEWEST = "newest"
 
 
-class DriverStrategy:
-    """What OpenRLHF's loaders and its trainer use of the strategy; the model actors receive the strategy itself.
+class LightBackend:
+    """Has the methods of the backend that OpenRLHF's loaders and trainer call; turns into the backend in an actor.
 
     Args:
         args: OpenRLHF's arguments.
-        on_cpu: train without CUDA.
-        loads: the checkpoint that model actors load, and no other; None: none. NEWEST: as OpenRLHF does it.
+        on_cpu: whether to train without CUDA.
+        loads: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
     """
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
@@ -28,7 +28,7 @@ class DriverStrategy:
         self._on_cpu, self._loads = on_cpu, loads
 
     def __reduce__(self) -> Any:
-        return strategy, (self.args, self._on_cpu, self._loads)
+        return backend, (self.args, self._on_cpu, self._loads)
 
     def print(self, *msg: Any) -> None:
         print(*msg)
@@ -48,7 +48,7 @@ class DriverStrategy:
         consumed_samples: int = 0,
         num_workers: int = 0,
     ) -> Any:
-        """A data loader of prompts; these are texts, so that there is nothing to pin."""
+        """Return a data loader of prompts. Prompts are texts, so nothing is pinned."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(
@@ -63,33 +63,30 @@ class DriverStrategy:
         )
 
 
-def strategy(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
-    """OpenRLHF's strategy for a model actor, as ours. Arguments as of :class:`DriverStrategy`."""
+def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
+    """Return the backend of a model actor. Arguments as of :class:`LightBackend`."""
     from openrlhf.utils import get_strategy
 
     use_rays_interface()
-    made = get_strategy(args)
+    model_backend = get_strategy(args)
     from openrlhf_dbb.platform.backend import Backend, CpuBackend
 
-    # Same attributes; upstream's factory names its class itself.
-    made.__class__ = CpuBackend if on_cpu else Backend
+    # OpenRLHF's factory names its class itself. Ours has the same attributes.
+    model_backend.__class__ = CpuBackend if on_cpu else Backend
     if loads != NEWEST:
-        made.load_ckpt = functools.partial(_load, made, made.load_ckpt, loads)
-    return made
+        model_backend.load_ckpt = functools.partial(_load, model_backend, model_backend.load_ckpt, loads)
+    return model_backend
 
 
-def _load(made: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
-    """Upstream's ``load_ckpt`` for one checkpoint; upstream goes on with the weights it has if there is none.
+def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
+    """Load one checkpoint, or raise RunError. OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
 
     Returns:
-        Its folder and its states, which say under LOADED that it was loaded.
-
-    Raises:
-        RunError: this rank cannot load it.
+        The folder, and the states; the states name the checkpoint under LOADED.
     """
     if tag is None:
         return None, {}
-    here = f"rank {made.get_rank()} on host {socket.gethostname()}"
+    here = f"rank {model_backend.get_rank()} on host {socket.gethostname()}"
     try:
         loaded, states = load_ckpt(model, folder, tag=tag, **options)
     except Exception as error:
