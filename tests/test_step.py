@@ -121,13 +121,11 @@ def test_half_of_them_are_followed_over_the_epochs_and_in_time_all_are_seen():
 def test_only_stored_texts_are_decoded(create):
     ours, asked = create(), []
 
-    class Texts(list):
-        def __getitem__(self, place):
-            asked.append(place)
-            return super().__getitem__(place)
+    def decode(row):
+        asked.append(row)
+        return ["0 right", "0 missing", "1 wrong", "1 right"][row]
 
-    texts = Texts(["0 right", "0 missing", "1 wrong", "1 right"])
-    responses = Responses(texts, truncated=[False, False, True, False], log_probs=[-1, NAN, -2, -4], keep=3)
+    responses = Responses(decode, truncated=[False, False, True, False], log_probs=[-1, NAN, -2, -4], keep=3)
     observe(ours, 1, (0, True, [1, NAN]), (1, True, [0, 1]), responses=responses)
     sql = "SELECT text, sample, reward, missing, length, truncated, log_prob FROM rollouts"
     everything = {

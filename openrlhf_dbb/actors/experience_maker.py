@@ -143,12 +143,20 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return rewards_R, scored
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
-        """What the model wrote; decoded only where it is kept."""
+        """Return what the model wrote. Only the stored rollouts are decoded, without the token that ended them."""
         keep = self.args.rollouts.keep
         if keep == 0:
             return None
+        rows = [(experience, row) for experience in experiences for row in range(len(experience.sequences))]
+
+        def decode(place: int) -> str:
+            experience, row = rows[place]
+            tokens = experience.sequences[row, 1:][experience.action_mask[row].bool()].tolist()
+            ended = bool(tokens) and tokens[-1] == self.tokenizer.eos_token_id
+            return str(self.tokenizer.decode(tokens[:-1] if ended else tokens))
+
         return Responses(
-            texts=ResponseTexts(experiences, self.tokenizer),
+            texts=decode,
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
             log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
             keep=None if keep == ALL else keep,
@@ -215,29 +223,6 @@ def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], 
     for experience, rows in zip(experiences, verified, strict=True):
         advantages = experience.advantages.double()
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
-
-
-class ResponseTexts(Sequence[str]):
-    """The response of each rollout, decoded when it is asked for, without the token that ended it.
-
-    Args:
-        experiences: with token ids and the mask of those that were generated.
-        tokenizer: of the model.
-    """
-
-    def __init__(self, experiences: list[Experience], tokenizer: Any) -> None:
-        self._rows = [(experience, row) for experience in experiences for row in range(len(experience.sequences))]
-        self._tokenizer = tokenizer
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: Any) -> Any:
-        experience, row = self._rows[place]
-        tokens = experience.sequences[row, 1:][experience.action_mask[row].bool()].tolist()
-        if tokens and tokens[-1] == self._tokenizer.eos_token_id:
-            tokens.pop()
-        return self._tokenizer.decode(tokens)
 
 
 def _log_prob_sums(experience: Experience) -> torch.Tensor:

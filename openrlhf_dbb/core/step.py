@@ -7,7 +7,7 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +31,13 @@ class Responses:
     """The texts that the model generated in a step. A sample of the texts is stored.
 
     Attributes:
-        texts: (R,) responses. Only the stored ones are read, so the sequence may decode them on access.
+        texts: (R,) responses, or a function that decodes the response of a row; only stored rows are decoded.
         truncated: (R,) whether a response was cut at the length limit; None if unknown.
         log_probs: (R,) sum of the response tokens' log-probabilities at sampling time; NaN or None where unknown.
         keep: how many rollouts are stored, >= 0; None stores all.
     """
 
-    texts: Sequence[str]
+    texts: Sequence[str] | Callable[[int], str]
     truncated: ArrayLike | None = None
     log_probs: ArrayLike | None = None
     keep: int | None = KEEP
@@ -124,8 +124,8 @@ class Rollouts:
             return None if values is None else _column(name, values, size)
 
         _column("labels", labels, size, object)
-        if extras.responses is not None:
-            _column("response texts", np.empty(len(extras.responses.texts)), size)
+        if extras.responses is not None and not callable(extras.responses.texts):
+            _column("response texts", extras.responses.texts, size, object)
         rewards_R = _column("rewards", rewards, size)
         scores_R = rewards_R if scores is None else _column("scores", scores, size)
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
@@ -298,6 +298,7 @@ def kept_rows(
     if not len(rows_K):
         return None
     size, versions_R = len(rollouts.prompts), rollouts.policy_versions
+    text_of = responses.texts if callable(responses.texts) else responses.texts.__getitem__
     unknown_R = np.full(size, np.nan)
     truncated_R = _column("truncated", unknown_R if responses.truncated is None else responses.truncated, size)
     log_probs_R = _column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs, size)
@@ -311,7 +312,7 @@ def kept_rows(
         truncated=truncated_R[rows_K],
         log_prob=log_probs_R[rows_K],
         policy_version=None if versions_R is None else versions_R[rows_K],
-        text=[responses.texts[row] for row in rows_K],
+        text=[text_of(row) for row in rows_K.tolist()],
     )
 
 

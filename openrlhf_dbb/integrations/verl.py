@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,19 +145,6 @@ def _rollouts(batch: KVBatchMeta) -> tuple[Positions, Positions]:
     return rollout_R, np.array([row for _, row in last.values()])
 
 
-class Texts(Sequence[str]):
-    """The responses of a batch, decoded on access."""
-
-    def __init__(self, responses: list[torch.Tensor], tokenizer: Any) -> None:
-        self._responses, self._tokenizer = responses, tokenizer
-
-    def __len__(self) -> int:
-        return len(self._responses)
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._tokenizer.decode(self._responses[place], skip_special_tokens=True)
-
-
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
 _ANSWER: ContextVar[Callable[[torch.Tensor, torch.Tensor], Floats]] = ContextVar("answer")
 
@@ -226,7 +213,11 @@ class WithPosteriors(PPOTrainer):
         has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()  # rollout correction may have masked a whole response
         trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
         trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
-        responses = Responses(Texts(rollouts.responses, self.tokenizer), keep=self._settings.keep_rollouts)
+
+        def decode(row: int) -> str:
+            return str(self.tokenizer.decode(rollouts.responses[row], skip_special_tokens=True))
+
+        responses = Responses(decode, keep=self._settings.keep_rollouts)
         scored = self.posteriors.observe(
             self.posteriors.step + 1,
             rollouts.prompts,
