@@ -15,21 +15,6 @@ from estimators.probe_error import mean_variance, squared_errors
 P_Q_T = np.random.default_rng(0).uniform(0.05, 0.95, (20, 4))
 
 
-def test_dbb_by_hand():
-    got = moments(build("dbb", discount=0.5, prior_alpha=1.0, prior_beta=3.0), [[0.25, 0.75]], rollouts=8)
-    # Visit 1: prior 0.5 * 4 = 2 of 10 rollouts, with mean 1/4. Visit 2: prior 1, first group 4, second 8, of 13.
-    assert got.bias[0] == pytest.approx([0.0, 5 / 13 * (0.25 - 0.75)])
-    assert got.variance[0] == pytest.approx([0.8**2 * 0.1875 / 8, (4**2 + 8**2) / 13**2 * 0.1875 / 8])
-    assert got.mse[0] == pytest.approx(got.bias[0] ** 2 + got.variance[0])
-
-
-def test_ema_by_hand():
-    got = moments(build("ema", discount=0.25), [[0.5, 0.5, 1.0]], rollouts=4)
-    # weights 1; 1/4, 3/4; 1/16, 3/16, 3/4
-    assert got.bias[0] == pytest.approx([0, 0, -0.5 * 0.25])
-    assert got.variance[0] == pytest.approx(np.array([1, 10 / 16, 10 / 256]) * 0.25 / 4)
-
-
 def printed_mse(name, lam, p, t, n):
     """The paper's equations for visit t (1-based): section 3.3 and the appendices on EMA and Laplace smoothing."""
     now, k = p[t - 1], np.arange(1, t + 1)

@@ -256,27 +256,6 @@ def test_the_prediction_is_a_beta_distribution_to_which_the_next_visit_adds(case
         np.testing.assert_allclose(new_state["beta"], beta + visits_T_P_G.shape[2] - successes, rtol=1e-12)
 
 
-@given(visits_T_P_G=BINARY)
-@some_examples
-def test_dbb_with_discount_1_is_the_conjugate_update(visits_T_P_G):
-    state, _ = replay(estimators.build("dbb", discount=1.0, prior_alpha=2.0, prior_beta=3.0), visits_T_P_G)
-    np.testing.assert_allclose(state["alpha"], 2 + visits_T_P_G.sum(axis=(0, 2)), rtol=1e-12)
-    np.testing.assert_allclose(state["beta"], 3 + (1 - visits_T_P_G).sum(axis=(0, 2)), rtol=1e-12)
-
-
-@given(visits_T_P_G=REAL)
-@some_examples
-def test_gaussian_with_discount_1_is_the_conjugate_update(visits_T_P_G):
-    gaussian = estimators.build("gaussian", discount=1.0, prior_mean=-1.0, prior_variance=4.0, prior_weight=3.0)
-    state, estimates = replay(gaussian, visits_T_P_G)
-    rewards_P_X = np.concatenate(list(visits_T_P_G), axis=1)  # X: all rollouts of the prompt, in one batch
-    n, mean_P, squares_P = rewards_P_X.shape[1], rewards_P_X.mean(axis=1), rewards_P_X.var(axis=1)
-    spread_P = 3 * 4 + n * squares_P + 3 * n / (3 + n) * (mean_P + 1) ** 2
-    np.testing.assert_allclose(state["mean"], (-3 + n * mean_P) / (3 + n), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(state["spread"], spread_P, rtol=1e-9)
-    np.testing.assert_allclose(estimates[-1].variance, spread_P / (3 + n), rtol=1e-9)
-
-
 @given(visits_T_P_G=BINARY, discount=st.floats(0.05, 1.0))
 @some_examples
 def test_gaussian_on_rewards_0_and_1_is_dbb(visits_T_P_G, discount):

@@ -103,18 +103,6 @@ def test_a_late_group_counts_less_than_the_newer_ones():
     assert (on_policy["alpha"][0], on_policy["beta"][0]) == (0.5 * 5.125, 0.5 * 0.125 + 4)
 
 
-def test_a_group_from_before_the_first_one_moves_the_prior_back():
-    dbb = by_updates(prior_alpha=2.0, prior_beta=4.0)
-    state = dbb.initial_state(PROMPTS)
-    observe(dbb, state, [])
-    observe(dbb, state, [])
-    observe(dbb, state, [(0, 3.0, 4, 4)])
-    assert (state["alpha"][0], state["beta"][0]) == (0.5 * 2 + 4, 0.5 * 4)
-    observe(dbb, state, [(0, 1.0, 1, 4)])  # two epochs before: the prior is now discounted three times at update 3
-    assert (state["alpha"][0], state["beta"][0]) == (0.125 * 2 + 4 + 0.25 * 1, 0.125 * 4 + 0.25 * 3)
-    assert (state["seen_at"][0], state["first_at"][0]) == (3, 1)
-
-
 @pytest.mark.parametrize("lag", [0.0, 0.5, 4.0])
 def test_the_first_group_of_a_prompt_discounts_the_prior_once_however_late_it_is(lag):
     dbb = by_updates()

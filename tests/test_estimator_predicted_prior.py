@@ -103,16 +103,6 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     assert left.sum() == pytest.approx(constant, abs=1e-7)
 
 
-def test_the_units_of_the_features_do_not_matter():
-    rng = np.random.default_rng(2)
-    features = rng.normal(size=(50, WIDTH))
-    rewards_P_G = (rng.random((50, 3)) < 0.3).astype(float)
-    prior = predicted(features="text")
-    here = converged(prior, begun(prior, features), rewards_P_G)
-    there = converged(prior, begun(prior, 1000 * features - 7), rewards_P_G)
-    np.testing.assert_allclose(means(prior, here), means(prior, there), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "features_P_D",
     [

@@ -110,10 +110,7 @@ def test_without_a_method_presets_train_by_grpo_and_openrlhf_alone_by_its_flags(
     ("argv", "name"),
     [
         ([], "dbb-tiny"),
-        (["--method", "grpo"], "point-tiny"),
-        (["--method", "dapo"], "dapo-point-tiny"),
         (["--method", "dr_grpo", "--estimator", "dbb"], "dr_grpo-dbb-tiny"),
-        (["--method", "none"], "dbb-tiny"),
     ],
 )
 def test_a_run_is_named_after_its_method_unless_it_is_grpo(argv, name):
