@@ -84,11 +84,11 @@ def read(folder: Path) -> Task:
     Raises:
         UsageError: there is none.
     """
-    if not (folder / "eval.jsonl").is_file():
-        raise UsageError(f"{folder} holds no task of the study (eval.jsonl); name a folder below tasks/")
+    if not (folder / "heldout.jsonl").is_file():
+        raise UsageError(f"{folder} holds no task of the study (heldout.jsonl); name a folder below tasks/")
     train, evaluation = (
         [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-        for name in ("train.jsonl", "eval.jsonl")
+        for name in ("train.jsonl", "heldout.jsonl")
     )
     heldout = [row for row in evaluation if row["datasource"] == "heldout"]
     return Task(folder / "model", _tokenize(folder / "model", train), _tokenize(folder / "model", heldout))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import Posteriors, Probes, Responses, StepExtras
-from openrlhf_dbb.core.step import probe_metrics, probe_rows, probed_prompts, rows_to_keep
+from openrlhf_dbb.core.step import probed_prompts, rows_to_keep
 
 NAN = math.nan
 KEYS = [(f"prompt {i}", str(i)) for i in range(4)]
@@ -160,14 +160,14 @@ def test_the_probed_prompts_depend_on_prompt_label_and_seed_alone():
         assert len(overlap) < 0.02 * 10_000  # 100 expected of independent tenths
 
 
-def test_errors_against_probes_by_hand():
-    scores_Q_M = np.array([[1.0, 0, 0, 0], [0.2, 0.6, NAN, NAN], [1, NAN, NAN, NAN]])
-    # (0.5 - 0.25)^2 - 0.25 * 0.75 / 3 and (0.5 - 0.4)^2 - 0.08 / 2; a single score is not measured.
-    rows = probe_rows(np.arange(3), scores_Q_M)
-    logged = probe_metrics(np.array([0.5, 0.5, 0.5]), np.array([0.25, 0.4, 1]), rows)
-    assert logged == pytest.approx({"probe/groups": 3, "probe/mse": -0.03 / 2, "probe/mse_point": -0.1025 / 2})
-    single = probe_rows(np.array([1]), np.array([[1.0, NAN]]))
-    assert probe_metrics(np.array([0.5]), np.array([0.5]), single) == {"probe/groups": 1.0}
+def test_a_probe_with_a_single_score_is_stored_and_not_measured(create):
+    ours = create(partial_credit=True)
+    probes = Probes([KEYS[0], KEYS[1]], np.array([[0.5, 0.25], [1, NAN]]))
+    scored, _ = observe(ours, 1, (0, True, [1, 0]), (1, True, [0.5]), probes=probes)
+    assert sorted(query(ours, "SELECT samples, successes, squares FROM dbb_probe")) == [(1, 1, 1), (2, 0.75, 0.3125)]
+    # the mean of prompt 0 is 1.5 / 3; the noise is (0.3125 - 0.75 * 0.375) / 2
+    error = pytest.approx((0.5 - 0.375) ** 2 - 0.03125 / 2)
+    assert scored.metrics["probe/mse"] == scored.metrics["probe/mse_point"] == error
 
 
 GROUPS = (0, True, [1, 1, 1, 1]), (1, True, [1, 0, 0, 0]), (2, True, [NAN, NAN, NAN, NAN])

@@ -22,7 +22,7 @@ import storage
 from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from estimators.text_features import text_features
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Probes, Rollouts, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 
 _NO_EXTRAS = StepExtras()
@@ -273,7 +273,7 @@ class Posteriors:
         self._check_step(step)
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
-        probes = self._usable_probes(extras.probes, groups)
+        probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
         advantage_form = self._form(form)
 
         estimate, rows = self._update(step, rollouts, groups, advantage_form)
@@ -282,11 +282,9 @@ class Posteriors:
 
         ids_P = self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
-        if probes is not None:
-            at_Q = np.searchsorted(groups.prompts_V, self._positions(probes.prompts))
-            rows.probes = steps.probe_rows(rows.prompt_ids[at_Q], probes.scores_Q_M)
-            group_means_Q = (rows.successes / rows.rollouts)[at_Q]
-            scored.metrics.update(steps.probe_metrics(rows.mean[at_Q], group_means_Q, rows.probes))
+        if extras.probes is not None and probed_Q is not None:
+            rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
+            scored.metrics.update(errors)
         if extras.responses is not None:
             rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
         self._writing = self._writer.submit(self.run.record_step, step, rows)
@@ -381,14 +379,6 @@ class Posteriors:
             raise ValueError(
                 f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
             ) from None
-
-    def _usable_probes(self, probes: Probes | None, groups: Groups) -> Probes | None:
-        """Return the probes that have a score and whose prompt has an estimate in this step."""
-        if probes is None:
-            return None
-        estimated_Q = np.isin(self._positions(probes.prompts), groups.prompts_V)
-        usable_Q = estimated_Q & ~np.isnan(probes.scores_Q_M).all(axis=1)
-        return Probes(list(itertools.compress(probes.prompts, usable_Q)), probes.scores_Q_M[usable_Q])
 
     def _form(self, name: str) -> Form:
         form = FORMS.build(name)

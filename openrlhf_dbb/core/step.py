@@ -363,29 +363,32 @@ def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Ke
     return {prompt for prompt in prompts if draw(prompt) < fraction}
 
 
-def probe_rows(prompt_ids_Q: Positions, scores_Q_M: Floats) -> storage.ProbeRows:
-    """Return the rows that are stored of a step's probes; every probe needs at least one score."""
-    return storage.ProbeRows(
-        prompt_ids=prompt_ids_Q,
+def measure(
+    probes: Probes, positions_Q: Positions, groups: Groups, rows: storage.StepRows
+) -> tuple[storage.ProbeRows, dict[str, float]]:
+    """Compare a step's estimates and group means with its probes.
+
+    Args:
+        positions_Q: the probed prompts as positions in the run's prompts.
+        rows: the step's estimates.
+
+    Returns:
+        The probes to store: those with a score and an estimate; and the mean squared errors for the log.
+    """
+    usable_Q = np.isin(positions_Q, groups.prompts_V) & ~np.isnan(probes.scores_Q_M).all(axis=1)
+    at_Q, scores_Q_M = np.searchsorted(groups.prompts_V, positions_Q[usable_Q]), probes.scores_Q_M[usable_Q]
+    measured = storage.ProbeRows(
+        prompt_ids=rows.prompt_ids[at_Q],
         samples=np.sum(~np.isnan(scores_Q_M), axis=1),
         successes=np.nansum(scores_Q_M, axis=1),
         squares=np.nansum(scores_Q_M**2, axis=1),
     )
-
-
-def probe_metrics(means_Q: Floats, group_means_Q: Floats, probes: storage.ProbeRows) -> dict[str, float]:
-    """Return the mean squared errors of the estimates and of the group means against the probes.
-
-    Args:
-        means_Q: the estimator's means that the step was scored with.
-        group_means_Q: the mean scores of the step's groups.
-    """
-    metrics = {"probe/groups": float(len(probes.samples))}
-    if (probes.samples >= 2).any():  # the noise of a single sample is unknown
-        for name, estimates_Q in (("probe/mse", means_Q), ("probe/mse_point", group_means_Q)):
-            errors_Q = squared_errors(estimates_Q, probes.samples, probes.successes, probes.squares)
+    metrics = {"probe/groups": float(len(at_Q))}
+    if (measured.samples >= 2).any():  # the noise of a single sample is unknown
+        for name, estimates_V in (("probe/mse", rows.mean), ("probe/mse_point", rows.successes / rows.rollouts)):
+            errors_Q = squared_errors(estimates_V[at_Q], measured.samples, measured.successes, measured.squares)
             metrics[name] = float(np.nanmean(errors_Q))
-    return metrics
+    return measured, metrics
 
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:

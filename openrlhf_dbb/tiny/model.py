@@ -88,7 +88,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     Raises:
         FileExistsError: the folder holds something that this function did not make.
     """
-    assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / _evaluation_name(recipe))
+    assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
         wanted["recipe"] = asdict(recipe)
@@ -159,10 +159,6 @@ def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(config)
 
 
-def _evaluation_name(recipe: Recipe) -> str:
-    return "eval.jsonl" if recipe.ood_prompts else "heldout.jsonl"
-
-
 def _read_stamp(folder: Path) -> dict[str, Any] | None:
     path = folder / _STAMP
     if not path.exists():
@@ -186,7 +182,7 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     if recipe.ood_prompts:
         labelled = (("heldout", evaluation), ("ood", task.generate("ood", recipe.ood_prompts, seed)))
         evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
-    _write_rows(folder / _evaluation_name(recipe), evaluation)
+    _write_rows(folder / "heldout.jsonl", evaluation)
     tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
