@@ -55,11 +55,7 @@ def test_dbb_by_updates_discounts_by_the_updates_since_the_last_visit():
     posteriors = []
     # (prompt, successes of 4) of the updates 1 to 7; each visit is a batch of one prompt
     for prompt, successes in [(0, 2), (1, 1), (0, 4), (1, 1), (1, 1), (1, 1), (0, 0)]:
-        part = {"updates": state["updates"]} | {f: state[f][[prompt]] for f in dbb.state_fields}
-        part, _ = dbb.observe(part, [group(successes, size=4)])
-        for field in dbb.state_fields:
-            state[field][prompt] = part[field][0]
-        state["updates"] = part["updates"]
+        dbb.observe_at(state, np.array([prompt]), [group(successes, size=4)])
         posteriors.append((state["alpha"][prompt], state["beta"][prompt]))
     assert posteriors[0] == (0.5 + 2, 0.5 + 2)  # a first visit discounts the prior once, ...
     assert posteriors[1] == (0.5 + 1, 0.5 + 3)  # ... however late it comes
