@@ -86,12 +86,6 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     assert len(flags_of_theirs) > 150
 
 
-@pytest.mark.skipif(not ON_CPU, reason="with CUDA the default is OpenRLHF's bf16")
-def test_without_cuda_32_bits_are_the_default_and_bf16_is_there_for_the_asking():
-    assert parse("--preset", "tiny").args.ds.param_dtype == "fp32"
-    assert parse("--preset", "tiny", "--ds.param_dtype", "bf16").args.ds.param_dtype == "bf16"
-
-
 def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(pretend_gpus):
     pretend_gpus(1)
     assert parse("--preset", "tiny").args.ds.param_dtype == "bf16"

@@ -71,8 +71,8 @@ def no_engine_starts(monkeypatch):
     [
         (["--estimator", "dbbb"], "--estimator: unknown estimator 'dbbb'; known: auto, dbb, "),
         (["--dbb.discount", "0"], "--dbb.discount = 0.0 is not in (0, 1]"),
-        (["--actor.model_name_or_path", "/no/such/model"], "--actor.model_name_or_path /no/such/model: no model there"),
-        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl: no such file"),
+        (["--actor.model_name_or_path", "/no/such"], "--actor.model_name_or_path /no/such cannot be loaded"),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--data.label_key", "answer"], "--data.label_key 'answer' is not a column of the data set; it has input"),
         (["--data.input_key", "question"], "--data.input_key 'question' is not a column of the data set"),
         (["--rollout.batch_size", "16"], "leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16)"),
@@ -82,7 +82,7 @@ def no_engine_starts(monkeypatch):
         (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "more, got 1"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
         (["--train.batch_size", "12"], "n_samples_per_prompt = 16 is not a multiple of --train.batch_size = 12"),
-        (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: no such file"),
+        (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: FileNotFoundError"),
         (["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "never has them"),
         (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
@@ -127,14 +127,12 @@ def test_a_reward_file_that_cannot_be_used_is_named(command, tmp_path, source, p
     code, said = command("--reward.remote_url", "my_reward.py")
     assert code == 2 and said.startswith(f"error: --reward.remote_url my_reward.py: {problem}")
     assert runs_in(tmp_path) == []
-    code, said = command("--reward.remote_url", "my_reward.py,http://127.0.0.1:1")
-    assert code == 2 and said.endswith("my_reward.py,http://127.0.0.1:1: a reward file is asked alone; name one")
 
 
 def test_held_out_data_are_checked_like_the_training_data(command, tmp_path):
     held_out = tmp_path / "held_out.jsonl"
     code, said = command("--eval.dataset", held_out)
-    assert (code, said) == (2, f"error: --eval.dataset {held_out}: no such file")
+    assert code == 2 and said.startswith(f"error: --eval.dataset {held_out} cannot be loaded: ")
     held_out.write_text('{"input": "1+1=", "label": "2"}\n{"input": "1+2="}\n{"input": "1+3=", "label": [4]}\n')
     code, said = command("--eval.dataset", held_out)
     assert code == 2

@@ -94,9 +94,6 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
     [
         ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
         ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, expects, flags, "),
-        ("flags = 3", r"flags = 3 is no table; write \[flags\]"),
-        ("[estimator]\ndbb = 3", r"estimator = \{'dbb': 3\} is no table"),
-        ("extends = 'huge'", r"extends 'huge'; known: default, qwen3-0.6b"),
         ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr, which there is not, did you mean actor.adam.lr\?"),
         ("[flags]\nactor.adam.lr = '1e-6'", r"sets --actor.adam.lr to '1e-6'; allowed: float"),
         ("[flags]\nrollout.batch_size = 64.5", r"sets --rollout.batch_size to 64.5; allowed: int"),

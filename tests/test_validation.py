@@ -50,7 +50,7 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
-    line = "validation mine (3), sorts (3) prompts x 8 samples = 48 rollouts every 4 steps, beside those of training"
+    line = "validation mine, sorts: 8 samples a prompt, every 4 steps"
     assert line in printed.configuration(settings, start).splitlines()
 
 

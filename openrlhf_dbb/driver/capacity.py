@@ -54,40 +54,25 @@ def states(shape: Shape, args: SimpleNamespace) -> float:
     return shape.parameters * (weights + gradients + optimizer)
 
 
-def token_bytes(shape: Shape, args: SimpleNamespace) -> dict[str, int]:
-    """Return the bytes that one token takes when the policy trains on it, and when it gives its log-probability."""
-    kept = shape.layers * shape.hidden * WEIGHT if args.actor.gradient_checkpointing_enable else 0
-    return {"train": 2 * LOGIT * shape.vocabulary + kept, "rollout": LOGIT * shape.vocabulary}
-
-
 def token_limits(shape: Shape, args: SimpleNamespace, gpu: Gpu) -> dict[str, int]:
     """Return ``--train.max_tokens_per_gpu`` and ``--rollout.max_tokens_per_gpu`` that a GPU has room for, by flag."""
-    room = SHARE * _free(shape, args, gpu)
+    shared = args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep
+    free = gpu.memory * (1 - args.vllm.gpu_memory_utilization * shared) - states(shape, args)
+    kept = shape.layers * shape.hidden * WEIGHT if args.actor.gradient_checkpointing_enable else 0
     limits = {}
-    for part, size in token_bytes(shape, args).items():
-        fits = int(room / size) // 1024 * 1024
+    for part, size in (("train", 2 * LOGIT * shape.vocabulary + kept), ("rollout", LOGIT * shape.vocabulary)):
+        fits = int(SHARE * free / size) // 1024 * 1024
         limits[f"{part}.max_tokens_per_gpu"] = max(min(fits, MOST_TOKENS[part]), args.data.max_len)
     return limits
-
-
-def _free(shape: Shape, args: SimpleNamespace, gpu: Gpu) -> float:
-    """Return the bytes that the model's states and a vLLM that does not sleep leave on a GPU."""
-    shared = args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep
-    return gpu.memory * (1 - args.vllm.gpu_memory_utilization * shared) - states(shape, args)
-
-
-def checkpoint_bytes(shape: Shape, args: SimpleNamespace) -> int:
-    """Return the bytes of one checkpoint: weights as trained, and in 32 bits the weights and Adam's two moments."""
-    weight = 2 * WEIGHT if args.ds.param_dtype == "fp32" else WEIGHT
-    return (weight + OPTIMIZER) * shape.parameters
 
 
 def describe_checkpoints(shape: Shape, args: SimpleNamespace) -> list[str]:
     """Return the size of a checkpoint, when one is saved, and how many are kept; and a warning if there is no room."""
     if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
         return ["checkpoints none: a run that stops cannot be resumed (--ckpt.save_steps)"]
-    size, folder = checkpoint_bytes(shape, args), Path(args.ckpt.path)
-    kept = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size)))
+    # Weights as trained, and in 32 bits the weights and Adam's two moments.
+    size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.parameters
+    kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
     lines = [
         f"checkpoints {size / 1e9:.2g} GB each, after every {args.ckpt.save_steps} steps; the last {kept} kept, "
         f"{kept * size / 1e9:.2g} GB in {folder}"

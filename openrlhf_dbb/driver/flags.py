@@ -52,11 +52,7 @@ _SHARE = {"type": number(float, 0, 1, above=True)}
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--run_name", {}, "name of a new run; default: method, estimator, preset or model, and the time"),
-    (
-        "--resume",
-        {"nargs": "?", "const": "", "metavar": "RUN"},
-        "continue a run from its last checkpoint; without a name the newest unfinished run",
-    ),
+    ("--resume", {"nargs": "?", "const": "", "metavar": "RUN"}, "continue a run; without a name the newest unfinished"),
     ("--warm_start", {"metavar": "RUN"}, "start a new run from the final posteriors of another run (name, uuid or id)"),
     ("--warm_start_weight", _SHARE | {"default": 1.0, "metavar": "W"}, "in (0, 1]: multiplies the imported counts"),
     ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
@@ -71,7 +67,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--eval.benchmarks",
         {"metavar": "NAME,..."},
-        "evaluate every --eval.steps, as openrlhf-dbb evaluate does: benchmarks by name, NAME=FILE, or a .toml file",
+        "evaluate these every --eval.steps: names, NAME=FILE, or .toml files",
     ),
     ("--eval.top_p", _SHARE | {"metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
     (
@@ -87,30 +83,23 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--rollouts.keep",
         {"type": _count_or_all, "default": KEEP, "metavar": f"N|{ALL}"},
-        f"rollouts of each step that are stored with their texts, for serve, report and SQL: a number, 0 for none, "
-        f"{ALL} (default {KEEP}); changes nothing of the training",
+        f"rollouts of each step that are stored with their texts: a number or {ALL} (default {KEEP})",
     ),
     (
         "--train.max_rollouts",
         {"type": number(int, 1), "metavar": "R"},
-        "stop before more training rollouts than this are generated; discarded rollouts count; evaluation, probes and "
-        "replays do not; replaces --train.num_episodes",
+        "stop before more training rollouts are generated, discarded ones included; replaces --train.num_episodes",
     ),
     (
         "--train.max_lag",
         {"type": number(int, 0), "metavar": "STEPS"},
-        "with --train.async_enable: do not train on groups that an older policy generated; generation waits rather "
-        "than make them; default: as late as --train.async_queue_size allows",
+        "with --train.async_enable: leave out groups that an older policy generated; default: --train.async_queue_size",
     ),
     ("--verbose", _SWITCH, "show the output of all workers, and every value of the configuration"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
 _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    (
-        "--replay.samples",
-        {"type": number(int, 0), "default": 0},
-        "earlier rollouts of each prompt that are trained on beside the new ones; 0: none",
-    ),
+    ("--replay.samples", {"type": number(int, 0), "default": 0}, "earlier rollouts of a prompt to train on; 0: none"),
     ("--replay.cache", {"type": int, "default": 16}, "newest rollouts kept of each prompt; full, it is replayed from"),
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from openrlhf_dbb.rewards import reward_file
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
 _TEMPLATE = "data.apply_chat_template"
-_FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 LEAST_STEPS_A_CHECKPOINT = 10
 
 
@@ -43,7 +41,6 @@ def check(settings: Settings) -> storage.RunRecord | None:
         if args.warm_start is not None:
             with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
                 source.find_run(args.warm_start)
-    _check_files(args)
     return resumed
 
 
@@ -160,26 +157,6 @@ def _fitted(settings: Settings, shape: capacity.Shape | None) -> Settings:
     limits = capacity.token_limits(shape, settings.args, smallest)
     ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == cuda.PADDED}
     return settings.with_values(ours, f"fits on {settings.machine.describe()}, estimated")
-
-
-def _check_files(args: SimpleNamespace) -> None:
-    """Raise UsageError if a model, a data set or a reward is named by a path where there is none."""
-    urls = args.reward.remote_url or []
-    if len(urls) > 1 and any(url.endswith(".py") for url in urls):
-        raise UsageError(f"--reward.remote_url {','.join(urls)}: a reward file is asked alone; name one")
-    model = args.actor.model_name_or_path
-    if model.startswith((".", "/", "~")) and not _is_tiny(model) and not (Path(model) / "config.json").is_file():
-        raise UsageError(f"--actor.model_name_or_path {model}: no model there (config.json is missing)")
-    named = [("reward.remote_url", url) for url in urls if url.endswith(".py")]
-    for flag, names in (("data.prompt_dataset", args.data.prompt_dataset), ("eval.dataset", args.eval.dataset)):
-        named += [(flag, name.split("@")[0].strip()) for name in (names or "").split(",")]
-    for flag, name in named:
-        path = Path(name)
-        if path.suffix in (*_FILES, ".py") and not _is_tiny(name):
-            if not path.is_file():
-                raise UsageError(f"--{flag} {path}: no such file")
-            if path.stat().st_size == 0:
-                raise UsageError(f"--{flag} {path} is empty")
 
 
 def _is_tiny(path: str) -> bool:

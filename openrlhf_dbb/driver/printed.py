@@ -60,7 +60,10 @@ def _plan(settings: Settings, start: Start) -> list[str]:
         )
     if args.probe.fraction:
         lines.append(_probes(args, start))
-    return lines + _validation(args, start) + start.notes
+    if start.benchmarks:
+        named, samples = ", ".join(start.benchmarks), args.eval.n_samples_per_prompt
+        lines.append(f"validation {named}: {samples} samples a prompt, every {args.eval.steps} steps")
+    return lines + start.notes
 
 
 def _values(settings: Settings, *, everything: bool) -> list[str]:
@@ -156,24 +159,11 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
 
 
 def _probes(args: SimpleNamespace, start: Start) -> str:
-    keys = list(zip(start.prompts.texts, start.prompts.labels, strict=True))
+    keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
     probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
-    beginning = "probes    " if probed else "warning:"
-    return f"{beginning} {probed} of {len(keys)} prompts are probed by {args.probe.samples} extra rollouts a visit"
-
-
-def _validation(args: SimpleNamespace, start: Start) -> list[str]:
-    """Return what the benchmarks cost, and notes on them."""
-    if not start.benchmarks:
-        return []
-    sizes = {name: len(prompts.texts) for name, prompts in start.benchmarks.items()}
-    samples = args.eval.n_samples_per_prompt
-    named, rollouts = ", ".join(f"{name} ({size})" for name, size in sizes.items()), sum(sizes.values()) * samples
-    return [
-        f"validation {named} prompts x {samples} samples = {rollouts} rollouts every {args.eval.steps} steps, beside "
-        "those of training",
-        *(f"note: {name}: {note}" for name, prompts in start.benchmarks.items() for note in prompts.notes),
-    ]
+    return (
+        f"{'probes    ' if probed else 'warning:'} {probed} prompts, {args.probe.samples} extra rollouts at each visit"
+    )
 
 
 def _budget(args: SimpleNamespace, start: Start) -> str:
@@ -193,9 +183,8 @@ def _few_visits(settings: Settings, start: Start) -> list[str]:
     if visits >= 2 or start.resumed or start.warm_start is not None or not estimator.state_fields:
         return []
     return [
-        f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "
-        "visits each 4 times: raise --train.num_episodes or --train.max_rollouts, use fewer prompts "
-        "(--data.max_samples), or begin from another run's posteriors (--warm_start RUN)"
+        f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper visits "
+        "each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
     ]
 
 

@@ -102,14 +102,9 @@ def _table(name: str) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--preset {name} cannot be read: {reason}") from error
-    for key, value in table.items():
+    for key in table:
         if key not in _KEYS:
             raise UsageError(f"--preset {name} has {key!r}; allowed: {', '.join(_KEYS)} (flags belong under [flags])")
-        nested = value.values() if key == "estimator" and isinstance(value, dict) else ()
-        if key in ("flags", "gpus", "estimator") and not all(isinstance(part, dict) for part in (value, *nested)):
-            raise UsageError(f"--preset {name}: {key} = {value!r} is no table; write [{key}] and the flags below it")
-    if table.get("extends", _PAPER) not in (_PAPER, *names()):
-        raise UsageError(f"--preset {name} extends {table['extends']!r}; known: {', '.join(names())}")
     return table
 
 
