@@ -103,6 +103,9 @@ def test_naming_a_model_means_preset_default_and_plain_openrlhf_none():
 
 # The paper's tables, and where a user looks for the results.
 METHOD = {
+    "rollout.temperature": 1.0,
+    "rollout.top_p": 1.0,
+    "actor.lr_warmup_ratio": 0.0,
     "method": "grpo",
     "rollout.batch_size": 128,
     "train.batch_size": 512,
@@ -206,24 +209,20 @@ def test_the_command_line_wins_over_the_preset():
     [
         (["--estimater", "dbb"], r"unknown flag --estimater, did you mean --estimator\?"),
         (["--lr", "1"], r"unknown flag --lr, did you mean --actor.(adam|muon).lr\?"),
-        (["--rollout.n_sample_per_promt=4"], r"did you mean --rollout.n_samples_per_prompt\?"),
         (["--zzzz"], r"unknown flag --zzzz \(openrlhf-dbb train --help\)"),
         (["stray"], r"unrecognized arguments: stray"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount.* 1.5 .*\(0, 1\]"),
         (["--warm_start_weight", "0"], r"--warm_start_weight: 0 is not in \(0, 1\]"),
         (["--probe.fraction", "nan"], r"--probe.fraction: nan is not in \[0, 1\]"),
         (["--probe.samples", "1"], r"--probe.samples: 1 is not 2 or more"),
-        (["--train.max_lag", "-1"], r"--train.max_lag: -1 is not 0 or more"),
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
         (["--preset", "tiny", "--estimator", "none", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples"),
         (["--preset", "tiny", "--train.partial_rollout_enable"], r"requires --train.async_enable"),
         (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
         (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
-        (["--vllm.tensor_parallel_size", "x"], r"--vllm.tensor_parallel_size: invalid int value: 'x'"),
         (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
         (["--actor.optim", "adm"], r"--actor.optim: invalid choice: 'adm' \(choose from "),
-        (["--rollout.batch_size"], r"--rollout.batch_size: expected one argument"),
         (
             ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
             r"OpenRLHF cannot work with these flags: AttributeError: .*, at: .*args.reward.model_name_or_path",

@@ -36,22 +36,6 @@ def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, respons
         "data.prompt_dataset": "BytedTsinghua-SIA/DAPO-Math-17k",
         "rollout.max_new_tokens": response,
         "dbb.discount": discount,
-        "dbb.prior_alpha": 1.0,
-        "dbb.prior_beta": 1.0,
-        "rollout.batch_size": 128,
-        "train.batch_size": 64 * 8,
-        "rollout.n_samples_per_prompt": 8,
-        "train.num_episodes": 4,
-        "actor.adam.lr": 1e-6,
-        "actor.lr_scheduler": "constant",
-        "actor.lr_warmup_ratio": 0.0,
-        "algo.advantage.estimator": "group_norm",
-        "actor.loss_agg_mode": "seq-mean-token-mean",
-        "algo.kl.init_coef": 0.0,
-        "rollout.temperature": 1.0,
-        "rollout.top_p": 1.0,
-        "actor.eps_clip_low_high": [0.98, 0.98],
-        "data.drop_duplicates": True,
     }
     assert {flag: values[flag] for flag in expected} == expected
 
