@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +18,7 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, TrainingStep, log_prob_difference, whiten  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference, whiten  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
@@ -79,11 +78,10 @@ def maker(cls, args, kl=0.0, **options):
     return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
 
 
-def advantages(made, batch, step=1, *, filtered=(), skipped=(), probed=None):
+def advantages(made, batch, step=1, *, filtered=(), skipped=0):
     """The batch with the advantages of a step, and what is logged of it."""
-    rollouts = RolloutBatch(filtered=list(filtered), skipped=Counter(dict(skipped)))
-    training = TrainingStep(step, rollouts, probed)
-    return made.add_advantages(batch, training), training.metrics
+    rollouts = RolloutBatch(filtered=list(filtered), skipped=skipped, step=step)
+    return made.add_advantages(batch, rollouts), rollouts.metrics
 
 
 @pytest.fixture
@@ -312,7 +310,7 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     mine, store = ours("dbb", discount=0.5)
     trained = np.array([[1.0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8])
     rejected = [*filtered_group(2, [0.0] * 8, length=3), *filtered_group(3, [1.0, math.nan])]
-    batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped={(PROMPTS[0], "1"): 2})
+    batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped=2)
     assert column(batch, "advantages").shape == (16, TOKENS)
     # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")

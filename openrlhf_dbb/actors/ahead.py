@@ -18,7 +18,7 @@ from openrlhf_dbb.core.ahead import Ahead
 
 
 class _Filled(NamedTuple):
-    """What OpenRLHF's loop gets from one call, and the generator's state and position right after the call."""
+    """The result of one call, and the generator's state, position and metrics right after the call."""
 
     result: tuple[RolloutBatch, float | None, int, bool]
     state: dict[str, Any]
@@ -31,11 +31,6 @@ class GenerationAhead:
 
     State, position and counts are those of the batch that was handed out last. Batches that were made ahead of it do
     not belong to a checkpoint, which continues right after its own step.
-
-    Args:
-        generator: makes the batches.
-        versions: the generator's.
-        args: OpenRLHF's, with ours.
     """
 
     def __init__(self, generator: RolloutGenerator, versions: PolicyVersions, args: Any) -> None:
@@ -49,7 +44,6 @@ class GenerationAhead:
 
     @property
     def generated(self) -> int:
-        """Training rollouts generated up to the last batch handed out."""
         return int(self.state()["generated"])
 
     def begin_at(self, episode: int, step: int) -> None:
@@ -58,11 +52,7 @@ class GenerationAhead:
         self._versions.first = self._versions.now = step
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
-        """Return the next batch, as :meth:`RolloutGenerator.generate_samples` made it. The first call begins the work.
-
-        Raises:
-            BaseException: the error of that method.
-        """
+        """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
         if self._ahead is None:
             train = self._args.train
             self._ahead = Ahead(
@@ -81,7 +71,7 @@ class GenerationAhead:
         return filled.result
 
     def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Filled, bool] | None:
-        """Return, in the thread, the batch of a step or the end of a pass; None after the last pass."""
+        """Run in the thread: return the batch of a step or the end of a pass; None after the last pass."""
         if self._episode >= self._args.train.num_episodes:
             return None
         generator = self._generator
@@ -93,15 +83,12 @@ class GenerationAhead:
         return filled, bool(batch.trained)
 
     def metrics(self) -> dict[str, float]:
-        """Return the strategy's metrics after the last batch handed out."""
         return {} if self._last is None else self._last.metrics
 
     def state(self) -> dict[str, Any]:
-        """Return the generator's state after the last batch handed out."""
         return self._generator.state() if self._last is None else self._last.state
 
     def position(self, episode: int) -> dict[str, Any]:
-        """Return where in the data a checkpoint continues after the last batch handed out."""
         return self._generator.position(episode) if self._last is None else self._last.position
 
     @contextlib.contextmanager

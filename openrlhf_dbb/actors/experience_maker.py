@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from openrlhf_dbb.actors.replay import Chosen, Replays
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Probes, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
 
 DIFFERENCE = "vllm/log_prob_difference"
 """Metric: see :func:`log_prob_difference`."""
@@ -28,32 +27,8 @@ DIFFERENCE = "vllm/log_prob_difference"
 _LEAST_VARIANCE = 1e-8
 
 
-@dataclass
-class TrainingStep:
-    """One training step. The trainer hands it to OpenRLHF's loop as its rollouts.
-
-    Attributes:
-        step: global step, 1 for the first.
-        rollouts: the rollouts generated for it.
-        probed: the probes of its prompts; None without probes.
-        metrics: to be logged; filled in by the experience maker.
-    """
-
-    step: int
-    rollouts: RolloutBatch
-    probed: Probes | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
 class PosteriorExperienceMaker(RemoteExperienceMaker):
-    """Replaces the group baseline; log-probs, KL, length penalties and returns stay OpenRLHF's.
-
-    Args:
-        args: as upstream's.
-        posteriors: compute the advantages.
-        progress: of the training; enters the phase of the log-probs.
-        replays: adds earlier rollouts of the same prompts to a step; None without replay.
-    """
+    """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
 
     def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None = None) -> None:
         super().__init__(*args)
@@ -62,9 +37,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         self.replays = replays
 
     @torch.no_grad()
-    def make_experience_batch(self, rollout_samples: TrainingStep) -> list[Experience]:
+    def make_experience_batch(self, rollout_samples: RolloutBatch) -> list[Experience]:
         """Return the step's rollouts with log-probs, as upstream's, and with advantages from the posteriors."""
-        samples = self.split_rollout_samples(rollout_samples.rollouts.trained)
+        samples = self.split_rollout_samples(rollout_samples.trained)
         self._progress.enter(LOG_PROBS)
         experiences = self.make_experience(samples)
         if all(experience.rollout_log_probs is not None for experience in experiences):
@@ -74,20 +49,16 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
                 experience.rollout_log_probs = None
         return self.add_advantages(experiences, rollout_samples)
 
-    def add_advantages(self, experiences: list[Experience], step: TrainingStep) -> list[Experience]:
-        """Observe all rollouts of a step; see :meth:`openrlhf_dbb.Posteriors.observe`.
+    def add_advantages(self, experiences: list[Experience], batch: RolloutBatch) -> list[Experience]:
+        """Observe all rollouts of a step, and give the trained ones (with log-probs and KL) their advantages, in place.
 
-        OpenRLHF's reward clip is not applied: it would cut advantages (up to sqrt(alpha / beta)), not rewards. What is
-        stored and logged of the advantages is what the form gives, before they are spread over tokens and whitened.
-
-        Args:
-            experiences: the rollouts that are trained on, with log-probs and KL; changed in place.
-            step: what else belongs to the step; gets its metrics.
+        The stored and logged advantages are those of the form, before they are spread over tokens and whitened.
         """
+        # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
         prompts = _prompts(experiences)
         replayed: Chosen = self.replays.choose(prompts) if self.replays is not None else {}
-        rewards, scored = self._observe(experiences, step, replayed)
-        step.metrics.update(scored.metrics)
+        rewards, scored = self._observe(experiences, batch, replayed)
+        batch.metrics.update(scored.metrics)
         trained = len(prompts)
         advantages = scored.advantages[:trained]
         sizes = [len(experience.rewards) for experience in experiences]
@@ -106,12 +77,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             rows = self.replays.rows(replayed, experiences[0])
             self._send(rows)
             self.replays.remember(experiences)
-            step.metrics.update(self.replays.metrics(len(rows), experiences))
+            batch.metrics.update(self.replays.metrics(len(rows), experiences))
         return experiences
 
-    def _observe(self, trained: list[Experience], step: TrainingStep, replayed: Chosen) -> tuple[Floats, Scored]:
-        """The rewards (R,) of all rollouts of the step, after OpenRLHF's length penalties, and what became of them."""
-        experiences = [*trained, *step.rollouts.filtered]
+    def _observe(self, trained: list[Experience], batch: RolloutBatch, replayed: Chosen) -> tuple[Floats, Scored]:
+        """Return the rewards (R,) of all rollouts of the step, after OpenRLHF's length penalties, and their scoring."""
+        experiences = [*trained, *batch.filtered]
         for experience in experiences:
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
         scores = torch.cat([_scores(experience) for experience in experiences])
@@ -124,15 +95,15 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
             trained=np.arange(len(rewards_R)) < sum(len(experience.rewards) for experience in trained),
             replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
-            skipped=sum(step.rollouts.skipped.values()),
-            probes=step.probed,
+            skipped=batch.skipped,
+            probes=batch.probes,
             responses=self._responses(experiences),
             policy_versions=_of_info(experiences, VERSION),
             inclusion=_of_info(experiences, INCLUSION),
             weights=_of_info(experiences, WEIGHT),
         )
         scored = self.posteriors.observe(
-            step.step,
+            batch.step,
             prompts,
             labels,
             rewards_R,
@@ -181,13 +152,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:
-    """Return how far vLLM and the policy are apart: mean absolute difference of their log-probs, in nats a token.
+    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token.
 
     In the first step of a start both hold the same weights, and only rounding is left: about 0.01 in bf16. A difference
     above 0.1 means that the weights were not synchronised.
-
-    Args:
-        experiences: with the policy's log-probs and vLLM's.
     """
     differences = [
         (experience.rollout_log_probs.float() - experience.action_log_probs.float())[experience.action_mask.bool()]
@@ -203,10 +171,9 @@ def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], 
     verified is not shifted: it keeps 0, or its KL penalty on the scale of the others.
 
     Args:
-        experiences: with advantages (B, T) and the mask of the response tokens, which may be several spans; changed in
-            place. Advantages elsewhere are not trained on.
-        verified: of each experience, (B,) bool.
-        divide: False for ``--algo.advantage.no_std_norm``: the mean is subtracted, and nothing else.
+        experiences: with advantages (B, T) and the mask of the response tokens; changed in place.
+        verified: (B,) bool of each experience.
+        divide: False for ``--algo.advantage.no_std_norm``: only the mean is subtracted.
 
     Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
     """
@@ -226,7 +193,7 @@ def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], 
 
 
 def _log_prob_sums(experience: Experience) -> torch.Tensor:
-    """Of each response, shape (B,): by the engine that sampled it, else by the trainer before the update, else NaN."""
+    """Return each response's log-prob (B,) by the engine that sampled it, else by the trainer, else NaN."""
     log_probs = experience.rollout_log_probs
     if log_probs is None:
         log_probs = experience.action_log_probs
@@ -236,7 +203,7 @@ def _log_prob_sums(experience: Experience) -> torch.Tensor:
 
 
 def _of_info(experiences: list[Experience], name: str) -> Floats | None:
-    """What ``info`` holds of each rollout under this name, shape (R,); None if it holds nothing."""
+    """Return the values (R,) under this name in ``info``; None if there are none."""
     values = [experience.info[name] for experience in experiences if name in experience.info]
     return torch.cat(values).double().numpy() if values else None
 
@@ -246,6 +213,6 @@ def _prompts(experiences: list[Experience]) -> list[Key]:
 
 
 def _scores(experience: Experience) -> torch.Tensor:
-    """The verifier's score of each rollout, shape (B,), NaN where missing; without one, the raw reward."""
+    """Return the verifier's score of each rollout (B,), NaN where missing; without a score, the raw reward."""
     scores = experience.scores if experience.scores is not None else experience.rewards
     return scores.double().clone()

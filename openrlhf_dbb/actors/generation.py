@@ -103,9 +103,8 @@ class RolloutGenerator(SamplesGenerator):
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
         """Return one whole rollout batch, or an empty one if the pass over the data ends first.
 
-        Returns:
-            The batch; the share of groups kept, in percent (as OpenRLHF logs it); prompts generated for; whether the
-            pass is over.
+        With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
+        whether the pass is over.
 
         Raises:
             BudgetSpent: the budget does not allow the batch to be filled.
@@ -161,13 +160,12 @@ class RolloutGenerator(SamplesGenerator):
                 self._prompts_iter = None
                 break
             for source, *prompt in zip(sources, texts, labels, images, strict=True):  # OpenRLHF's loader gives one
-                key = (prompt[0], str(prompt[1]))
                 if isinstance(source, Drawn):
                     groups.append(Group(tuple(prompt), source))
-                elif self.sampler.rollouts(self.prompt_ids[key]):
+                elif self.sampler.rollouts(self.prompt_ids[prompt[0], str(prompt[1])]):
                     groups.append(Group(tuple(prompt)))
                 else:
-                    self._batch.skipped[key] += 1
+                    self._batch.skipped += 1
         return groups
 
     def _round(self, drawn: list[Group], **generate_kwargs: Any) -> int:
@@ -261,11 +259,7 @@ class RolloutGenerator(SamplesGenerator):
             self._prompts_iter = _ENDED
 
     def position(self, episode: int) -> dict[str, Any]:
-        """Return where in the data a checkpoint continues, as entries of OpenRLHF's states.
-
-        Args:
-            episode: OpenRLHF's number of the pass over the data.
-        """
+        """Return where in the data a checkpoint of pass ``episode`` continues, as entries of OpenRLHF's states."""
         if self.at_end_of_pass:  # a finished data loader would serve its whole pass again after a resume
             return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
         return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
@@ -274,34 +268,12 @@ class RolloutGenerator(SamplesGenerator):
         """Return the strategy's metrics, to be logged after a step."""
         return self.sampler.metrics()
 
-    # Methods of :class:`openrlhf_dbb.actors.ahead.GenerationAhead`, which stands in this one's place in async training.
-
-    def begin_at(self, episode: int, step: int) -> None:
-        """Do nothing: the trainer says where the training starts."""
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """Do nothing: no generation is under way while weights are sent."""
-        yield
-
-    def close(self) -> None:
-        """Do nothing: no batch is being made."""
-
     # Samples that are not training rollouts.
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> Floats:
-        """Return scores of further responses to the prompts of some rollouts, under the current weights.
-
-        Args:
-            rollouts: one of each of Q prompts.
-            samples: M responses to each prompt.
-            generate_kwargs: as for :meth:`generate_samples`.
-
-        Returns:
-            (Q, M), NaN where missing.
+        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing.
 
         Raises:
-            RewardError: as in training.
             ValueError: an agent gave a response neither a score nor a reward.
         """
         prompts = [(r.prompts[0], r.labels[0], r.images[0] if r.images else None) for r in rollouts]
@@ -311,14 +283,8 @@ class RolloutGenerator(SamplesGenerator):
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
-        """Return samples of all evaluation prompts, side by side for each prompt, in the order of the data.
-
-        OpenRLHF waits for each rollout batch of prompts before it sends the next, and returns prompts in the order in
-        which they finish.
-
-        Raises:
-            RewardError: as in training.
-        """
+        """Return samples of all evaluation prompts, side by side for each prompt, in the order of the data."""
+        # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
         data = self.eval_dataloader.dataset
         return self._sample_groups(list(zip(data.prompts, data.labels, data.images, strict=True)), **generate_kwargs)
 
@@ -337,11 +303,10 @@ class RolloutGenerator(SamplesGenerator):
     def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> Iterator[list[Finished]]:
         """Yield responses to prompts of token ids, without rewards, in any order."""
         with self._engines_awake():
-            calls = []
-            for engine, share in zip(self.vllm_engines, self._shares(len(requests), sampling.n), strict=True):
-                for start in range(0, len(share), PROMPTS_A_CALL):
-                    asked = [requests[place] for place in share[start : start + PROMPTS_A_CALL]]
-                    calls.append(engine.sample.remote(asked, sampling))
+            calls = [
+                engine.sample.remote([requests[place] for place in places], sampling)
+                for engine, places in self._calls(len(requests), sampling.n)
+            ]
             while calls:
                 [ref], calls = ray.wait(calls, num_returns=1)
                 yield ray.get(ref)
@@ -359,11 +324,7 @@ class RolloutGenerator(SamplesGenerator):
                 ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        """Ask the engines for responses to each prompt, at most ``most`` prompts a call.
-
-        Returns:
-            Each call's reference, and the places of its prompts.
-        """
+        """Ask the engines for responses, at most ``most`` prompts a call; return each call's reference and places."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),
@@ -375,13 +336,16 @@ class RolloutGenerator(SamplesGenerator):
             "logprobs": 1 if generate_kwargs.get("log_probs") else None,
         }
         max_length = generate_kwargs.get("max_len", 2048)
-        calls = []
-        for engine, share in zip(self.vllm_engines, self._shares(len(prompts), samples), strict=True):
+        return [
+            (engine.generate_groups.remote([prompts[place] for place in places], sampling, samples, max_length), places)
+            for engine, places in self._calls(len(prompts), samples, most)
+        ]
+
+    def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
+        """Yield the engine and the places of the prompts of each call."""
+        for engine, share in zip(self.vllm_engines, self._shares(prompts, samples), strict=True):
             for start in range(0, len(share), most):
-                places = share[start : start + most]
-                asked = [prompts[place] for place in places]
-                calls.append((engine.generate_groups.remote(asked, sampling, samples, max_length), places))
-        return calls
+                yield engine, share[start : start + most]
 
     def _shares(self, prompts: int, samples: int) -> list[list[int]]:
         """Return the places of the prompts that each engine gets: the next goes where least is left to do."""

@@ -1,4 +1,4 @@
-"""What the policy itself makes of the prompts: its last hidden states, as features for the estimators that read them.
+"""Features of the prompts for estimators that read them: the policy's last hidden states.
 
 Axes: P prompts, S of them on a rank, H hidden units, D features.
 """
@@ -18,28 +18,25 @@ from estimators import FEATURES
 
 
 def of_prompts(policy: Any, tokens: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Features of all prompts by the policy as it is now: one forward pass over the prompts, shared by its ranks.
+    """Return features (P, D) of all prompts by the present policy: one forward pass, shared by the ranks.
 
     Args:
         policy: OpenRLHF's group of policy actors, without tensor or ring parallelism.
         tokens: (P,) token ids of each prompt, at least one each.
-
-    Returns:
-        (P, D), of the precision of float32.
     """
     ranks = len(policy._actor_handlers)
     # As many on every rank, since all take part in each forward pass under ZeRO-3: some prompts come twice.
     shares = (np.arange(-(-len(tokens) // ranks) * ranks) % len(tokens)).reshape(-1, ranks).T
-    asked = [[tokens[place] for place in share] for share in shares]
-    found = ray.get(policy.async_run_method_batch(method_name="prompt_features", tokens=asked))
+    shared_out = [[tokens[place] for place in share] for share in shares]
+    parts = ray.get(policy.async_run_method_batch(method_name="prompt_features", tokens=shared_out))
     features = np.empty((len(tokens), FEATURES["hidden"]))
-    for share, [part] in zip(shares, found, strict=True):
+    for share, [part] in zip(shares, parts, strict=True):
         features[share] = part
     return features
 
 
 def last_hidden(model: Any, tokens: Sequence[list[int]], size: int) -> NDArray[np.float32]:
-    """The final-norm hidden state at the last token of each prompt, ``size`` prompts at a time: (S, H)."""
+    """Return the final-norm hidden state (S, H) at the last token of each prompt, ``size`` prompts at a time."""
     device = torch.cuda.current_device()
     by_length = sorted(range(len(tokens)), key=lambda place: -len(tokens[place]))
     # The logits of all positions would take more memory than all else.
@@ -63,7 +60,7 @@ def last_hidden(model: Any, tokens: Sequence[list[int]], size: int) -> NDArray[n
 
 
 def projected(hidden_S_H: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Hidden states scaled to a mean square of 1, on D random directions that are the same for all runs: (S, D)."""
+    """Return hidden states (S, D): scaled to a mean square of 1, on random directions that are the same in all runs."""
     scale = np.sqrt(np.mean(hidden_S_H.astype(np.float64) ** 2, axis=1, keepdims=True))
     width = hidden_S_H.shape[1]
     # RandomState, unlike newer generators, draws the same numbers in every version of numpy.

@@ -20,49 +20,28 @@ _DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes about 0.01
 
 
 class StepOutcome(NamedTuple):
-    """How the generated rollouts of one step came out.
+    """How the generated rollouts of one step came out."""
 
-    Attributes:
-        rollouts: those with a reward.
-        right: the sum of their scores if all scores are between 0 and 1; NaN otherwise.
-        cut: rollouts whose response reached the limit of its length.
-    """
-
-    rollouts: int
-    right: float
-    cut: int
+    rollouts: int  # with a reward
+    right: float  # sum of their scores; NaN unless all are between 0 and 1
+    cut: int  # whose response reached the limit of its length
 
 
 @dataclass
 class Progress:
-    """The numbers of the driver's progress line and summary. Steps are global steps.
+    """The numbers of the driver's progress line and summary. Steps are global steps."""
 
-    Attributes:
-        step: steps that are trained and stored.
-        total: steps that the run will have.
-        phase: the present activity of the training.
-        size: rollouts of the phase; 0 if they are not counted.
-        since: when the phase began, of ``time.monotonic()``.
-        ends: when the first step began, and when each step of this start ended.
-        reward: mean reward of the last step.
-        accuracy: held-out accuracy by step.
-        outcomes: how the rollouts of each step of this start came out.
-        difference: of the log-probs of vLLM and the policy in the first step of this start, in nats a token.
-        best, best_folder: the best model, once the run has finished.
-        warnings: what was wrong with the run at its end, once it has finished.
-    """
-
-    step: int = 0
-    total: int = 0
+    step: int = 0  # trained and stored
+    total: int = 0  # that the run will have
     phase: str = "starting"
-    size: int = 0
-    since: float = field(default_factory=time.monotonic)
-    ends: list[float] = field(default_factory=list)
-    reward: float | None = None
-    accuracy: dict[int, float] = field(default_factory=dict)
-    outcomes: list[StepOutcome] = field(default_factory=list)
-    difference: float = 0.0
-    best: Best | None = None
+    size: int = 0  # rollouts of the phase; 0 if they are not counted
+    since: float = field(default_factory=time.monotonic)  # the phase began
+    ends: list[float] = field(default_factory=list)  # of the steps of this start; the first is their beginning
+    reward: float | None = None  # mean of the last step
+    accuracy: dict[int, float] = field(default_factory=dict)  # held-out, by step
+    outcomes: list[StepOutcome] = field(default_factory=list)  # of the steps of this start
+    difference: float = 0.0  # of the log-probs of vLLM and the policy in the first step of this start
+    best: Best | None = None  # best, best_folder and warnings: once the run has finished
     best_folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_dbb.core.step import Key
+from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.core.strategies import Drawn
 
 # Keys of an experience's ``info``. OpenRLHF carries ``info`` along and needs no change for further keys.
@@ -45,17 +44,23 @@ class Group:
 
 @dataclass
 class RolloutBatch:
-    """The rollouts of one step.
+    """The rollouts of one step; goes through OpenRLHF's loop in place of a list of rollouts.
 
     Attributes:
         trained: rollouts to train on, group by group.
         filtered: rollouts that are observed and not trained on.
-        skipped: how often each prompt was drawn and nothing was generated for it.
+        skipped: prompts that were drawn, and nothing was generated for them.
+        step: global step, 1 for the first; set by the trainer.
+        probes: further rollouts of some prompts, for their scores alone; None without probes.
+        metrics: to be logged; filled in by the experience maker.
     """
 
     trained: list[Experience] = field(default_factory=list)
     filtered: list[Experience] = field(default_factory=list)
-    skipped: Counter[Key] = field(default_factory=Counter)
+    skipped: int = 0
+    step: int = 0
+    probes: Probes | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
@@ -77,18 +82,12 @@ class RolloutBatch:
 
 def _to_observe(rollout: Experience) -> Experience:
     """Return a rollout without what only training needs. Its tokens are kept in half the space."""
+    names = "rollout_log_probs rewards scores response_length truncated prompts labels images"
     return Experience(
         sequences=rollout.sequences.int(),
         action_mask=rollout.action_mask.bool(),
-        rollout_log_probs=rollout.rollout_log_probs,
-        rewards=rollout.rewards,
-        scores=rollout.scores,
-        response_length=rollout.response_length,
-        truncated=rollout.truncated,
-        prompts=rollout.prompts,
-        labels=rollout.labels,
-        images=rollout.images,
         info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
+        **{name: getattr(rollout, name) for name in names.split()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect
-from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker, TrainingStep
+from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replay import Replays
@@ -90,9 +91,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
-        self._progress = Progress(total=planned // self._a_step)
+        self.progress = Progress(total=planned // self._a_step)
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
+        self._ahead: GenerationAhead | None = None
         self.samples_generator = self._generator(strategy)
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
@@ -103,7 +105,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             strategy,
             self.tokenizer,
             posteriors=self._posteriors,
-            progress=self._progress,
+            progress=self.progress,
             replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
         )
 
@@ -126,28 +128,23 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_rollouts=self._budget,
             versions=versions,
         )
-        return GenerationAhead(generator, versions, self.args) if versions is not None else generator
-
-    def progress(self) -> Progress:
-        """Return the current progress; may be called while :meth:`fit` runs."""
-        return self._progress
+        if versions is None:
+            return generator
+        self._ahead = GenerationAhead(generator, versions, self.args)
+        return self._ahead
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
         estimator = self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
-        return self._progress.troubles(
+        return self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields) and estimator.name != "auto",
         )
 
     def fit(self, global_step: int = 0) -> None:
-        """Train to the end and evaluate the result.
-
-        Raises:
-            openrlhf_dbb.core.strategies.SamplingError: no batch could be filled.
-        """
+        """Train to the end and evaluate the result."""
         if self._budget is not None:
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
         try:
@@ -156,75 +153,64 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
                 tracker.close()
         finally:
-            self.samples_generator.close()
-        if not self._progress.step:
+            if self._ahead is not None:
+                self._ahead.close()
+        if not self.progress.step:
             raise strategies.SamplingError(
                 f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
         # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
         self.wandb_logger = self.tensorboard_logger = None
-        if self._evaluates and self._progress.step not in self._progress.accuracy:
-            self._evaluate_now(self._progress.step)
+        if self._evaluates and self.progress.step not in self.progress.accuracy:
+            self.evaluate(self.progress.step)
 
     def finish(self) -> Progress:
         """Mark the run as finished. Call it once the model is saved, since a finished run cannot be resumed."""
         self._posteriors.finish(*self.samples_generator.unused())
-        self._best.settle(self._progress.step)
-        self._progress.best, self._progress.best_folder = self._best.newest(), self._best.link
-        self._progress.warnings = list(self.warnings().values())
-        self._progress.enter("finished")
-        return self._progress
+        self._best.settle(self.progress.step)
+        self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
+        self.progress.warnings = list(self.warnings().values())
+        self.progress.enter("finished")
+        return self.progress
 
     def close(self) -> None:
         """Close the database; the trainer cannot be used afterwards."""
         self._posteriors.close()
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Return the states of the checkpoint that all ranks have loaded, and roll the store back to its step.
-
-        Raises:
-            RunError: a rank has not loaded that checkpoint of this run.
-            storage.StoreError: the posteriors cannot go back to its step.
-        """
+        """Return the states of the checkpoint that all ranks have loaded, and take everything back to its step."""
         states = self._loaded_states()
-        mark = states.get(MARK)
-        step = states["global_step"]
+        step, mark = states["global_step"], states.get(MARK)
         self._posteriors.roll_back(step)
         checkpoints.delete_after(self._folder, self._run.record.uuid, step)
         self._best.roll_back(step)
-        self._progress.step = step
+        self.progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
-            if self.experience_maker.replays is not None:
-                file = checkpoints.replay_file(self._folder, step)
-                self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
-        if self._reads_policy:
-            if mark:
-                with np.load(checkpoints.features_file(self._folder, step)) as saved:
-                    self._features = saved["features"]
-                self._posteriors.set_features(self._features)
-            else:
-                self._read_prompts()
-        self.samples_generator.begin_at(states["episode"], step)
+            self._load_beside(step)
+        elif self._reads_policy:
+            self._read_prompts()
+        if self._ahead is not None:
+            self._ahead.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         if self._evaluates:
             self._evaluate_at_start(step)
-        self._progress.enter(GENERATING, self._a_step)
-        self._progress.ends.append(time.monotonic())
+        self.progress.enter(GENERATING, self._a_step)
+        self.progress.ends.append(time.monotonic())
         return states
 
     def _evaluate_at_start(self, step: int) -> None:
         """Evaluate before training, or make up for the evaluation that should have followed the checkpoint."""
         measured = held_out(self._posteriors.store, self._run.record)
         if measured is not None:
-            self._progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
-        if step in self._progress.accuracy or step % self.args.eval.steps:
+            self.progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
+        if step in self.progress.accuracy or step % self.args.eval.steps:
             return
         if step:
             self.broadcast_to_vllm()
-        self._evaluate_now(step)
+        self.evaluate(step)
 
     def _loaded_states(self) -> dict[str, Any]:
         if self._checkpoint is None:
@@ -241,39 +227,35 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
-
-        Raises:
-            RuntimeError: the batch did not lead to an optimizer step.
-            storage.StoreError: the posteriors cannot be written.
         """
-        timings, probed, began = {}, None, time.monotonic()
+        timings, began = {}, time.monotonic()
         if self._reads_policy and global_step > 0 and global_step % self._pass == 0:
             self._read_prompts()  # once a pass: the features of a prompt change between its visits as the policy does
             timings["timing/features"] = time.monotonic() - began
         began = time.monotonic()
         if self._probed:
-            probed = self._probe(rollout_samples.all)
+            rollout_samples.probes = self._probe(rollout_samples.all)
             timings["timing/probe"] = time.monotonic() - began
-        training = TrainingStep(global_step + 1, rollout_samples, probed)
-        status, step = super().train_step(training, global_step)
+        rollout_samples.step = global_step + 1
+        status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
             raise RuntimeError(
                 f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
             )
-        status |= timings | training.metrics | self.samples_generator.metrics()
+        status |= timings | rollout_samples.metrics | self.samples_generator.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         began = time.monotonic()
-        self._progress.enter("waiting for the store")  # visible only if it takes long
+        self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        verified = [r.rewards.item() for r in rollout_samples.trained if r.rewards is not None and not _is_missing(r)]
-        if verified:  # without a reward function a reward model scores later, and nothing is missing
+        verified = [r.rewards.item() for r in rollout_samples.trained if r.scores is not None and not r.scores.isnan()]
+        if verified:  # upstream's mean counts a missing reward as 0
             status["rollout/reward_mean"] = sum(verified) / len(verified)
         self._note_progress(step, rollout_samples, status)
         return status, step
 
-    def _note_progress(self, step: int, batch: RolloutBatch, status: dict[str, Any]) -> None:
-        progress = self._progress
+    def _note_progress(self, step: int, batch: RolloutBatch, status: Mapping[str, Any]) -> None:
+        progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
         progress.step, progress.reward = step, status["rollout/reward_mean"]
@@ -285,20 +267,20 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Run upstream's optimizer steps."""
-        self._progress.enter(TRAINING)
+        self.progress.enter(TRAINING)
         return dict(super().ppo_train(global_steps))
 
     def broadcast_to_vllm(self) -> None:
         """Send the policy's weights to the engines. In async training generation waits or pauses meanwhile."""
-        self._progress.enter("sending weights")
-        with self.samples_generator.updating():
+        self.progress.enter("sending weights")
+        with contextlib.nullcontext() if self._ahead is None else self._ahead.updating():
             super().broadcast_to_vllm()
 
     def _probe(self, rollouts: list[Any]) -> Probes:
         """Return the scores of further rollouts of the batch's probed prompts, under the policy of this step."""
         one_of_each = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
         probed = {prompt: rollout for prompt, rollout in one_of_each.items() if prompt in self._probed}
-        self._progress.enter("probing")
+        self.progress.enter("probing")
         samples = self.args.probe.samples
         scores_Q_M = self.samples_generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
         return Probes(list(probed), scores_Q_M)
@@ -309,55 +291,52 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _read_prompts(self) -> None:
         """Give the estimator the present policy's hidden states at all prompts."""
-        phase = self._progress.enter("reading the prompts")
+        phase = self.progress.enter("reading the prompts")
         tokens = self.tokenizer(list(self.prompts_dataloader.dataset.prompts), add_special_tokens=False)["input_ids"]
         longest = self.generate_kwargs["max_len"]
         self._features = hidden_features.of_prompts(self.actor_model_group, [ids[:longest] for ids in tokens])
         self._posteriors.set_features(self._features)
-        self._progress.enter(phase)
+        self.progress.enter(phase)
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
-        """Add our state to the checkpoint, and complete it.
-
-        Raises:
-            RunError: this host does not see all of its files.
-            storage.StoreError: the store cannot be made durable up to it, or the run is no longer this process's.
-        """
+        """Log the step, and save a checkpoint with our state if one is due."""
         states = client_states if client_states is not None else {}
-        states[MARK] = {
-            "run": self._run.record.uuid,
-            "generation": self.samples_generator.state(),
-        }
+        states[MARK] = {"run": self._run.record.uuid, "generation": self.samples_generator.state()}
         states |= self.samples_generator.position(states["episode"])
-        plan = {"plan/steps": self._progress.total}
-        self._posteriors.record_metrics(global_step, {**(logs_dict or {}), **plan})
+        self._posteriors.record_metrics(global_step, {**(logs_dict or {}), "plan/steps": self.progress.total})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
-        phase = self._progress.phase
+        phase = self.progress.phase
         if saves:
-            self._progress.enter("saving")
+            self.progress.enter("saving")
             checkpoints.begin(self._folder, tag)
-            self._save_replays(global_step)
-            if self._features is not None:
-                file = checkpoints.features_file(self._folder, global_step)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                np.savez(file, features=self._features.astype(np.float32))
+            self._save_beside(global_step)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if saves:
             self._complete(tag, global_step)
-            self._progress.enter(phase, self._a_step)
+            self.progress.enter(phase, self._a_step)
 
-    def save_best_checkpoint(
-        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
-    ) -> None:
-        """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
-
-    def _save_replays(self, step: int) -> None:
+    def _save_beside(self, step: int) -> None:
+        """Save what is too large for a checkpoint's states: the cache of replays and the prompts' features."""
         if self.experience_maker.replays is not None:
             file = checkpoints.replay_file(self._folder, step)
             file.parent.mkdir(parents=True, exist_ok=True)
             self.experience_maker.replays.cache.save(file)
+        if self._features is not None:
+            file = checkpoints.features_file(self._folder, step)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(file, features=self._features.astype(np.float32))
+
+    def _load_beside(self, step: int) -> None:
+        """Load what :meth:`_save_beside` has saved with the checkpoint of this step."""
+        if self.experience_maker.replays is not None:
+            file = checkpoints.replay_file(self._folder, step)
+            self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
+        if self._reads_policy:
+            with np.load(checkpoints.features_file(self._folder, step)) as saved:
+                self._features = saved["features"]
+            self._posteriors.set_features(self._features)
 
     def _complete(self, tag: str, step: int) -> None:
         """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""
@@ -368,19 +347,23 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._best.settle(step)
         checkpoints.delete_stale(self._folder)
 
+    def save_best_checkpoint(
+        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
+    ) -> None:
+        """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
+
     @torch.no_grad()
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
         """Evaluate on held-out data and benchmarks, keep the best model, and store each prompt's results.
 
         The results come last: an evaluation that is stored is complete.
-
-        Raises:
-            UsageError: the best model is chosen by a measure that does not exist.
-            RunError: this host does not see all files of the best model.
-            storage.StoreError: the results cannot be written.
         """
-        phase, began = self._progress.phase, time.monotonic()
-        generate_kwargs["top_p"] = self.args.eval.top_p
+        phase, began = self.progress.phase, time.monotonic()
+        generate_kwargs = self.generate_kwargs | {
+            "temperature": self.args.eval.temperature,
+            "top_p": self.args.eval.top_p,
+            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
+        }
         logs, evaluated = self._measure(**generate_kwargs)
         seconds = time.monotonic() - began
         self._keep_if_best(global_step, list(evaluated.results), logs)
@@ -400,8 +383,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         cost = {"eval_rollouts": float(evaluated.rollouts), "eval_seconds": seconds}
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             tracker.log_eval(global_step, logs | cost)
-        self._progress.accuracy[global_step] = evaluated.accuracy
-        self._progress.enter(phase, self._a_step)
+        self.progress.accuracy[global_step] = evaluated.accuracy
+        self.progress.enter(phase, self._a_step)
         return logs
 
     def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], Evaluated]:
@@ -410,7 +393,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         results: dict[str, Results] = {}
         samples_each = generate_kwargs["n_samples_per_prompt"]
         data = self._held_out.dataset if self._held_out else None
-        self._progress.enter(EVALUATING, samples_each * len(data) if data else 0)
+        self.progress.enter(EVALUATING, samples_each * len(data) if data else 0)
         if data:
             samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
             results = collect(data, samples)
@@ -429,7 +412,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             return
         best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
         if self._best.wants(best):
-            self._progress.enter("saving the best model")
+            self.progress.enter("saving the best model")
             folder = str(self._best.begin())
             seen = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, seen)
@@ -437,13 +420,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     @property
     def _evaluates(self) -> bool:
         return bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
-
-    def _evaluate_now(self, step: int) -> None:
-        kwargs = self.generate_kwargs | {
-            "temperature": self.args.eval.temperature,
-            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
-        }
-        self.evaluate(step, **kwargs)
 
 
 class _Loader:
@@ -468,7 +444,3 @@ def _outcome(rollouts: list[Any]) -> StepOutcome:
     graded = ((known >= 0) & (known <= 1)).all()
     cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)
     return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut)
-
-
-def _is_missing(rollout: Any) -> bool:
-    return bool(rollout.info.get("missing", torch.zeros(1)).any())

@@ -33,11 +33,7 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
     """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
 
     async def __init__(self, *args: Any, param_dtype: str = "bf16", **kwargs: Any) -> None:  # type: ignore[misc]
-        """Start the engine; Ray awaits this.
-
-        Args:
-            param_dtype: of the policy, as in ``--ds.param_dtype``; without CUDA, "fp32" gives a float32 engine.
-        """
+        """Start the engine; Ray awaits this. Without CUDA, ``param_dtype`` "fp32" gives a float32 engine."""
         use_rays_interface()
         if cpu.active():
             with cpu.lean_imports():
@@ -90,17 +86,13 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def generate_groups(
         self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[list[dict[str, Any]]]:
-        """Return a group of responses to each of several prompts.
+        """Return the responses to each of several prompts in upstream's form, and with ``policy_updates``.
 
         Args:
             prompts: text, label and images of each.
             sampling: values of ``vllm.SamplingParams``, so that the caller need not import vllm.
             samples: N, responses to each prompt.
             max_length: tokens of prompt and response together.
-
-        Returns:
-            Responses of each prompt, as upstream's, and with ``policy_updates``: the weight updates that the engine had
-            seen, mean over the response's tokens.
 
         Raises:
             RewardError: the reward function failed on one of them.
@@ -150,11 +142,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         return prompt + str(self._tokenizer.decode(list(response_tokens), skip_special_tokens=False))
 
     async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
-        """Return reward, score and logs of one response. Upstream's executor logs a failure and goes on without reward.
-
-        Raises:
-            RewardError: the reward function failed.
-        """
+        """Return reward, score and logs of one response."""
         executor, request = self.executor, ([query], [prompt], [label])
         if not executor.reward_endpoints:
             return {"reward": None, "scores": None, "extra_logs": {}}
@@ -165,7 +153,7 @@ class StrictRolloutActor(PlatformRolloutActor):
                 [result] = await executor._fetch_rewards_via_func(*request)
             else:
                 [result] = await executor._fetch_rewards_via_http(*request)
-        except Exception:
+        except Exception:  # upstream's executor would log it and go on without a reward
             text = f"the reward function failed on prompt {prompt[:80]!r}:\n{traceback.format_exc()}"
             raise RewardError(text) from None
         return _checked(result, prompt)
@@ -230,11 +218,7 @@ def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
 
 
 def _checked(result: Any, prompt: str) -> dict[str, Any]:
-    """Return reward and score of one response as floats, with a missing reward marked.
-
-    Raises:
-        RewardError: there is no reward, or a value is not a finite number.
-    """
+    """Return reward and score of one response as finite floats, with a missing reward marked."""
     if not isinstance(result, dict) or "rewards" not in result:
         raise RewardError(f'the reward function returned {result!r}; a dict with "rewards" (and "scores") is needed')
     reward, score = _single(result["rewards"]), _single(result.get("scores"))
@@ -271,22 +255,16 @@ class PolicyUpdates:
         self._tokens_before: dict[tuple[str, int], list[int]] = defaultdict(list)
 
     def note(self, unfinished: Iterable[Any]) -> None:
-        """Count one more update.
-
-        Args:
-            unfinished: vLLM's states of the requests that it goes on with.
-        """
+        """Count one more update; ``unfinished`` are vLLM's states of the requests that it goes on with."""
         self.count += 1
         for state in list(unfinished):
             tokens = state.detokenizer.num_output_tokens()
             self._tokens_before[state.external_req_id, state.request_index].append(tokens)
 
     def write_down(self, answer: Any, began: int) -> None:
-        """Write into each response of a finished request the updates that its tokens had seen, mean over the tokens.
+        """Write ``policy_updates`` into each response: the updates that its tokens had seen, mean over the tokens.
 
-        Args:
-            answer: vLLM's, with one or more responses.
-            began: :attr:`count` when the request began.
+        ``began`` is the count when the request began.
 
         Example: of 10 tokens 4 were there when the 3rd update came, and 6 came after it.
 

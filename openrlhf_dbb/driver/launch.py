@@ -216,7 +216,7 @@ class Watch:
     def _draw(self, line: ProgressLine, starting: Any, unfinished: int, *, last: bool = False) -> None:
         from openrlhf_dbb.actors import progress as phases
 
-        progress = starting if self._trainer is None else self._trainer.progress()
+        progress = starting if self._trainer is None else self._trainer.progress
         if progress.phase == "starting":
             progress = starting  # its clock began with the engines
         done = None
