@@ -18,7 +18,7 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference, whiten  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replay import Replays  # noqa: E402
@@ -137,9 +137,7 @@ KL = np.random.default_rng(9).normal(0.1, 0.5, (32, TOKENS))
 # A response of several turns: what the environment says stands between them and is not trained on.
 TURNS = np.array([[1, 1, 0, 0, 1], [0, 1, 0, 1, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 1]] * 8, dtype=float)
 BATCHES = {
-    "equal lengths": {},
     "lengths": {"lengths": LENGTHS},
-    "lengths and KL": {"lengths": LENGTHS, "kl": KL},
     "turns and KL": {"masks": TURNS, "kl": KL},
     "one micro-batch": {"lengths": LENGTHS, "kl": KL, "batch": 32},
 }
@@ -200,22 +198,6 @@ def test_whitening_leaves_out_what_could_not_be_verified(ours):
         # What is stored are those before.
         kept = stored(mine, store, "SELECT advantage FROM rollouts ORDER BY sample")
         assert [value for (value,) in kept] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
-
-
-def test_a_batch_with_no_token_of_a_verified_rollout_is_left_as_it_is():
-    [batch] = experiences(np.array([[np.nan, 1.0]]), lengths=[2, 0])
-    batch.advantages = torch.full((2, TOKENS), 0.5)
-    whiten([batch], [torch.tensor([False, True])], divide=True)
-    assert batch.advantages.unique().tolist() == [0.5]
-
-
-def test_a_posterior_is_whitened_over_the_batch(ours):
-    mine, _ = ours("dbb", *FORMS["reinforce_baseline"], discount=0.5)
-    batch = advantages(mine, experiences(np.repeat([[0.0], [1.0], [1.0], [1.0]], 8, axis=1)))[0]
-    # 0 - 0.5/9 and three times 1 - 8.5/9: of -1/18, 1/18, 1/18, 1/18 the mean is 1/36, the deviation sqrt(3)/36
-    rows = column(batch, "advantages").reshape(4, 8, TOKENS)
-    for group, expected in zip(rows, [-math.sqrt(3), *[1 / math.sqrt(3)] * 3], strict=True):
-        torch.testing.assert_close(group, torch.full((8, TOKENS), expected))
 
 
 def test_point_reproduces_openrlhf_under_length_penalties(ours):

@@ -16,10 +16,12 @@ import ray  # noqa: E402
 import torch  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
+from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
 
 BATCH, GROUP = 2, 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
@@ -66,6 +68,11 @@ def shared_engines(ray_node):
                 "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
                 "policy_updates": 0.5,
             }  # fmt: skip
+
+        async def sample(self, requests, sampling):
+            self.sizes.append(len(requests))
+            text = [f"{sampling.temperature} {sampling.top_p}"] * sampling.n
+            return [Finished(r.number, text, [r.max_tokens] * sampling.n, [False] * sampling.n) for r in requests]
 
         async def sleep(self):
             self.calls.append("sleep")
@@ -252,12 +259,6 @@ def test_a_strategy_that_judges_hears_of_each_group_by_itself(generator, engine)
     assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1]
 
 
-def test_engines_share_the_prompts_evenly(generator, engines):
-    made = generator([MIXED] * 5, Sampler(RunFacts(groups=5, rollouts=GROUP)), engines=engines)
-    assert [rollout.prompts[0] for rollout in made.generate_samples()[0].trained[::GROUP]] == list("12345")
-    assert [[call[0] for call in ray.get(each.recorded.remote())] for each in engines] == [list("135"), list("24")]
-
-
 def test_prompts_go_to_the_engine_with_the_least_left_to_do(generator):
     class Busy:
         def __init__(self, unfinished):
@@ -323,11 +324,6 @@ def test_what_was_not_verified_is_no_score(generator):
     assert [rollout.info["score"].item() for rollout in rollouts] == [1, 0, 0, 0]  # for a mean that is logged
 
 
-def test_without_a_score_the_reward_decides(generator):
-    made = generator(["--", MIXED, MIXED], Mixed())  # all rewards are 9
-    assert draw(made) == ("23", 3, False)
-
-
 def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(generator):
     made = generator([MIXED] * 3, max_rollouts=2 * BATCH * GROUP + 3)  # two steps, and a group that fills no third
     assert [draw(made)[0] for _ in range(3)] == ["12", "", "31"]
@@ -335,15 +331,6 @@ def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(
         draw(made)
     assert made.generated == 8
     assert made.unused() == (0, 0)
-
-
-def test_replacements_stop_with_the_budget(generator):
-    # 7 rollouts are three groups: 1 and 2, and 3 for 1, but nothing for 3.
-    made = generator([EASY, MIXED, HARD, MIXED], Mixed(), max_rollouts=7)
-    with pytest.raises(BudgetSpent):
-        draw(made)
-    assert made.generated == 6
-    assert made.unused() == (6, 6 * 3)  # of three tokens each
 
 
 def test_a_round_is_cut_to_the_budget(generator, engine):
@@ -436,15 +423,6 @@ def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
     assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
     assert draw(made)[0] == "34"  # 3 waited, and came with them
     assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
-
-
-def test_a_pass_is_over_when_all_that_waits_is_less_than_a_batch(generator):
-    made = generator([MIXED] * 4, at_a_time=9)
-    assert draw(made) == ("12", 4, False)
-    assert draw(made) == ("34", 0, True)
-    made = generator([MIXED] * 5, at_a_time=9)
-    assert [draw(made) for _ in range(2)] == [("12", 5, False), ("34", 0, True)]
-    assert draw(made)[0] == "51"
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
@@ -567,3 +545,27 @@ def test_an_error_of_the_thread_is_raised_in_the_training(ahead):
     assert draw(handed)[0] == "12"
     with pytest.raises(ArithmeticError, match="the reward function failed"):
         draw(handed)
+
+
+def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
+    made = generator([], engines=engines)
+    requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
+    finished = [each for some in made.sample(requests, SamplingSettings(2, 0.6, 0.95)) for each in some]
+    assert sorted(each.number for each in finished) == list(range(20))
+    assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
+    sizes = ray.get([each.sizes_of_calls.remote() for each in engines])
+    assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
+    assert (made.generated, made.unused()) == (0, (0, 0))
+
+
+def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(generator, engine, monkeypatch):
+    monkeypatch.setattr(generation, "PROMPTS_A_CALL", 1)
+    ray.get(engine.start_over.remote({"1": "3"}))  # the first prompt is answered last
+    made = generator([])
+    data = SimpleNamespace(prompts=list("123"), labels=["11", "10", "00"], images=[None] * 3)
+    made.eval_dataloader = SimpleNamespace(dataset=data)
+    samples = made.generate_eval_samples(temperature=0.6, n_samples_per_prompt=2)
+    assert [sample.prompts[0] for sample in samples] == list("112233")
+    assert [sample.scores.item() for sample in samples] == [1, 1, 1, 0, 0, 0]
+    assert {call[2:] for call in ray.get(engine.recorded.remote())} == {(0.6, 2)}
+    assert (made.generated, made.unused()) == (0, (0, 0))

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from draws import check_draws
+from trainings import rows
 
 from openrlhf_dbb import tiny
 
@@ -113,11 +114,7 @@ CASES = {
 
 
 def query(folder, sql):
-    database = folder / "openrlhf_dbb.db"
-    if not database.exists():
-        return []
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10) as connection:
-        return connection.execute(sql).fetchall()
+    return rows(folder, sql) if (folder / "openrlhf_dbb.db").exists() else []
 
 
 def last_step(folder):
@@ -352,30 +349,6 @@ def check_cache(folder):
         assert (len(rewards), sum(rewards)) == (SAMPLES * len(last), sum(last))
 
 
-def check_streaks(folder):
-    """GRESO's counts of groups in a row that agreed are those of the history; skipping has not changed them."""
-    states = checkpoint(folder)
-    streak = Counter()
-    twice = set()  # at the turn of a pass: two groups, of which the history keeps the sum
-    for prompt, rollouts, successes in query(
-        folder,
-        f"SELECT prompt_id, rollouts, successes FROM posterior_history WHERE step <= {states['global_step']} "
-        "ORDER BY step",
-    ):
-        if rollouts > SAMPLES:
-            twice.add(prompt)
-        elif successes == rollouts:
-            streak[prompt] = max(streak[prompt], 0) + 1
-        elif successes == 0:
-            streak[prompt] = min(streak[prompt], 0) - 1
-        else:
-            streak[prompt] = 0
-    stored = states["openrlhf_dbb"]["generation"]["sampling"]["streak"]
-    known = set(streak) - twice
-    assert len(known) > PROMPTS / 4
-    assert {prompt: stored.get(prompt, 0) for prompt in known} == {prompt: streak[prompt] for prompt in known}
-
-
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
@@ -406,5 +379,3 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
         check_what_belongs_to_steps(tmp_path)
     if name == "repo":
         check_cache(tmp_path)
-    if name == "greso-dbb":
-        check_streaks(tmp_path)

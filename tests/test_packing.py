@@ -105,9 +105,8 @@ def test_packed_and_dynamic_batches_take_the_same_step(found, case):
     padded, packed, dynamic = (found[f"{case} {mode}"] for mode in ("padded", "packed", "dynamic"))
     moved = padded["after"] - padded["before"]
     assert abs(moved) > 1e-2
-    if (
-        "seq-mean-token-mean" in case
-    ):  # as OpenRLHF configures them, ZeRO 1 and 2 keep the last micro-batch alone: 1.589
+    if "seq-mean-token-mean" in case:
+        # As OpenRLHF configures ZeRO 1 and 2, they keep the last micro-batch alone: 1.589.
         assert padded["grad_norm"] == pytest.approx(3.998, abs=1e-3)
     for other in (packed, dynamic):
         assert other["before"] == pytest.approx(padded["before"], rel=1e-5)
