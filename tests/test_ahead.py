@@ -164,15 +164,3 @@ def test_no_batch_is_begun_once_closed():
     assert training.ahead.take()[0] == 2
     assert training.ahead.take() is None
     assert training.begun == [1, 2]
-
-
-def test_the_time_of_making_is_that_in_which_a_batch_is_made():
-    training = Training(2, size=1, go={1: threading.Event()})
-    until(lambda: training.begun == [1])
-    busy = training.ahead.busy
-    stays(lambda: True)  # 0.1 s
-    assert 0.1 <= training.ahead.busy - busy < WAIT
-    training.go[1].set()
-    until(lambda: training.ahead.waiting == 1)
-    busy = training.ahead.busy
-    stays(lambda: training.ahead.busy == busy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -43,9 +42,7 @@ class Ahead(Generic[_Batch]):
     ) -> None:
         self._make, self._version, self._max_lag, self._overlap = make, version, max_lag, overlap
         self._step, self._slots = step + 1, size
-        self._making_since: float | None = None
-        self._seconds = 0.0
-        self._updating = self._closed = self._ended = False
+        self._making = self._updating = self._closed = self._ended = False
         self._error: BaseException | None = None
         self._batches: deque[tuple[_Batch, bool]] = deque()
         self._changed = threading.Condition()
@@ -59,12 +56,6 @@ class Ahead(Generic[_Batch]):
     def waiting(self) -> int:
         """The number of batches that were made and not yet taken."""
         return len(self._batches)
-
-    @property
-    def busy(self) -> float:
-        """Seconds in which a batch was being made."""
-        since = self._making_since
-        return self._seconds + (time.monotonic() - since if since is not None else 0.0)
 
     def take(self) -> _Batch | None:
         """Return the next batch, in the order of making; None after the last.
@@ -88,7 +79,7 @@ class Ahead(Generic[_Batch]):
         """Let the policy change: no batch is made meanwhile, unless the two may overlap."""
         with self._changed:
             self._updating = not self._overlap  # the update comes before the next batch
-            self._changed.wait_for(lambda: self._overlap or self._making_since is None or self._ended)
+            self._changed.wait_for(lambda: self._overlap or not self._making or self._ended)
         try:
             yield
         finally:
@@ -107,7 +98,7 @@ class Ahead(Generic[_Batch]):
             while self._begin():
                 made = self._make(self._step)
                 with self._changed:
-                    self._stop_clock()
+                    self._making = False
                     if made is None:
                         return
                     self._slots += not made[1]
@@ -118,7 +109,7 @@ class Ahead(Generic[_Batch]):
             self._error = error
         finally:
             with self._changed:
-                self._stop_clock()
+                self._making = False
                 self._ended = True
                 self._changed.notify_all()
 
@@ -129,12 +120,9 @@ class Ahead(Generic[_Batch]):
             if self._closed:
                 return False
             self._slots -= 1
-            self._making_since = time.monotonic()
+            self._making = True
         return True
 
     def _may_begin(self) -> bool:
         fresh_enough = self._max_lag is None or self._step - 1 - self._version() <= self._max_lag
         return self._slots > 0 and not self._updating and fresh_enough
-
-    def _stop_clock(self) -> None:
-        self._seconds, self._making_since = self.busy, None
