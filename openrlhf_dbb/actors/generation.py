@@ -30,15 +30,10 @@ _ENDED: Iterator[Any] = iter(())
 
 @dataclass
 class PolicyVersions:
-    """The number of training steps that the policy in the engines has seen.
-
-    Attributes:
-        now: at this moment.
-        first: when the engines were made.
-    """
+    """The number of training steps that the policy in the engines has seen."""
 
     now: int
-    first: int
+    first: int  # when the engines were made
 
 
 class BudgetSpent(Exception):
@@ -54,15 +49,10 @@ class RolloutGenerator(SamplesGenerator):
     (``--rollout.vllm_generate_batch_size``, in async training).
 
     Args:
-        strategy, prompts_dataloader, eval_dataloader, tokenizer: as upstream's.
-        vllm_engines: Ray actors, see :class:`openrlhf_dbb.actors.vllm_actor.StrictRolloutActor`.
         sampler: the rollout strategy at work.
         prompt_ids: each prompt's id, as the strategy knows it.
         max_rollouts: training rollouts that may be generated; None for any number.
         versions: of the policy, in async training.
-
-    Attributes:
-        generated: training rollouts generated so far.
     """
 
     def __init__(
@@ -82,7 +72,7 @@ class RolloutGenerator(SamplesGenerator):
         for engine in vllm_engines:
             engine.use_tokenizer.remote(tokenizer)
         self.sampler, self.prompt_ids = sampler, prompt_ids
-        self.generated = 0
+        self.generated = 0  # training rollouts so far
         self._max_rollouts, self._versions = max_rollouts, versions
         self._corrects = self.args.algo.advantage.is_correction_level != "off"
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's

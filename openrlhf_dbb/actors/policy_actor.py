@@ -57,14 +57,9 @@ class ConstantLengthLoss(torch.nn.Module):
     def forward(
         self, *args: Any, batch_num_tokens: Any = None, global_batch_size: Any, **kwargs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return upstream's loss and metrics of one micro-batch.
-
-        Args:
-            batch_num_tokens: not used; upstream's trainer passes it to every loss.
-            global_batch_size: rows of the optimizer step that have an action, divided by the number of its
-                micro-batches, which DeepSpeed divides the loss by.
-        """
-        # Upstream divides the sum over tokens by batch_num_tokens.
+        """Return upstream's loss and metrics of one micro-batch."""
+        # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
+        # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
         return self.loss(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
 
 

@@ -58,10 +58,8 @@ class Progress:
     ) -> dict[str, str]:
         """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble.
 
-        Args:
-            held_out_samples: responses that each accuracy is the mean of.
-            max_new_tokens: limit of a response's length.
-            learns_from_failures: whether a group that all fails is given advantages, as ``dbb`` does.
+        ``held_out_samples`` is the number of responses of an accuracy. The estimator ``learns_from_failures`` if it
+        gives advantages to a group that all fails.
         """
         recent = _recent(list(self.outcomes))
         rollouts, right, cut = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)

@@ -25,42 +25,25 @@ Prompt = tuple[str, Any, Any]
 
 @dataclass
 class Group:
-    """A group of rollouts, from the draw of its prompt on.
-
-    Attributes:
-        prompt: text, label, image.
-        drawn: how the strategy chose the prompt; None if it does not choose.
-        version: policy version when the engines were asked; only of use in async training.
-        rollouts: the engines' answers.
-        kept: whether the group is to be trained on.
-    """
+    """A group of rollouts, from the draw of its prompt on."""
 
     prompt: Prompt
-    drawn: Drawn | None = None
-    version: int = 0
-    rollouts: list[Experience] = field(default_factory=list)
-    kept: bool = False
+    drawn: Drawn | None = None  # how the strategy chose the prompt; None if it does not choose
+    version: int = 0  # of the policy when the engines were asked; only of use in async training
+    rollouts: list[Experience] = field(default_factory=list)  # the engines' answers
+    kept: bool = False  # to be trained on
 
 
 @dataclass
 class RolloutBatch:
-    """The rollouts of one step; goes through OpenRLHF's loop in place of a list of rollouts.
+    """The rollouts of one step; goes through OpenRLHF's loop in place of a list of rollouts."""
 
-    Attributes:
-        trained: rollouts to train on, group by group.
-        filtered: rollouts that are observed and not trained on.
-        skipped: prompts that were drawn, and nothing was generated for them.
-        step: global step, 1 for the first; set by the trainer.
-        probes: further rollouts of some prompts, for their scores alone; None without probes.
-        metrics: to be logged; filled in by the experience maker.
-    """
-
-    trained: list[Experience] = field(default_factory=list)
-    filtered: list[Experience] = field(default_factory=list)
-    skipped: int = 0
-    step: int = 0
-    probes: Probes | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    trained: list[Experience] = field(default_factory=list)  # to train on, group by group
+    filtered: list[Experience] = field(default_factory=list)  # observed, and not trained on
+    skipped: int = 0  # prompts that were drawn, and nothing was generated for them
+    step: int = 0  # global step, 1 for the first; set by the trainer
+    probes: Probes | None = None  # further rollouts of some prompts, for their scores alone
+    metrics: dict[str, float] = field(default_factory=dict)  # to be logged; filled in by the experience maker
 
     def __len__(self) -> int:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""

@@ -43,21 +43,14 @@ MARK = "openrlhf_dbb"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The trainer's inputs beside OpenRLHF's arguments; made by the driver.
+    """The trainer's inputs beside OpenRLHF's arguments; made by the driver."""
 
-    Attributes:
-        store_url: database of the posteriors. OpenRLHF sends ``args`` to its trackers; a URL may hold a password.
-        run_uuid: the run to own, created or checked by the driver; it names the estimator and its parameters.
-        rows: rows of the data set to train on.
-        checkpoint: the model checkpoint that every rank has loaded; None if the run starts from its beginning.
-        benchmarks: prompts of ``--eval.benchmarks``, by name.
-    """
-
+    # Not in OpenRLHF's arguments, which go to its trackers: the URL may hold a password.
     store_url: str = field(repr=False)
     run_uuid: str
-    rows: list[int]
-    checkpoint: str | None = None
-    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)
+    rows: list[int]  # of the data set, to train on
+    checkpoint: str | None = None  # loaded by every rank; None if the run starts from its beginning
+    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # of --eval.benchmarks, by name
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]

@@ -86,12 +86,11 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def generate_groups(
         self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[list[dict[str, Any]]]:
-        """Return the responses to each of several prompts in upstream's form, and with ``policy_updates``.
+        """Return N responses to each prompt (text, label, images) in upstream's form, and with ``policy_updates``.
 
         Args:
-            prompts: text, label and images of each.
             sampling: values of ``vllm.SamplingParams``, so that the caller need not import vllm.
-            samples: N, responses to each prompt.
+            samples: N.
             max_length: tokens of prompt and response together.
 
         Raises:
