@@ -6,12 +6,7 @@ for vLLM, which OpenRLHF does not let end a response at once: in the first four 
 """
 
 import json
-import re
-import subprocess
-import sys
-import time
 
-import psutil
 import pytest
 from trainings import logged, rows
 
@@ -95,13 +90,11 @@ OPENRLHF = [
     "--algo.advantage.is_correction_level", "token", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
     "--train.async_enable",
 ]  # fmt: skip
-AHEAD = [
-    "--train.async_queue_size", "2", "--rollout.vllm_generate_batch_size", "32", "--train.partial_rollout_enable",
-]  # fmt: skip
 ON_POLICY, OFF_POLICY = 1e-3, 5e-3  # at most, at least
 
 
-def test_batches_are_generated_while_the_policy_trains(train, tmp_path):
+@pytest.mark.long
+def test_openrlhfs_own_trainer_generates_batches_while_the_policy_trains(train, tmp_path):
     result = train(tmp_path, *OPENRLHF, "--eval.steps", "2")
     assert result.returncode == 0, result.stderr[-4000:]
     tags = logged(tmp_path / "runs/run/tensorboard/run")
@@ -111,38 +104,3 @@ def test_batches_are_generated_while_the_policy_trains(train, tmp_path):
     assert max(others) > OFF_POLICY
     assert list(tags["eval/eval_default_pass8"]) == [2]  # between two batches, so not after the last
     assert (tmp_path / "runs/run/model/model.safetensors").is_file()
-
-
-@pytest.mark.long
-def test_all_of_its_flags_together_and_a_resume(train, tmp_path):
-    flags = [*OPENRLHF, *AHEAD, "--eval.steps", "2", "--ckpt.save_steps", "3"]
-    result = train(tmp_path, *flags, "--train.num_episodes", "2")
-    assert result.returncode == 0, result.stderr[-4000:]
-    tags = logged(tmp_path / "runs/run/tensorboard/run")
-    assert list(tags["train/vllm_kl"]) == list(range(1, 9))
-    again = ["--train.num_episodes", "3", "--resume", "--logger.tensorboard_dir", str(tmp_path / "again")]
-    result = train(tmp_path, *flags, *again)
-    assert result.returncode == 0, result.stderr[-4000:]
-    tags = logged(tmp_path / "again/run")
-    assert list(tags["train/vllm_kl"]) == list(range(7, 13))  # from the checkpoint of step 6
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("actor", ["GenerateSamples", "Training", "Rollout", "PolicyModel", "VLLMLock"])
-def test_a_killed_actor_ends_the_run_in_one_line(tmp_path, actor):
-    command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *OPENRLHF, "--train.num_episodes", "500"]
-    with open(tmp_path / "log", "w") as log:
-        driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-    while "Global step 3:" not in (tmp_path / "log").read_text():
-        assert driver.poll() is None, (tmp_path / "log").read_text()[-4000:]
-        time.sleep(0.1)
-    started = psutil.Process(driver.pid).children(recursive=True)
-    (part,) = [process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])]
-    part.kill()
-    assert driver.wait(timeout=60) == 1
-    [line] = re.findall(r"^error: .*", (tmp_path / "log").read_text(), re.M)
-    assert re.match(
-        rf"error: \w*{actor}\w* \(process {part.pid}\) has died: its process was killed or has crashed", line
-    )
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert alive == []

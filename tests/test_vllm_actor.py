@@ -132,13 +132,14 @@ class Counting(Letters):
 
 def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
     executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
-    answers = groups(executor, engine.generate, 3, tokenizer=Counting())
+    answers = groups(executor, engine.generate, 3, tokenizer=Counting(), updates=7)
     assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
     assert Counting.calls == 2
     assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
         [prompt[:2]] * 3 for prompt in PROMPTS
     ]
     assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
+    assert [[each["policy_updates"] for each in group] for group in answers] == [[7.0] * 3] * 2
     assert answers[0][2]["observation_tokens"] == [*map(ord, "6*7=2")]
     assert answers[0][2]["action_ranges"] == [(4, 5)]
 
@@ -213,11 +214,6 @@ def test_benchmarks_are_sampled_plainly_whatever_the_agent_and_the_reward_are():
     assert (params.min_tokens, params.skip_special_tokens, params.detokenize, params.logprobs) == (0, True, True, None)
 
 
-def test_a_rollout_says_which_updates_its_tokens_had_seen():
-    answers = groups(SingleTurnAgentExecutor(), Engine().generate, 2, updates=3)
-    assert [[each["policy_updates"] for each in group] for group in answers] == [[3, 3], [3, 3]]
-
-
 def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
     """Turn 1 has 1 token, turn 2 has 3; the weights are updated once between them, and once during the second."""
 
@@ -243,11 +239,3 @@ def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
     ((answer,),) = asyncio.run(actor.generate_groups(PROMPTS[:1], SAMPLING, 1, 32))
     # 1 token under 4 updates, then 1 under 4 and 2 under 5
     assert answer["policy_updates"] == (1 * 4 + 1 * 4 + 2 * 5) / 4
-
-
-def test_a_failed_request_fails_every_rollout_of_the_group():
-    async def generate(*_, **__):
-        raise RuntimeError("engine is dead")
-
-    with pytest.raises(RuntimeError, match="engine is dead"):
-        groups(SingleTurnAgentExecutor(), generate, 2)
