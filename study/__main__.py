@@ -25,12 +25,7 @@ COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Returns:
-        0; 1 if runs failed, after all others were trained; 2, with one line on stderr, if the request cannot be carried
-        out; 130 if interrupted.
-    """
+    """Run the command. Return 1 if runs failed, 2 if the request cannot be carried out, 130 if interrupted."""
     from study import run
 
     arguments = parser().parse_args(sys.argv[1:] if argv is None else argv)
@@ -64,7 +59,6 @@ def parser() -> argparse.ArgumentParser:
     control.add_argument("--shortest", type=int, default=0, metavar="T", help="tokens before a response may end (0)")
     control.set_defaults(command=_control)
     collected = commands.add_parser("collect", help="collect and draw the finished runs while others train")
-    collected.add_argument("--into", type=Path, metavar="DIR", help="add to the CSV files of this folder")
     collected.set_defaults(command=_collect)
     drawn = commands.add_parser("draw", help="redraw study/results from its CSV files, in seconds")
     drawn.set_defaults(command=_draw)
@@ -126,16 +120,12 @@ def _lane(_: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from study import collect, figures, measure, rows, run
+    from study import collect, figures, rows, run
 
-    into = getattr(arguments, "into", None) or arguments.output
-    collect.collect(run.store_url(arguments.output), arguments.output, into)
-    if into != arguments.output:
-        for name, key in measure.KEYS.items():
-            rows.merge(arguments.output / name, into / name, key)
-    study = rows.load(into)
-    _write_tables(study, into)
-    figures.draw(study, into)
+    collect.collect(run.store_url(arguments.output), arguments.output)
+    study = rows.load(arguments.output)
+    _write_tables(study, arguments.output)
+    figures.draw(study, arguments.output)
     return 0
 
 

@@ -42,24 +42,15 @@ Curves = Mapping[int, Curve]
 
 
 class Paired(NamedTuple):
-    """Differences of two arms, paired by seed.
-
-    Attributes:
-        n: pairs. Without a pair all other values are NaN, with one pair all but the mean.
-        mean: of the differences.
-        error: standard error of the mean.
-        low, high: ends of the 95 % t-interval.
-        p: of the two-sided paired t-test.
-        detectable: the true difference that gives p < 0.05 with probability 0.8, from the observed variance.
-    """
+    """Differences of two arms, paired by seed. Without a pair all but ``n`` is NaN, with one pair all but the mean."""
 
     n: int
     mean: float
-    error: float
-    low: float
+    error: float  # standard error of the mean
+    low: float  # ends of the 95 % t-interval
     high: float
-    p: float
-    detectable: float
+    p: float  # of the two-sided paired t-test
+    detectable: float  # true difference that gives p < 0.05 with probability 0.8, from the observed variance
 
 
 def paired(first: Any, second: Any) -> Paired:
@@ -140,17 +131,11 @@ def curves(rows: Any, experiment: str, arm: str) -> dict[int, Curve]:
 
 
 class Share(NamedTuple):
-    """Rollouts that an arm needs for GRPO's final accuracy, divided by those that GRPO itself needs.
+    """Rollouts that an arm needs for GRPO's final accuracy, divided by those that GRPO itself needs."""
 
-    Attributes:
-        n: paired seeds.
-        share: of the mean curves. It is infinite if the arm's curve never gets there.
-        low, high: ends of the 95 % bootstrap interval over seeds.
-    """
-
-    n: int
-    share: float
-    low: float
+    n: int  # paired seeds
+    share: float  # of the mean curves; infinite if the arm's curve never gets there
+    low: float  # ends of the 95 % bootstrap interval over seeds
     high: float
 
 

@@ -23,7 +23,6 @@ from study.analysis import LEVEL, Floats, Paired
 from study.cells import Table, difference, p_value
 from study.protocol import PlannedRun, Protocol
 from study.rows import Study
-from study.tables import cost
 
 MANIFEST = Path(__file__).parent / "claims.toml"
 SCALES = {"tiny": ("cpu", "paper"), "gpu": ("gpu",)}
@@ -40,19 +39,12 @@ DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Test:
-    """The runs that a claim is tested on.
-
-    Attributes:
-        experiment: of a protocol. Its runs are paired by seed.
-        outcome: see :func:`outcome`. "" where the test needs none.
-        against: a second experiment, for ``best``.
-        arm: takes the place of the claim's arm, where the paper compares another one at this scale.
-    """
+    """The runs that a claim is tested on, paired by seed."""
 
     experiment: str
     outcome: str = ""
-    against: str = ""
-    arm: str = ""
+    against: str = ""  # a second experiment, for ``best``
+    arm: str = ""  # takes the place of the claim's arm, where the paper compares another one at this scale
 
     @property
     def experiments(self) -> list[str]:
@@ -61,31 +53,20 @@ class Test:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper. claims.toml explains the kinds of tests and the rule for each verdict.
-
-    Attributes:
-        where, says, paper: its place, the claim in words, the paper's numbers.
-        kind: of its tests, a key of ``KINDS``.
-        tests: by scale. The first test of a scale gives the verdict.
-        arms: compared with ``against`` (an arm), or with one another.
-        expected: "above", "below" or "not above".
-        margin: of "not above", in the unit of the outcome, and of ``prior``, as a share.
-        estimator: whose error is measured. ``against`` is then another estimator.
-        first, last: discounts, of ``below_point``.
-    """
+    """A claim of the paper. claims.toml explains the kinds of tests and the rule for each verdict."""
 
     id: str
     where: str
     says: str
     paper: str
-    kind: str
-    tests: dict[str, tuple[Test, ...]]
+    kind: str  # a key of ``KINDS``
+    tests: dict[str, tuple[Test, ...]]  # by scale; the first test of a scale gives the verdict
     arms: tuple[str, ...] = ()
-    against: str = ""
-    expected: str = ""
+    against: str = ""  # an arm, or an estimator
+    expected: str = ""  # "above", "below" or "not above"
     margin: float = 0.0
     estimator: str = ""
-    first: float = 0.0
+    first: float = 0.0  # discounts, of ``below_point``
     last: float = 1.0
 
     def at(self, test: Test) -> Claim:
@@ -131,18 +112,12 @@ def _claim(name: str, entry: dict[str, Any]) -> Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a test.
+    """The result of a test."""
 
-    Attributes:
-        n: paired seeds, or runs whose errors were measured.
-        text: the number and its 95 % interval.
-        detectable: the true difference that such a test would show with probability 0.8, "" if it is unknown.
-    """
-
-    n: int = 0
-    text: str = ""
+    n: int = 0  # paired seeds, or runs whose errors were measured
+    text: str = ""  # the number and its 95 % interval
     verdict: str = NOT_RUN
-    detectable: str = ""
+    detectable: str = ""  # the true difference that such a test would show with probability 0.8
 
 
 def find(claim: Claim, test: Test, study: Study) -> Finding:
@@ -374,13 +349,11 @@ def summary(results: Found) -> str:
 
 def tables(claims: Mapping[str, Claim], results: Found, study: Study) -> list[Table]:
     """Return the tables of the paper's claims that have rows."""
-    needed = {name for claim in claims.values() for test in claim.tests["tiny"] for name in test.experiments}
     made = [
         _claims(claims, results),
         _further(claims, results, "tiny", "The same claims on further experiments", slice(1, None)),
         _further(claims, results, "gpu", "At the paper's scale", slice(None)),
         _clip(study),
-        cost(replace(study, runs=study.runs[study.runs.experiment.isin(needed)])),
     ]
     return [table for table in made if table.rows]
 

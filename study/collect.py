@@ -23,18 +23,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks
 from openrlhf_dbb.lab import recorded, replay, scores, specs
 from study import rows
-from study.rows import COLUMNS, EVERY_ARM, EXPERIMENTS
+from study.rows import COLUMNS, EVERY_ARM
 
-NAMES = (
-    "pilot-n2", "pilot-n8", *EXPERIMENTS, "frozen-n2", "frozen-n4", "frozen-n8", "probe-n2", "probe-n8",
-    "sweep-n2", "pilot-small-n2", "small-n2", "sweep-n8", "gpu-0.6b", "gpu-1.7b", "gpu-8b",
-    *(
-        f"{kind}-{size}"
-        for kind in ("pilot-few", "few", "pilot-chain", "chain")
-        for size in ("n8", "n8-steps", "n2", "n1")
-    ),
-)  # fmt: skip
-"""All experiments, in the order of the files."""
 TIMES, EXACT = "times.jsonl", "exact.jsonl"
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
 """Tried with each estimator that has a discount, on the runs with probes. For laplace this is the smoothing."""
@@ -49,7 +39,7 @@ METRICS = {
 }
 """Columns of epochs.csv that the trainer logs, and its names for them."""
 _NAME = re.compile(
-    f"(?P<experiment>{'|'.join(map(re.escape, NAMES))})-(?P<arm>{'|'.join(map(re.escape, EVERY_ARM))})"
+    f"(?P<experiment>[a-z0-9.-]+?)-(?P<arm>{'|'.join(map(re.escape, EVERY_ARM))})"
     r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
@@ -113,20 +103,13 @@ class StudyRun:
         return bool(probed) and self.name.arm == "grpo"
 
 
-def collect(store_url: str | None, folder: Path, output: Path) -> None:
+def collect(store_url: str, folder: Path) -> None:
     """Write runs.csv, epochs.csv, mse.csv and priors.csv, and print the runs that were left out.
 
-    Rows of runs that are not in the store are kept, so that parts of a study from several machines can be collected
-    into one output.
+    Rows of runs that are not in the store are kept.
 
     Args:
-        store_url: None for the default store.
         folder: of the trainings. ``times.jsonl`` and ``exact.jsonl`` in it are optional. A line has a run and numbers.
-        output: the folder to write to.
-
-    Raises:
-        UsageError: no run of the study is finished, or a run, its evaluations or an existing file cannot be used.
-        storage.StoreError: there is no such store.
     """
     with storage.open_store(store_url, create=False) as store:
         runs = _finished(store)
@@ -136,7 +119,7 @@ def collect(store_url: str | None, folder: Path, output: Path) -> None:
         lasts = lasts.merge(read_lines(folder / file), left_on="run", right_index=True, how="left")
     epochs = pd.DataFrame([row for of_run, _ in measured for row in of_run])
     _share_starts(lasts, epochs, {run.record.name: run.record.config["actor.model_name_or_path"] for run in runs})
-    known = set(rows.read(output / "priors.csv", COLUMNS["priors"]).run)
+    known = set(rows.read(folder / "priors.csv", COLUMNS["priors"]).run)
     mse: list[Row] = []
     priors: list[Row] = []
     for run in runs:
@@ -144,27 +127,15 @@ def collect(store_url: str | None, folder: Path, output: Path) -> None:
             replayed = _recorded(store_url, run)
             mse += _errors(run, replayed)
             priors += _priors(run, replayed)
-    output.mkdir(parents=True, exist_ok=True)
-    for name, new in {
-        "runs": lasts,
-        "epochs": epochs,
-        "mse": pd.DataFrame(mse),
-        "priors": pd.DataFrame(priors),
-    }.items():
-        path = output / f"{name}.csv"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"runs": lasts, "epochs": epochs, "mse": pd.DataFrame(mse), "priors": pd.DataFrame(priors)}
+    for name, new in files.items():
+        path = folder / f"{name}.csv"
         old = rows.read(path, COLUMNS[name])
         kept = old[~old.run.isin(new["run"])] if len(new) else old
         every = pd.concat([part.reindex(columns=COLUMNS[name]) for part in (kept, new) if len(part)] or [old])
-        rows.write(path, every.sort_values("run", key=lambda names: names.map(_place), kind="stable"))
+        rows.write(path, every.sort_values("run", kind="stable"))
         print(f"{path}: {len(every)} rows" + (f", {len(kept)} of them from earlier" if len(kept) else ""))
-
-
-def _place(run: str) -> tuple[int, int, int, float, str]:
-    """Return the place of a run's rows in the order of the files."""
-    name = Name.parse(run)
-    if name is None:
-        raise UsageError(f"{run!r} is not the name of a run of the study; remove its rows")
-    return NAMES.index(name.experiment), EVERY_ARM.index(name.arm), name.seed, name.learning_rate or 0.0, run
 
 
 def _share_starts(lasts: Any, epochs: Any, models: dict[str, str]) -> None:
@@ -198,7 +169,7 @@ def read_lines(path: Path) -> Any:
 
 
 def _finished(store: storage.PosteriorStore) -> list[StudyRun]:
-    """Return the finished runs of the study in the order of the files, and print the others."""
+    """Return the finished runs of the study, and print the others."""
     runs = []
     for record in store.runs():
         name = Name.parse(record.name)
@@ -210,7 +181,7 @@ def _finished(store: storage.PosteriorStore) -> list[StudyRun]:
             runs.append(StudyRun(record, name))
     if not runs:
         raise UsageError(f"{store.location} has no finished run of the study; train some, or name another store")
-    return sorted(runs, key=lambda run: _place(run.record.name))
+    return runs
 
 
 def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], Row]:
@@ -294,7 +265,7 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
     return final
 
 
-def _recorded(store_url: str | None, run: StudyRun) -> recorded.RecordedRun:
+def _recorded(store_url: str, run: StudyRun) -> recorded.RecordedRun:
     replayed = recorded.read(store_url, str(run.record.run_id))
     if replayed.probes is None:
         raise UsageError(f"run {run.record.name!r} has no probes; train it with --probe.fraction 0.2")

@@ -35,23 +35,14 @@ _FLOOR = 0.1  # share of the draws by exact probabilities that goes to all promp
 
 @dataclass(frozen=True)
 class Arm:
-    """How a training turns rollouts into updates.
-
-    Attributes:
-        estimator: its registered name.
-        clip: lower and upper bound on how far the ratio may be from 1.
-        parameters: of the estimator.
-        form: of the advantage; "dr_grpo" sums over tokens, the others take their mean.
-        like: the arm of the protocol whose N, batches and learning rate it has. "": the arm of its own name.
-        exact: draws prompts in proportion to p (1 - p), p their exact success probability under the present policy.
-    """
+    """How a training turns rollouts into updates."""
 
     estimator: str
-    clip: tuple[float, float]
+    clip: tuple[float, float]  # lower and upper bound on how far the ratio may be from 1
     parameters: dict[str, Any] = field(default_factory=dict)
-    form: str = "group_norm"
-    like: str = ""
-    exact: bool = False
+    form: str = "group_norm"  # "dr_grpo" sums over tokens, the others take their mean
+    like: str = ""  # the arm of the protocol whose N, batches and learning rate it has, if not that of its own name
+    exact: bool = False  # draw prompts in proportion to p (1 - p), p their exact success probability
 
 
 NARROW, WIDE = (0.2, 0.28), (0.98, 0.98)
@@ -172,19 +163,10 @@ def _drawn(task: Task, policy: Any, prompts: int, order: np.random.Generator) ->
 
 
 def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) -> tuple[Row, list[Row]]:
-    """Train as a run of the study does, with a given seed.
-
-    Args:
-        folder: of that seed's task, see :func:`study.tasks.prepare`.
-        run: its N, batches, passes and learning rate are used.
-        name: of an arm in ``ARMS``.
-        shortest: as for :func:`train`.
+    """Train arm ``name`` with N, batches, passes and learning rate of a run of the study, on the task in a folder.
 
     Returns:
-        Rows for control.csv and points.csv.
-
-    Raises:
-        UsageError: there is no such task.
+        A row for control.csv, and rows for points.csv.
     """
     torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     rate = float(run.flags[LEARNING_RATE])

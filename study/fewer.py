@@ -105,7 +105,7 @@ def tables(study: Study) -> dict[str, Table]:
     for test in TESTS:
         curves = all_curves(study, test)
         made[f"{test}-differences"] = _differences(curves, test)
-        made[f"{test}-target"] = _target(study, curves, test)
+        made[f"{test}-target"] = _target(curves, test)
     return made | {f"{test}-rates": _rates(study, test) for test in ("few", "chain")}
 
 
@@ -140,38 +140,23 @@ def _row(tests: Mapping[str, tuple[Paired, float]]) -> list[str]:
     return [str(half.n), *cells, interval(half), detectable(half)]
 
 
-def _target(study: Study, curves: Mapping[Arm, Curves], test: str) -> Table:
+def _target(curves: Mapping[Arm, Curves], test: str) -> Table:
     rows = []
     target = curves.get(TARGET, {})
     for arm, mine in curves.items():
         gain = [at(*curve, share=1.0) - float(curve[1][0]) for curve in mine.values()]
         half = compare(mine, target, HALF, OUTCOMES["all"])
-        ends = _ends_at_once(study, test, arm)
-        most = f"{100 * ends.max():.2g}" if len(ends) else "-"
         shares = needed(analysis.share_needed(mine, target))
         gained = percent(*analysis.mean_and_error(gain))
-        rows.append([LABELS[arm], str(len(mine)), gained, difference(half), interval(half), *shares, most])
-    header = (
-        "arm", "n", "gain", "1/2 vs. target", "95 % interval", "share of rollouts", "95 % interval",
-        "ends at once, most %",
-    )  # fmt: skip
+        rows.append([LABELS[arm], str(len(mine)), gained, difference(half), interval(half), *shares])
+    header = ("arm", "n", "gain", "1/2 vs. target", "95 % interval", "share of rollouts", "95 % interval")
     note = (
         "Gain: accuracy after all rollouts less that before training, in percentage points. Target: the same seed's "
         "GRPO at N = 8 after all rollouts; compared with the arm after half as many. Share of rollouts: where the "
         "arm's mean curve first reaches GRPO's mean final accuracy, over where GRPO's own mean curve does; bootstrap "
-        f"over seeds, {analysis.DRAWS:,} draws. Ends at once: probability that the trained policy's first token is the "
-        "end token, on the seed where it is largest."
+        f"over seeds, {analysis.DRAWS:,} draws."
     )
     return Table(f"{TESTS[test]}: the final accuracy of GRPO at N = 8", header, rows if len(curves) > 1 else [], note)
-
-
-def _ends_at_once(study: Study, test: str, arm: Arm) -> pd.Series:
-    """Return the probability of an empty response of each trained policy."""
-    experiment, rows = f"{test}-{arm.size}", study.control
-    if not test.startswith(CONTROL_OF):
-        return study.outcome(experiment, arm.name, "ends_at_once")
-    experiment = experiment.removeprefix(CONTROL_OF)
-    return rows.ends_at_once[(rows.experiment == experiment) & (rows.arm == arm.name) & (rows.shortest == 0)]
 
 
 def _rates(study: Study, test: str) -> Table:

@@ -7,17 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import matplotlib
 import numpy as np
 
 from study import analysis, claims, fewer
 from study.analysis import ALPHA, BASELINE, Paired
 from study.rows import ARMS, EXPERIMENTS, Study
-from study.style import new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+matplotlib.use("Agg")  # draws into files
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Marker and line suffice without colour.
+LOOKS: dict[str, dict[str, Any]] = {
+    "point": {"color": "#000000", "marker": "s", "linestyle": (0, (4, 2))},
+    "dbb": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "laplace": {"color": "#009E73", "marker": "v", "linestyle": "-"},
+    "auto": {"color": "#D55E00", "marker": "P", "linestyle": (0, (5, 1, 1, 1))},
+    "ema": {"color": "#E69F00", "marker": "^", "linestyle": "-"},
+}
+"""Looks of estimators."""
 _MORE: tuple[dict[str, Any], ...] = (
     {"color": "#7F7F7F", "marker": "d", "linestyle": (0, (1, 1))},
     {"color": "#CC79A7", "marker": "s", "linestyle": (0, (4, 2))},
@@ -28,26 +38,30 @@ _MORE: tuple[dict[str, Any], ...] = (
     {"color": "#009E73", "marker": "v", "linestyle": "-"},
 )
 STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
-STYLE |= {"grpo": style("point"), "laplace": style("laplace"), "dbb": style("dbb"), "auto": style("auto")}
-FEWER_STYLE = dict(zip(fewer.LABELS, (style("point"), _MORE[0], style("auto"), *_MORE[1:], *_MORE[:1]), strict=False))
+STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
+FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
 SWEEPS = {"sweep-n8": "N = 8", "sweep-n2": "N = 2", "small-n2": "small model, N = 2"}
 """Experiments with several discounts, and their titles."""
 
 
+def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tuple[Figure, Any]:
+    """Return a figure of 8 inches' width and its panels (rows, columns)."""
+    from matplotlib.figure import Figure
+
+    size = 15  # of fonts: readable at half the width
+    small = dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 0.9 * size)
+    sizes = dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize"), size) | small
+    spines = {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
+    lines = {"lines.linewidth": 2.4, "lines.markersize": 6.8, "axes.grid": True, "grid.color": "#E0E0E0"}
+    matplotlib.rcParams.update(sizes | spines | lines | {"axes.axisbelow": True})
+    figure = Figure(figsize=(8.0, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **subplots)
+
+
 def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
-    """Write each figure that has data, or those of these names, as PNG, and print the paths.
-
-    ``study_differences`` shows every arm's difference to GRPO. ``study_few``, ``study_chain`` and
-    ``study_control-few`` show the test of fewer rollouts. ``paper_discounts`` shows accuracy and error over DBB's
-    discount.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    makers: dict[str, Callable[[Study], Figure | None]] = {
-        "study_differences": _differences,
-        "paper_discounts": _discounts,
-    }
+    """Write each figure that has data, or those of these names, as PNG, and print the paths."""
+    makers: dict[str, Callable[[Study], Figure | None]] = {"study_differences": _differences}
+    makers["paper_discounts"] = _discounts
     makers |= {f"study_{test}": partial(_fewer, test=test) for test in fewer.TESTS}
     for name, make in makers.items():
         figure = make(study) if not names or name in names else None
@@ -62,8 +76,7 @@ def _differences(study: Study) -> Figure | None:
     if not tests:
         return None
     arms = [arm for arm in ARMS if any(arm in of_arm for of_arm in tests.values())]
-    size = {"width": 8.0, "height": 0.42 * len(arms) + 2.0}
-    figure, grid = new_figure(len(tests), 1, **size, sharex=True, sharey=True, squeeze=False)
+    figure, grid = new_figure(len(tests), 1, height=0.42 * len(arms) + 2.0, sharex=True, sharey=True)
     for axes, (experiment, of_arm) in zip(grid[0], tests.items(), strict=True):
         for arm, (test, corrected) in of_arm.items():
             _draw_test(axes, arms.index(arm), test, corrected, STYLE[arm])
@@ -81,7 +94,7 @@ def _fewer(study: Study, test: str) -> Figure | None:
     curves = fewer.all_curves(study, test)
     if fewer.TARGET not in curves or len(curves) == 1:
         return None
-    figure, ((left, right),) = new_figure(2, 1, width=8.0, height=0.3 * len(curves) + 3.4, squeeze=False)
+    figure, ((left, right),) = new_figure(2, 1, height=0.3 * len(curves) + 3.4)
     for arm, mine in curves.items():
         x_E = np.mean([rollouts_E for rollouts_E, _ in mine.values()], axis=0) / 1000
         gain_E = 100 * np.mean([accuracy_E - accuracy_E[0] for _, accuracy_E in mine.values()], axis=0)
@@ -116,8 +129,8 @@ def _discounts(study: Study) -> Figure | None:
     shown = [name for name in SWEEPS if (name, "dbb-0.25") in arms]
     if not shown:
         return None
-    figure, grid = new_figure(len(shown), 2, width=8.0, height=5.4, sharex=True, sharey="row", squeeze=False)
-    look = {"color": style("dbb")["color"], "marker": "o"}
+    figure, grid = new_figure(len(shown), 2, height=5.4, sharex=True, sharey="row")
+    look = {"color": LOOKS["dbb"]["color"], "marker": "o"}
     for top, bottom, experiment in zip(*grid, shown, strict=True):
         grpo = claims.outcome(study, experiment, BASELINE, "exact")
         tests = {

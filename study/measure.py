@@ -37,11 +37,12 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 
     The probability of an empty response is added, too.
     """
+    import torch
     from tqdm import tqdm
 
     from study import exact
-    from study.sampling import one_thread
 
+    torch.set_num_threads(1)  # with a model this small a second thread mostly waits
     done, finished = set(read_lines(folder / EXACT).index), finished_runs(folder)
     left = [run for run in runs if run.name in finished and run.name not in done]
     keys = {(run.start, run.seed) for run in left}
@@ -49,8 +50,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
     for run in tqdm(left, desc="accuracy", unit="model", disable=None):
         task = of_key[run.start, run.seed]
         policy = task.policy(folder / finished[run.name].config["ckpt.output_dir"])
-        with one_thread():
-            line = {"run": run.name, "exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
+        line = {"run": run.name, "exact": task.accuracy(policy), "ends_at_once": task.ends_at_once(policy)}
         with (folder / EXACT).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
 
@@ -85,25 +85,23 @@ def _points(
     folder: Path, run: PlannedRun, rate: float, left: Sequence[tuple[int, float, Path | None]]
 ) -> list[tuple[Any, ...]]:
     """Rows of one run, from steps, rollouts and models (None: the one that it started from)."""
-    from study import exact
-    from study.sampling import one_thread
+    import torch
 
+    from study import exact
+
+    torch.set_num_threads(1)
     task = exact.read(task_folder(folder, run.start, run.seed))
     key = (run.name, run.experiment, run.arm, run.n, run.seed, rate)
-    with one_thread():
-        return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
+    return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
 
 
 def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
     """Evaluate the model of each finished run, its best checkpoint where there is one, and store it with the run.
 
-    A finished evaluation is not repeated, and a stopped one continues.
-
-    Args:
-        until: ``time.monotonic()`` after which no evaluation is started.
+    A finished evaluation is not repeated, and a stopped one continues. None is started after ``until``.
 
     Returns:
-        What went wrong, by the names of the runs whose evaluation failed.
+        An error by the name of each run whose evaluation failed.
     """
     failed = {}
     finished = finished_runs(folder)

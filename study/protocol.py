@@ -26,40 +26,27 @@ _KEYS = ("like", "n", "arms", "seeds", "more_seeds", "start", "preset", "learnin
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A training of the protocol.
+    """A training of the protocol."""
 
-    Attributes:
-        name: in the store; ``EXPERIMENT-ARM-sSEED``, with ``-lrRATE`` before the seed if learning rates are tried.
-        n: rollouts per group.
-        start: warm start of the seed's task; "" if the preset names the model and the data.
-        flags: of the training command, over the preset.
-    """
-
-    name: str
+    name: str  # EXPERIMENT-ARM-sSEED, with -lrRATE before the seed if learning rates are tried
     experiment: str
     arm: str
-    n: int
+    n: int  # rollouts per group
     seed: int
-    start: str
-    flags: dict[str, Any]
+    start: str  # of STARTS; "" if the preset names the model and the data
+    flags: dict[str, Any]  # of the training command, over the preset
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol.
-
-    Attributes:
-        task: "tiny", or "" if the preset names the model and the data.
-        evaluation: flags of ``openrlhf-dbb evaluate`` for each trained model; none if the training's own serve.
-        runs: in training order, seed by seed, so that the finished ones can be paired at any time.
-    """
+    """A protocol."""
 
     name: str
     description: str
     preset: str
-    task: str
-    evaluation: dict[str, str]
-    runs: list[PlannedRun]
+    task: str  # "tiny", or "" if the preset names the model and the data
+    evaluation: dict[str, str]  # flags of ``openrlhf-dbb evaluate`` for each trained model
+    runs: list[PlannedRun]  # seed by seed, so that the finished ones can be paired at any time
 
     def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[PlannedRun]:
         """Return the runs of the given experiments, or of all, with the first ``seeds`` seeds of each.

@@ -164,14 +164,3 @@ def append(path: Path, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) 
     """Add rows to a CSV file, which is created if it does not exist."""
     new = pd.DataFrame(rows, columns=list(columns))
     write(path, pd.concat([pd.read_csv(path), new], ignore_index=True) if path.exists() else new)
-
-
-def merge(source: Path, into: Path, key: Sequence[str]) -> None:
-    """Add the rows of one CSV file to another. A new row replaces those with the same values in ``key``."""
-    if not source.exists():
-        return
-    rows = pd.read_csv(source)
-    if into.exists():
-        rows = pd.concat([pd.read_csv(into), rows], ignore_index=True).drop_duplicates(list(key), keep="last")
-    write(into, rows)
-    print(f"{into}: {len(rows)} rows")

@@ -65,18 +65,10 @@ def default_lanes() -> int:
 def train(
     chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int, until: float = math.inf
 ) -> dict[str, str]:
-    """Train the runs that are not finished.
-
-    Args:
-        folder: of the study. It holds the store, the tasks, ``runs/``, the lanes' logs and ``times.jsonl``.
-        lanes: runs trained side by side.
-        until: ``time.monotonic()`` after which no run is started.
+    """Train the runs that are not finished, ``lanes`` side by side; start none after ``until`` (``time.monotonic()``).
 
     Returns:
         An error by the name of each run that failed.
-
-    Raises:
-        storage.StoreError: the store cannot be used.
     """
     from tqdm import tqdm
 

@@ -6,8 +6,6 @@ prompt with its response, V tokens known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,17 +81,6 @@ def token_log_probabilities(
     logits = policy(input_ids=rows_R_T[:, :-1], use_cache=False).logits
     logs_R_L_V = logits[torch.arange(len(rows_R_T))[:, None], places_R_L - 1].log_softmax(-1)
     return logs_R_L_V.gather(-1, targets_R_L[..., None])[..., 0] * there
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """With a model this small a second thread mostly waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _rows(tokens: Tokens, prompt_R: NDArray[np.int64], room: int) -> tuple[torch.Tensor, torch.Tensor]:

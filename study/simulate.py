@@ -15,8 +15,8 @@ from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from study import regimes
+from study.figures import LOOKS, new_figure
 from study.simulation import DRAWS, MEASURES, Result, Setting, simulate
-from study.style import new_figure, style
 
 _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
@@ -120,10 +120,10 @@ def _draw(folder: Path, results: Sequence[Result], size: int) -> Path:
     """Draw the error over the discount, a panel for each regime."""
     mine = [result for result in results if result.rollouts == size]
     rows = -(-len(mine) // 3)
-    figure, grid = new_figure(3, rows, width=8.0, height=1.8 * rows + 1.0, sharex=True, squeeze=False)
+    figure, grid = new_figure(3, rows, height=1.8 * rows + 1.0, sharex=True)
     for panel, result in zip(grid.flat, mine, strict=False):
         for name, (x, mse_X) in result.sweeps.items():
-            panel.plot(x, mse_X / result.best_K.mean(), label=name, **(style(name.split()[0]) | {"marker": ""}))
+            panel.plot(x, mse_X / result.best_K.mean(), label=name, **(LOOKS.get(name.split()[0], {}) | {"marker": ""}))
         panel.axhline(1, color="black", linewidth=0.8)
         panel.set(title=result.regime, ylim=(0.8, 2.5))
     for spare in grid.flat[len(mine) :]:

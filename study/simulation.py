@@ -31,19 +31,13 @@ _LEVEL = 0.8  # of the interval whose coverage is measured
 
 @dataclass(frozen=True)
 class Setting:
-    """The size of all simulated trainings.
-
-    Attributes:
-        prompts, visits: P, and T passes.
-        batch: prompts in a policy update.
-        seeds, seed: number of trainings, and the seed of the first.
-    """
+    """The size of all simulated trainings."""
 
     prompts: int = 2048
-    visits: int = 4
-    batch: int = 128
+    visits: int = 4  # passes
+    batch: int = 128  # prompts in a policy update
     seeds: int = 3
-    seed: int = 0
+    seed: int = 0  # of the first training
 
     @property
     def pass_updates(self) -> int:
@@ -53,18 +47,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Training:
-    """A simulated training.
+    """A simulated training."""
 
-    Attributes:
-        p_U_P: success probabilities at each update, and, except with "visits", after the last one.
-        seen_U: the prompts of each update, (B,) each.
-        rewards_U: their rewards, 0 or 1, sorted within a group, (B, G) each. Estimators ignore the order.
-        pass_updates: updates in a pass.
-    """
-
-    p_U_P: Floats
-    seen_U: list[NDArray[np.int64]]
-    rewards_U: list[Floats]
+    p_U_P: Floats  # success probabilities at each update, and, except with "visits", after the last one
+    seen_U: list[NDArray[np.int64]]  # the prompts of each update, (B,) each
+    rewards_U: list[Floats]  # their rewards, 0 or 1, (B, G) each, sorted in a group: estimators ignore the order
     pass_updates: int
 
 
@@ -170,21 +157,14 @@ def measure(estimator: RewardEstimator, run: Training) -> Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """One regime with one way to draw and one group size.
-
-    Attributes:
-        values_M_E_K: by measure, in the order of ``MEASURES``, estimator and seed.
-        best_K: errors at the visits of ``dbb`` at the one discount that is best in hindsight over all seeds.
-        sweeps: errors at the visits for each curve over the discount (or smoothing): values (X,) and errors (X,), means
-            over seeds.
-    """
+    """One regime with one way to draw and one group size."""
 
     drawn: str
     regime: str
     rollouts: int
-    values_M_E_K: Floats
-    best_K: Floats
-    sweeps: dict[str, tuple[Floats, Floats]]
+    values_M_E_K: Floats  # by measure (see ``MEASURES``), estimator and seed
+    best_K: Floats  # errors at the visits of ``dbb`` at the one discount that is best in hindsight over all seeds
+    sweeps: dict[str, tuple[Floats, Floats]]  # discounts (or smoothings) and errors of each family, (X,) both
 
 
 def simulate(

@@ -29,7 +29,7 @@ def tables(study: Study) -> dict[str, Table]:
         made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
     made |= fewer.tables(study)
     made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
-    made |= {"pilot": _pilot(study), "cost": cost(study)}
+    made |= {"pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -157,13 +157,3 @@ def _pilot(study: Study) -> Table:
             rows.append([str(runs.n.iloc[0]), f"{rate:g}", str(len(values)), mean, "chosen" if rate == chosen else ""])
     header = ("N", "learning rate", "n", "Acc@8 %", "")
     return Table("Learning rates, GRPO alone", header, rows, "n: seeds; chosen: the best mean.")
-
-
-def cost(study: Study) -> Table:
-    """Return runs, seconds and rollouts of each experiment."""
-    rows = []
-    for experiment, runs in study.runs.groupby("experiment", sort=False):
-        seconds = runs.seconds.median()
-        totals = [f"{runs[name].sum():,.0f}" for name in ("rollouts", "trained")]
-        rows.append([experiment, str(len(runs)), "-" if math.isnan(seconds) else f"{seconds:.0f}", *totals])
-    return Table("Cost", ("experiment", "runs", "seconds per run (median)", "rollouts", "trained on"), rows)

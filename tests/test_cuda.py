@@ -405,27 +405,3 @@ def test_an_engine_over_two_gpus(gpus, train, tmp_path, record_property):
     needs_gpus(gpus, 2)
     tensor_parallel = ["--train.colocate_all", "--vllm.tensor_parallel_size", "2"]
     check(run(train, tmp_path, *on_gpus(2, 1, *tensor_parallel)), record_property)
-
-
-def benchmark(folder, name, *flags):
-    """Run a program of benchmarks/ in a folder; the completed process."""
-    command = [sys.executable, str(ROOT / "benchmarks" / name), *flags]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
-
-
-def test_speed(gpus, tmp_path, record_property):
-    """Every figure of both trainers, and ours to OpenRLHF's; what has failed does not hide the other's figures."""
-    cuda_only(gpus, "measures a GPU")
-    size, tokens = ("1.7b", 4096) if gpus[0][1] >= 70 * GIB else ("0.6b", 1024)
-    flags = ["--only", "ours", "openrlhf", "--size", size, "--max_new_tokens", str(tokens), "--steps", "3"]
-    record_property("measured", " ".join(flags))
-    done = benchmark(tmp_path, "gpu.py", *flags, "--json", "speed.json")
-    said = tail(done.stdout, done.stderr)
-    assert (tmp_path / "speed.json").exists(), said
-    found = json.loads((tmp_path / "speed.json").read_text())
-    for name, values in [*found["figures"].items(), ("ratio", found["ratio"])]:
-        for what, value in values.items():
-            if value is not None:
-                record_property(f"{name} {what}", f"{value:.4g}")
-    assert sorted(found["figures"]) == ["openrlhf", "ours"], said
-    assert (done.returncode, found["missed"]) == (0, []), said
