@@ -13,7 +13,6 @@ from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, prepare
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
 
 FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
-BRIEF = Recipe(warmup_steps=30)
 
 
 def contents(folder):
@@ -69,6 +68,8 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
 
 def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(tmp_path, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
+    (tmp_path / ".assets.building").mkdir()
+    (tmp_path / ".assets.building/half").write_text("of a process that was killed")
     recipe = Recipe(train_prompts=8, heldout_prompts=5, ood_prompts=3, warmup_steps=1)
     files = prepare(tmp_path / "assets", 7, recipe)
     assert json.loads((tmp_path / "assets" / "tiny.json").read_text()) == {
@@ -77,6 +78,7 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
         "recipe": {"train_prompts": 8, "heldout_prompts": 5, "ood_prompts": 3, "warmup_steps": 1, "hidden": 64},
     }
     first = contents(tmp_path / "assets")
+    assert {path.name for path in tmp_path.iterdir()} == {"assets", ".assets.lock"}
     assert prepare(tmp_path / "assets", 7, recipe) == files
     assert contents(tmp_path / "assets") == first
     assert [json.loads(line) for line in files.train.read_text().splitlines()] == generate("train", 8, 7)
@@ -124,25 +126,3 @@ def test_start_is_neither_hopeless_nor_finished(folder):
     groups = [sum(right[i : i + 8]) for i in range(0, len(right), 8)]
     assert 0.35 <= sum(right) / len(right) <= 0.5
     assert groups.count(0) + groups.count(8) >= len(groups) / 3
-
-
-@pytest.mark.slow
-def test_two_processes_at_once_make_the_same_files_once_and_replace_an_older_version(tmp_path):
-    prepare(tmp_path / "same", 0, BRIEF)
-    target = tmp_path / "assets"
-    target.mkdir()
-    (target / "tiny.json").write_text('{"version": 0, "seed": 0}')
-    (target / "obsolete").write_text("of version 0")
-    (tmp_path / ".assets.building").mkdir()
-    (tmp_path / ".assets.building" / "half").write_text("of a process that was killed")
-    program = f"import pathlib, openrlhf_dbb.tiny as t; t.prepare(pathlib.Path({str(target)!r}), 0, t.{BRIEF!r})"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    assert sum("tiny model: 100%" in error for error in errors) == 1  # the other one waited
-    assert contents(target) == contents(tmp_path / "same")
-    assert not (tmp_path / ".assets.building").exists()
