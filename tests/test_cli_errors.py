@@ -74,10 +74,8 @@ def no_engine_starts(monkeypatch):
         (["--actor.model_name_or_path", "/no/such"], "--actor.model_name_or_path /no/such cannot be loaded"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--data.label_key", "answer"], "--data.label_key 'answer' is not a column of the data set; it has input"),
-        (["--data.input_key", "question"], "--data.input_key 'question' is not a column of the data set"),
         (["--rollout.batch_size", "16"], "leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16)"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
-        (["--resume"], "--resume: no unfinished run in"),
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "4"], "more, got 1"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
@@ -87,7 +85,6 @@ def no_engine_starts(monkeypatch):
         (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--store.url", "sqlite:////no/such/folder/x.db"], "/no/such/folder"),
-        (["--store.url", "sqlite:////proc/x.db"], "/proc/x.db"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
         (["--store.url", "mysql://u:hunter2@h/x"], "mysql"),
     ],
@@ -220,16 +217,10 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
         (["--data.max_samples", "4"], "it was trained with content of the data set"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
         (["--method", "dapo"], "it was trained with method 'grpo', not 'dapo'"),
-        (["--rollout.strategy", "dynamic"], "it was trained with --rollout.strategy 'plain', not 'dynamic'"),
-        (["--algo.dynamic_filtering_enable"], "it was trained with --algo.dynamic_filtering_enable False, not True"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
-        (["--ds.param_dtype", "fp16"], "it was trained with --ds.param_dtype"),
-        (["--replay.cache", "32"], "it was trained with --replay.cache 16, not 32"),
         (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator 'group_norm', not 'dr_grpo'"),
         (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode 'seq-mean-token-mean', not 'token-mean'"),
-        (["--actor.eps_clip_low_high", "0.2", "0.3"], "--actor.eps_clip_low_high [0.98, 0.98], not [0.2, 0.3]"),
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
-        (["--rollout.n_samples_per_prompt", "2"], "it was trained with --rollout.n_samples_per_prompt 4, not 2"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
         (
             ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
@@ -241,21 +232,6 @@ def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command
     code, said = command("--resume", "mine", *argv)
     assert code == 2
     assert line in said and "--warm_start mine" in said
-
-
-def test_a_run_by_a_method_is_resumed_by_the_same_command_and_not_with_other_pieces(command, monkeypatch):
-    same = ["--method", "dr_grpo", "--estimator", "dbb"]
-    start_until_launch(command, monkeypatch, "--run_name", "mine", *same)
-    start_until_launch(command, monkeypatch, "--resume", "mine", *same)
-    for changed, line in (
-        (["--method", "grpo"], "it was trained with method 'dr_grpo', not 'grpo'"),
-        (
-            ["--algo.advantage.estimator", "rloo"],
-            "it was trained with --algo.advantage.estimator 'dr_grpo', not 'rloo'",
-        ),
-    ):
-        code, said = command("--resume", "mine", *same, *changed)
-        assert code == 2 and line in said and "--warm_start mine" in said
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):
@@ -300,13 +276,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
 def test_a_name_is_given_once(unfinished, command):
     code, said = command("--run_name", "mine")
     assert code == 2 and "'mine'" in said
-
-
-def test_a_warm_start_without_a_common_prompt_is_refused(unfinished, command, tmp_path):
-    code, said = command("--run_name", "other", "--warm_start", "mine")
-    assert code == 2 and "has a posterior in run 'mine'" in said
-    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
-        assert [run.name for run in store.runs()] == ["mine"]  # nothing of the new run is left
 
 
 def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path, monkeypatch):

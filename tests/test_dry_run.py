@@ -70,7 +70,6 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
 
 
 def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
-    assert dry_run(*own, "--dbb.discount", "0")[0].startswith("error: --dbb.discount = 0.0 is not in (0, 1]")
     assert "no run 'nobody'" in dry_run(*own, "--resume", "nobody")[0]
     assert "the folder /no/such does not exist" in dry_run(*own, "--store.url", "/no/such/runs.db")[0]
     with storage.open_store("runs.db") as store:
@@ -90,10 +89,6 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert "   --ckpt.save_steps 40  [a tenth of the run, at least 10 steps]" in dry_run(
         *own, "--train.num_episodes", "100"
     )
-    assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in dry_run(
-        *own, "--train.max_rollouts", str(128 * 39)
-    )
-    assert "   --ckpt.save_steps 7  [command line]" in dry_run(*own, "--ckpt.save_steps", "7")
 
 
 def test_a_dry_run_shows_where_asynchronous_training_puts_the_models(dry_run, pretend_gpus):
@@ -129,10 +124,8 @@ def warnings(lines):
     ("argv", "visits"),
     [
         (["--train.num_episodes", "1"], "1.0"),
-        (["--train.num_episodes", "2"], None),
         (["--train.max_rollouts", "896"], "1.8"),  # 1.75 x 64 prompts x 8 rollouts
         (["--train.max_rollouts", "1024"], None),
-        (["--train.num_episodes", "1", "--estimator", "auto"], "1.0"),
         (["--train.num_episodes", "1", "--estimator", "point"], None),  # has no history
     ],
 )
@@ -162,14 +155,3 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     lines = dry_run(*own, "--warm_start", "before", "--train.num_episodes", "1")
     assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
     assert not [line for line in warnings(lines) if "visited" in line]
-
-
-def test_a_chat_template_that_refuses_a_prompt_is_named(dry_run, own, tmp_path):
-    file = tmp_path / "model/tokenizer_config.json"
-    template = "{{ raise_exception('roles must alternate') }}"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
-    [line] = dry_run(*own)
-    assert line == (
-        f"error: --data.prompt_dataset {tmp_path}/data.jsonl: the model's chat template refuses a prompt: "
-        "roles must alternate; change the prompt, or leave the template out with --no-data.apply_chat_template"
-    )

@@ -7,11 +7,11 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import openrlhf_dbb
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.options import Parser
+from openrlhf_dbb.options import Parser, add_store, require_stack
 
 PROGRAM = "openrlhf-dbb"
 REFUSED, INTERRUPTED = 2, 130
@@ -61,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     first = _first(argv)
     if argv[first : first + 1] == ["train"]:
-        _train(argv[:first] + argv[first + 1 :])
+        from openrlhf_dbb.cli import train_grpo
+
+        require_stack(f"{PROGRAM} train")
+        train_grpo.command(argv[:first] + argv[first + 1 :])
     parser = build([name for name in COMMANDS if name in argv])
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -91,14 +94,6 @@ def _first(argv: list[str]) -> int:
     return 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
 
 
-def _train(argv: list[str]) -> NoReturn:
-    from openrlhf_dbb.cli import train_grpo
-    from openrlhf_dbb.options import require_stack
-
-    require_stack(f"{PROGRAM} train")
-    train_grpo.command(argv)
-
-
 def build(names: Collection[str]) -> Parser:
     """Return the parser with all commands, and with the arguments of the commands in ``names``."""
     parser = Parser(
@@ -116,8 +111,6 @@ def build(names: Collection[str]) -> Parser:
         """Declare the function of a command, and return the command's parser for its arguments."""
         parsers[name].set_defaults(command=command, opens_store=opens_store)
         if opens_store:
-            from openrlhf_dbb.options import add_store
-
             add_store(parsers[name])
         return parsers[name]
 

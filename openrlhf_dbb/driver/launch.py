@@ -223,15 +223,11 @@ class Watch:
         if progress.phase in phases.COUNTED_BY_ENGINES:
             # An engine does not count requests that it has not taken yet.
             done = max(progress.size - unfinished, 0) if unfinished else None
-        for kind, warning in self.warnings().items():
+        for kind, warning in (self._trainer.warnings() if self._trainer is not None else {}).items():
             if kind not in self._warned:
                 self._warned.add(kind)
                 line.warn(warning)
         line.show(progress_text(progress, done, time.monotonic()), progress.step, last=last)
-
-    def warnings(self) -> dict[str, str]:
-        """Return what is wrong with the training so far, see :meth:`openrlhf_dbb.actors.progress.Progress.troubles`."""
-        return self._trainer.warnings() if self._trainer is not None else {}
 
 
 class _Here:
