@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from estimators.parameters import parameter_fields
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.data import Prompts
-from openrlhf_dbb.driver.flags import estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -89,13 +87,11 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
     """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
     identity = _identity(settings, prompts)
-    # A parameter that the estimator has got since the run was made has its default.
-    defaults = {field.name: field.default for field in parameter_fields(estimator_class(settings.estimator))}
     for what, stored, given in (
         ("model", record.model, identity["model"]),
         ("method", record.method, identity["method"]),
         ("estimator", record.estimator, settings.estimator),
-        ("estimator parameters", defaults | record.parameters, settings.parameters),
+        ("estimator parameters", record.parameters, settings.parameters),
         ("data set", record.dataset, identity["dataset"]),
         ("content of the data set", record.dataset_digest, prompts.digest),
         ("reward", record.reward, identity["reward"]),
