@@ -96,7 +96,6 @@ function duration(seconds) {
 
 // A prompt in one line, without the template that all prompts of the run share.
 function brief(text, run) {
-  text ??= "";
   const [start, end] = run.template, from = start && text.startsWith(start) ? start.length : 0;
   const to = end && text.length >= from + end.length && text.endsWith(end) ? text.length - end.length : text.length;
   return text.slice(from, Math.min(to, from + 300));
@@ -142,12 +141,6 @@ const source = {
 
 const underWay = new Map();
 
-// One request of a kind at a time: who asks meanwhile waits for the same.
-function once(key, ask) {
-  if (!underWay.has(key)) underWay.set(key, ask().finally(() => underWay.delete(key)));
-  return underWay.get(key);
-}
-
 const answers = new Map(); // path -> {version, answer, error, restsUntil}
 
 // Return a promise if the answer of this version has to be asked for, otherwise null.
@@ -155,7 +148,7 @@ const answers = new Map(); // path -> {version, answer, error, restsUntil}
 function need(path, version, step = null) {
   const kept = answers.get(path), isBehind = step !== null && kept?.answer && kept.answer.last !== step;
   if (kept && ((kept.version === version && !isBehind) || performance.now() < kept.restsUntil)) return null;
-  return once(path, async () => {
+  const ask = async () => {
     const entry = { version, answer: kept?.answer, error: null }, began = performance.now();
     try {
       entry.answer = await source.get(path);
@@ -167,7 +160,10 @@ function need(path, version, step = null) {
     answers.delete(path);
     answers.set(path, entry);
     if (answers.size > 200) answers.delete(answers.keys().next().value);
-  });
+  };
+  // One request of a path at a time: who asks meanwhile waits for the same.
+  if (!underWay.has(path)) underWay.set(path, ask().finally(() => underWay.delete(path)));
+  return underWay.get(path);
 }
 
 const got = (path) => answers.get(path)?.answer;

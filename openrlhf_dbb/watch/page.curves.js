@@ -33,15 +33,8 @@ const seriesPath = (run) => `runs/${run.id}/series`;
 const seriesOf = (run) => got(seriesPath(run));
 const needSeries = (run) => need(seriesPath(run), run.version);
 
-const axesOf = new WeakMap(); // answer -> its axes by name
-
 // Returns a function from a step to its value on the chosen axis; null if the run does not tell.
 function axisOf(answer, axis) {
-  if (!axesOf.has(answer)) axesOf.set(answer, {});
-  return axesOf.get(answer)[axis] ??= makeAxis(answer, axis);
-}
-
-function makeAxis(answer, axis) {
   if (axis === "steps") return (step) => step;
   const values = answer.curves[axis];
   if (!values?.some(isNumber)) return null;

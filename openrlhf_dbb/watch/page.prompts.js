@@ -36,18 +36,14 @@ function promptColumns({ id, state, mean, change, visits, text }) {
 }
 
 const tablePath = (run) => `runs/${run.id}/prompts`;
-const searchableOf = new WeakMap(); // answer -> what is searched in each row
 
 function selectedRows(answer) {
   const { columns } = answer, wanted = (at.q ?? "").trim().toLowerCase(), state = numberIn("state");
-  if (!searchableOf.has(answer)) searchableOf.set(answer, []);
-  const rows = [], searchable = searchableOf.get(answer);
+  const rows = [];
   for (let row = 0; row < columns.id.length; row++) {
     if (state !== null && columns.state[row] !== state) continue;
-    if (wanted) {
-      searchable[row] ??= `${columns.id[row]}\n${columns.text[row]}\n${columns.label[row] ?? ""}`.toLowerCase();
-      if (!searchable[row].includes(wanted)) continue;
-    }
+    const text = `${columns.id[row]}\n${columns.text[row]}\n${columns.label[row] ?? ""}`;
+    if (wanted && !text.toLowerCase().includes(wanted)) continue;
     rows.push(row);
   }
   const keys = columns[sortedBy()], sign = at.down === "1" ? -1 : 1;
@@ -114,8 +110,8 @@ const PROMPT = {
     }
     for (const part of dialog.querySelectorAll(".beside > div")) part.hidden = !answer;
     setText(byId("prompt-note"), answer ? "" : entry?.error ? `The history of this prompt cannot be shown: ${entry.error}` : "Loading \u2026");
-    setText(byId("prompt-facts"), answer ? promptFacts(answer) : "");
-    if (!answer) return;
+    if (!answer) return setText(byId("prompt-facts"), "");
+    setText(byId("prompt-facts"), `${STATE_NAMES[answer.state]}, ${theRun().mean_name} ${fixed(answer.mean)}, ${plural(answer.visits.step.length, "visit")}`);
     const key = `${theRun().id} ${at.prompt}`;
     if (textsDrawn !== key) {
       textsDrawn = key;
@@ -134,10 +130,6 @@ const PROMPT = {
     drawResponses(answer.visits, visit);
   },
 };
-
-function promptFacts({ state, mean, visits }) {
-  return `${STATE_NAMES[state]}, ${theRun().mean_name} ${fixed(mean)}, ${plural(visits.step.length, "visit")}`;
-}
 
 function drawVisits(visits, visit, beta, level) {
   const rates = visits.step.map((_, i) => visits.rollouts[i] ? visits.successes[i] / visits.rollouts[i] : null);

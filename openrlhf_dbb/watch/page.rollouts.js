@@ -71,7 +71,7 @@ VIEWS.rollouts = {
     }
     const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
     setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
-    const groups = [...grouped(hits)].slice(0, MOST_GROUPS);
+    const groups = [...Map.groupBy(hits, (rollout) => rollout.prompt_id)].slice(0, MOST_GROUPS);
     // The cards stay as they are, opened texts too, until others are to be shown.
     const key = JSON.stringify([run.id, step, found.length, at.show]);
     if (key === groupsDrawn) return step ?? 0;
@@ -87,15 +87,6 @@ VIEWS.rollouts = {
     return step ?? 0;
   },
 };
-
-function grouped(rollouts) {
-  const groups = new Map();
-  for (const rollout of rollouts) {
-    if (!groups.has(rollout.prompt_id)) groups.set(rollout.prompt_id, []);
-    groups.get(rollout.prompt_id).push(rollout);
-  }
-  return groups;
-}
 
 function setUpRollouts() {
   const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];

@@ -30,13 +30,12 @@ VIEWS.usage = {
         : "A group is mixed if some of its rollouts are right and some are wrong. What a mixed group costs: "
         + "everything that was generated, whatever became of it, divided by the number of mixed groups."));
     if (!recorded) return answer.last;
-    const cost = (value, format) => isNumber(value) ? format(value) : "-";
     drawNumbers(byId("usage-numbers"), [
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
       ["zero-variance groups given an advantage",
         totals.single ? "-" : `${whole(totals.given_groups)} of ${whole(totals.zero_variance_groups)}`],
-      ["rollouts per mixed group", cost(totals.rollouts_per_mixed_group, decimal)],
-      ["tokens per mixed group", cost(totals.tokens_per_mixed_group, whole)],
+      ["rollouts per mixed group", decimal(totals.rollouts_per_mixed_group)],
+      ["tokens per mixed group", whole(totals.tokens_per_mixed_group)],
       ["rollouts generated", whole(totals.generated)],
       ["trained on", whole(totals.trained) + sliced(totals.trained, totals.generated)],
       ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.generated)],
