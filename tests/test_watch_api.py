@@ -3,7 +3,6 @@
 import json
 import re
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.run_list import template_of
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, states, summed
-from storage import ProbeRows, RolloutRows, StepRows, open_store
+from storage import ProbeRows, RolloutRows, StepRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
@@ -480,22 +479,6 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     assert " MB: 4 prompts with their visits, 0 steps with rollouts; open" in capsys.readouterr().out
 
 
-def test_how_late_groups_were(store, fill, tmp_path):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    fill.step(run, 1, ids, [4, 1])
-    kept = replace(fill.rollouts(ids, [2, 3]), policy_version=np.array([0.0, 0.5, 1.0, 1.0]))
-    fill.step(run, 2, ids, [2, 3], policy_version=np.array([0.25, 1.0]), kept=kept)
-    for step, lag in ((1, 0.0), (2, 0.25)):
-        run.record_metrics(step, {"async/lag": lag})
-    run.finish()
-    asked, found = Asked(store, run.record), in_file(reported(store, tmp_path))
-    from_file = {path.removeprefix(f"runs/{run.record.run_id}/"): answer for path, answer in found.items()}
-    for answer in (asked, from_file.get):
-        assert answer("series")["curves"]["m:async/lag"] == [0, 0.25]
-        assert [answer(f"prompts/{each}")["visits"]["lag"] for each in ids] == [[0, 0.75], [0, 0]]
-        assert [rollout["lag"] for rollout in answer("rollouts/2")["rollouts"]] == [1, 0.5, 0, 0]
-
-
 def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsys):
     runs, ids = [fill.run(store, name) for name in ("one", "two")], np.sort(fill.prompts(store, 4))
     for run in runs:
@@ -541,16 +524,3 @@ def test_a_page_that_cannot_be_written_and_a_run_that_is_not_there(store, fill, 
     assert "No such file or directory; name a file that can be written" in error and error.count("\n") == 1
     assert main(["report", "nobody", "--store.url", store.url]) == 2
     assert "nobody" in capsys.readouterr().err
-
-
-def test_a_store_opened_for_reading_cannot_be_written(url, fill):
-    from storage import StoreError
-
-    with open_store(url) as store:
-        fill.run(store)
-    with open_store(url, read_only=True) as store:
-        assert [run.name for run in store.runs()] == ["run"]
-        for write in (lambda: fill.run(store, "other"), lambda: store.query("DELETE FROM dbb_run RETURNING run_id")):
-            with pytest.raises(StoreError, match=r"reading only|read-?only"):
-                write()
-        assert [run.name for run in store.runs()] == ["run"]

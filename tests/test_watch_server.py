@@ -1,19 +1,16 @@
 """The live page: a real server of the command, who it lets in, what it refuses, how fast and how steady it is."""
 
-import contextlib
 import json
 import re
 import socket
 import sqlite3
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from openrlhf_dbb.cli.main import main
-from storage import open_store
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -140,23 +137,6 @@ def test_it_ends_at_once_and_quietly(store, running, serve):
         client.close()
 
 
-def test_a_store_that_is_gone_for_a_while(own_postgres, fill, serve):
-    with open_store(own_postgres.new_url()) as store:
-        run, ids = fill.run(store), fill.prompts(store, 3)
-        fill.train(run, ids, range(1, 4))
-        server = serve(store.url)
-        own_postgres.stop()
-        try:
-            time.sleep(1)  # the list of runs is kept for half a second
-            status, _, body = server.get()
-            assert status == 503 and "postgresql://" in json.loads(body)["error"]
-        finally:
-            own_postgres.start()
-        fill.train(run, ids, [4])
-        server.until(lambda answer: answer["runs"][0]["step"] == 4, within=5)
-        assert server.end()[:2] == (0, "")
-
-
 def test_nothing_is_written_and_a_writer_is_not_held_up(open_new, fill, serve):
     store = open_new("sqlite")
     run, ids = fill.run(store), fill.prompts(store, 3)
@@ -195,26 +175,11 @@ def test_what_is_wrong_is_said_in_one_line(store, fill, refused):
     assert "192.0.2.1" in refused(*url, "--host", "192.0.2.1", "--allow-remote")
 
 
-def test_a_store_that_cannot_be_served(tmp_path, open_new, fill, refused):
-    assert refused("--store.url", f"sqlite:///{tmp_path}/none.db") == (
-        f"error: there is no store at {tmp_path}/none.db; check the path, or start a run to create it"
-    )
+def test_a_store_that_cannot_be_served(tmp_path, refused):
+    assert f"there is no store at {tmp_path}/none.db" in refused("--store.url", f"sqlite:///{tmp_path}/none.db")
     assert not list(tmp_path.iterdir())
-    empty = tmp_path / "empty.db"
-    sqlite3.connect(empty).close()
-    assert "holds no posteriors" in refused("--store.url", f"sqlite:///{empty}")
-    store = open_new("sqlite")
-    fill.run(store)
-    store.close()
-    for version in (99, 1):
-        with contextlib.closing(sqlite3.connect(store.location)) as other:
-            other.execute("UPDATE dbb_version SET version = ?", (version,))
-            other.commit()
-        assert "or name a new database" in refused("--store.url", store.url)
-    with contextlib.closing(sqlite3.connect(store.location, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")
-        other.execute("BEGIN EXCLUSIVE")
-        assert refused("--store.url", store.url).endswith("another process has held the write lock for 2 s")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    assert "holds no posteriors" in refused("--store.url", f"sqlite:///{tmp_path}/empty.db")
 
 
 def test_what_is_missing_is_named(store, fill, refused, monkeypatch):

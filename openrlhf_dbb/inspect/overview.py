@@ -34,7 +34,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     A share of zero-variance rollouts is None at N = 1, where it is not defined.
     """
     totals = usage_totals(store, run)
-    single = is_single(totals)
+    spent = ("groups", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
     return {
         "number": run.run_id,
         "name": run.name,
@@ -47,13 +47,9 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "parameters": run.parameters,
         "rollouts": totals["generated"],
         "tokens": totals["generated_tokens"],
-        **{name: totals[name] for name in FATES},
-        "groups": totals["groups"],
-        "mixed_groups": mixed_groups(totals),
-        "rollouts_per_mixed_group": ratio(totals["generated"], mixed_groups(totals)),
-        "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed_groups(totals)),
-        "zero_variance_share": None if single else ratio(totals["zero_variance"], totals["generated"]),
-        "given_advantage_share": None if single else ratio(totals["rescued"], totals["zero_variance"]),
+        **{name: totals[name] for name in (*FATES, *spent)},
+        "zero_variance_share": None if totals["single"] else ratio(totals["zero_variance"], totals["generated"]),
+        "given_advantage_share": None if totals["single"] else ratio(totals["rescued"], totals["zero_variance"]),
         "model": without_passwords(run.model),
         "dataset": without_passwords(run.dataset),
         "started": run.created_at,
@@ -62,11 +58,21 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
 
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return the sums of ``USAGE`` and "filtered" (generated, not trained on); all None if usage was not recorded."""
+    """Return the sums of ``USAGE``, "filtered" (generated, not trained on), and what a mixed group cost.
+
+    All numbers are None if usage was not recorded.
+    """
     query = f"""SELECT {SUMS}, CAST(sum(generated - trained) AS BIGINT) AS filtered
                 FROM dbb_step WHERE run_id = :run"""
     (row,) = store.query(query, run=run.run_id)
-    return dict(row._asdict())
+    totals = row._asdict()
+    mixed = mixed_groups(totals)
+    return totals | {
+        "single": is_single(totals),
+        "mixed_groups": mixed,
+        "rollouts_per_mixed_group": ratio(totals["generated"], mixed),
+        "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed),
+    }
 
 
 def is_single(totals: Mapping[str, Any]) -> bool:

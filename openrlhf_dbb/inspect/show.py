@@ -15,7 +15,6 @@ from openrlhf_dbb.inspect.overview import (
     held_out_numbers,
     overview,
     parameters,
-    ratio,
     state,
     status,
 )
@@ -167,16 +166,9 @@ def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return what ``show --json`` prints."""
-    totals = progress(store, run)
     return overview(store, run) | {
+        "progress": progress(store, run),
         "reward": without_passwords(run.reward),
-        "checkpoint": totals["checkpoint"],
-        "visits": totals["visits"],
-        "training_rate": ratio(totals["successes"], totals["rollouts"]),
-        "posterior_mean": totals["mean"],
-        "prompts": totals["prompts"],
-        "prompts_visited": totals["visited"],
-        "probes": totals["probes"],
         "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
         "database": store.location,
         "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -74,38 +74,38 @@ class Collected:
         for run in runs:
             self._add_run(run, size / len(runs))
 
-    def _add(self, path: str, room: float = float("inf")) -> float:
-        """Add an answer if it fits; return the bytes left, below 0 if it did not fit."""
-        answer = self._api.answer(path)
-        left = room if room == float("inf") else room - len(page.encoded(answer))
-        if left < 0:
-            self.is_cut = True
-        else:
-            self.answers[path] = answer
-        return left
+    def _add(self, path: str) -> None:
+        self.answers[path] = self._api.answer(path)
+
+    def _add_that_fit(self, base: str, names: Iterable[int], room: float) -> tuple[list[int], float]:
+        """Add answers until one does not fit into ``room`` bytes; return the names added, and the bytes left."""
+        added = []
+        for name in names:
+            answer = self._api.answer(f"{base}/{name}")
+            size = len(page.encoded(answer))
+            if size > room:
+                self.is_cut = True
+                break
+            room -= size
+            self.answers[f"{base}/{name}"] = answer
+            added.append(name)
+        return added, room
 
     def _add_run(self, run: Listed, size: float) -> None:
         """Add the answers about one run: half of ``size`` for rollouts, newest first, and the rest for prompts."""
         base = f"runs/{run.record.run_id}"
         for name in ("series", "posteriors", "prompts", "about"):
             self._add(f"{base}/{name}")
-        left, added = size / 2, []
-        for (step,) in self._store.query(_STEPS, run=run.record.run_id):
-            left = self._add(f"{base}/rollouts/{step}", left)
-            if left < 0:
-                break
-            added.append(step)
+        kept = (row.step for row in self._store.query(_STEPS, run=run.record.run_id))
+        steps, left = self._add_that_fit(f"{base}/rollouts", kept, size / 2)
+        for step in steps:
+            self.answers[f"{base}/rollouts/{step}"]["steps"] = [steps[-1], steps[0]]  # of those in the file
         latest: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
-        for step in added:
-            self.answers[f"{base}/rollouts/{step}"]["steps"] = [added[-1], added[0]]  # of those in the file
-        self.answers[f"{base}/rollouts/latest"] = self.answers[f"{base}/rollouts/{added[0]}"] if added else latest
-        self.steps += len(added)
+        self.answers[f"{base}/rollouts/latest"] = self.answers[f"{base}/rollouts/{steps[0]}"] if steps else latest
         visits = self._api.visits(run)
-        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
-        left = size / 2 + max(left, 0)
         # The prompts that moved most come first.
-        for prompt_id in visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist():
-            left = self._add(f"{base}/prompts/{prompt_id}", left)
-            if left < 0:
-                break
-            self.prompts += 1
+        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
+        ids = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
+        prompts, _ = self._add_that_fit(f"{base}/prompts", ids, size / 2 + left)
+        self.steps += len(steps)
+        self.prompts += len(prompts)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import text
 
-from openrlhf_dbb.inspect.overview import held_out_numbers, method, seconds_since, state, usage_totals
+from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.terminal import readable, shown, without_passwords
 from storage import PosteriorStore, RunRecord
 
@@ -84,28 +84,18 @@ def listed(store: PosteriorStore, cached: Callable[..., Any]) -> list[Listed]:
 def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent[:_RECENT])
-    totals = usage_totals(store, run)
     planned = next((json.loads(row.metrics).get("plan/steps") for row in recent if row.metrics), None)
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
-    return {
+    numbers = {name: _safe(value) for name, value in overview(store, run).items()}
+    return numbers | {
         "id": run.run_id,
-        "name": _safe(run.name),
-        "uuid": run.uuid,
         "method": _safe(method(run)),
-        "estimator": _safe(run.estimator),
-        "model": _safe(run.model),
-        "dataset": _safe(run.dataset),
-        "started": run.created_at,
-        "step": run.last_step,
         "planned": planned,
-        "rollouts": totals["generated"],
-        "tokens": totals["generated_tokens"],
         "reward": sum(row.successes for row in recent[:_RECENT]) / rollouts if rollouts else None,
         "seconds_per_step": seconds,
         "time_left_s": None if planned is None or seconds is None else max(planned - run.last_step, 0) * seconds,
-        "held_out": held_out_numbers(store, run),
         "mean_name": _mean_name(run),
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
@@ -133,5 +123,5 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
     return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
 
 
-def _safe(value: str) -> str:
-    return shown(without_passwords(value), width=None)
+def _safe(value: Any) -> Any:
+    return shown(without_passwords(value), width=None) if isinstance(value, str) else value

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from estimators.probe_error import squared_errors
-from openrlhf_dbb.inspect.overview import SUMS, USAGE, is_single, mixed_groups, ratio, usage_totals
+from openrlhf_dbb.inspect.overview import SUMS, USAGE, usage_totals
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
@@ -154,14 +154,10 @@ def _totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
     if sums["generated"] is None:
         return None
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    mixed = mixed_groups(sums)
+    mixed = sums["mixed_groups"]
     return sums | {
-        "mixed_groups": mixed,
         "zero_variance_groups": None if mixed is None else sums["groups"] - mixed,
         "given_groups": None if mixed is None else sums["rescued"] * sums["groups"] / sums["generated"],
-        "rollouts_per_mixed_group": ratio(sums["generated"], mixed),
-        "tokens_per_mixed_group": ratio(sums["generated_tokens"], mixed),
-        "single": is_single(sums),
         "unused_rollouts": sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends),
         "parts": _parts(sums),
     }
