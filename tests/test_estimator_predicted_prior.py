@@ -66,19 +66,14 @@ def test_counts_fade_to_the_prediction_where_a_prompt_does_not_come_back():
 
 
 def test_late_groups_count_as_of_the_update_that_generated_them_in_any_order():
-    prior, groups = predicted(discount=0.5, updates_per_epoch=1.0), ([1.0, 1.0], [0.0, 1.0])
-    found = []
-    for first, second, lags in ((groups[0], groups[1], (0.5, 0.0)), (groups[1], groups[0], (-1.0, 1.5))):
-        # Generated at 0.5 and 2; or, the other way round, at 2 and 0.5, with one more update before.
-        state = prior.initial_state(1)
-        if lags[0] < 0:
-            state["updates"] = np.array([1.0])
-            lags = (0.0, 2.5)
-        state, _ = prior.observe(state, [first], [lags[0]])
-        state, _ = prior.observe(state, [second], [lags[1]])
-        found.append((state["successes"][0], state["failures"][0], state["seen_at"][0]))
-    # As of update 2: 2 * 0.5 ** 1.5 + 1 successes, 1 failure.
-    np.testing.assert_allclose(found, [(2 * 0.5**1.5 + 1, 1, 2)] * 2)
+    prior = predicted(discount=0.5, updates_per_epoch=1.0)
+    for groups in (([1.0, 1.0], 0.5), ([0.0, 1.0], 2.0)), (([0.0, 1.0], 2.0), ([1.0, 1.0], 0.5)):
+        state = prior.initial_state(1) | {"updates": np.array([2.0])}
+        for now, (rewards, generated_at) in enumerate(groups, start=3):
+            state, _ = prior.observe(state, [rewards], [now - generated_at])
+        # As of update 2: 2 * 0.5 ** 1.5 + 1 successes, 1 failure.
+        found = [state[field][0] for field in ("successes", "failures", "seen_at")]
+        np.testing.assert_allclose(found, [2 * 0.5**1.5 + 1, 1, 2])
 
 
 def converged(estimator, state, rewards_P_G):
