@@ -162,6 +162,8 @@ def test_rollouts_are_cached_without_padding():
     eighths = [[2, 3, 4], [8, 9], [13, 14, 16], []]
     assert [(-8 * rollout.log_probs).tolist() for rollout in rollouts] == eighths
     assert batch.index == [0, 1, 2, 3] and batch.sequences.shape == (4, 7)
+    batch.sequences.zero_(), batch.action_mask.zero_(), batch.action_log_probs.zero_()
+    assert rollouts[0].tokens.all() and rollouts[1].actions.any() and rollouts[2].log_probs.all()  # copies
 
 
 def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():

@@ -85,10 +85,11 @@ def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:
     """Return all rollouts of a batch without their padding, in its order."""
     rows = split_experience_batch(dataclasses.replace(experience))  # a shallow copy, since splitting removes the index
+    # Copies, since a view would keep the whole padded batch in memory.
     return [
         CachedRollout(
             tokens=row.sequences.numpy().astype(np.int32),
-            actions=row.action_mask.bool().numpy(),
+            actions=row.action_mask.numpy().astype(np.bool_),
             log_probs=row.action_log_probs[row.action_mask.bool()].float().numpy(),
             reward=row.rewards.item(),
         )
