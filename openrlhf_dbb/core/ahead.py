@@ -46,6 +46,7 @@ class Ahead(Generic[_Batch]):
         self._error: BaseException | None = None
         self._batches: deque[tuple[_Batch, bool]] = deque()
         self._changed = threading.Condition()
+        # A daemon, since the end of the training must not wait for a batch.
         self._thread = threading.Thread(target=self._run, name="generation ahead", daemon=True)
 
     def start(self) -> None:
@@ -119,7 +120,7 @@ class Ahead(Generic[_Batch]):
             self._changed.wait_for(lambda: self._closed or self._may_begin())
             if self._closed:
                 return False
-            self._slots -= 1
+            self._slots -= 1  # take() gives the slot back
             self._making = True
         return True
 

@@ -98,7 +98,7 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     files = {}
     for name in sorted(names):
         with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # the manifest must not be durable before the files that it lists
             files[name] = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
     target = actor_folder(folder, tag) / MANIFEST
     write_json(target, {"run": run, "step": step, "files": files})
@@ -258,6 +258,7 @@ def _size(path: Path) -> int | None:
 def _digest(file: BinaryIO) -> str:
     """Return BLAKE2 of a file's size and content; of a large file only blocks from beginning to end are read."""
     size = os.fstat(file.fileno()).st_size
+    # Reading tens of GB at every checkpoint would hold up the training.
     starts: Sequence[int] = range(0, size, BLOCK_BYTES)
     if size > WHOLE_BYTES:
         starts = [(size - BLOCK_BYTES) * place // (BLOCKS - 1) for place in range(BLOCKS)]

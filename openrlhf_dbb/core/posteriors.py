@@ -73,11 +73,13 @@ class Posteriors:
         """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._close_store = close_store
+        # Equal pairs of text and label have one id, and so share one posterior.
         self._ids, self._first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
         self._position = {(prompts[row], labels[row]): position for position, row in enumerate(self._first_row)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._position.items()}
         self._texts, self._data_rows = [prompts[row] for row in self._first_row], len(prompts)
         self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
+        # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
@@ -395,7 +397,7 @@ class Posteriors:
         """Update the state; return the estimates of the step's V prompts and the rows that store the change."""
         at_V = groups.prompts_V
         previous_state = self._columns(at_V)
-        previous_state[~self._known[at_V]] = np.nan
+        previous_state[~self._known[at_V]] = np.nan  # undoing a first visit deletes the posterior
         previous_step = self._visited_at[at_V]
         scores_V_G = groups.matrix(rollouts.scores)
         observed_V_G = groups.matrix(rollouts.rewards) if self.estimator.support == "real" else scores_V_G
@@ -409,6 +411,7 @@ class Posteriors:
                 )
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
+        # Only now, since a score that the estimator refuses must change nothing.
         self._known[at_V], self._visited_at[at_V], self._last_step = True, step, step
         inclusion_R = rollouts.inclusion
         rows = storage.StepRows(
@@ -422,6 +425,7 @@ class Posteriors:
             previous_step=previous_step,
             shared={field: self._state[field] for field in self.estimator.shared_fields},
             policy_version=None if versions_R is None else step - 1 - lag_V,
+            # All rollouts of a group were drawn with the same probability.
             inclusion=None if inclusion_R is None else groups.matrix(inclusion_R)[:, 0],
         )
         return estimate, rows

@@ -128,6 +128,7 @@ class Rollouts:
             _column("response texts", extras.responses.texts, size, object)
         rewards_R = _column("rewards", rewards, size)
         scores_R = rewards_R if scores is None else _column("scores", scores, size)
+        # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
@@ -335,6 +336,7 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
         return np.arange(len(prompts))
     if keep == 0:
         return np.empty(0, dtype=np.int64)
+    # Hashes, not random numbers: a resume and another database must choose the same rows.
     rows_of: dict[Key, list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(prompt, []).append(row)
