@@ -16,7 +16,7 @@ from store_invariants import check  # noqa: E402
 
 from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from storage import read_evaluations  # noqa: E402
+from storage import TRAINING, read_evaluations  # noqa: E402
 
 NAN = math.nan
 
@@ -103,8 +103,8 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 1), [1])
     values = {"model": "tiny", "config": {"temperature": 0.6}}
-    evaluated.record(store, run, 1, **values, generated_total=4)
-    evaluated.record(store, run, 1, **values, generated_total=5)  # a resumed run evaluates the step again
+    for generated in (4, 5):  # a resumed run evaluates the step again
+        run.record_evaluation(1, TRAINING, evaluated.rows(store), **values, generated_total=generated)
     (stored,) = read_evaluations(store, run.record)
     assert (stored.name, stored.step, stored.generated_total) == ("training", 1, 5)
     assert list(stored.results) == ["sorting", "sums"]

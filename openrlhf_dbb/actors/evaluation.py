@@ -19,7 +19,6 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
-from storage import TRAINING
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,12 @@ class Evaluated:
             logs[f"eval_{name}"] = float(np.mean([measures[name] for measures in measured.values()]))
         return logs
 
-    def record(self, store: storage.PosteriorStore, run: storage.Run, step: int, **about: Any) -> None:
-        """Store each prompt's results, as of the model after ``step``.
-
-        Args:
-            about: model, config and generated_total, as for :meth:`storage.Run.record_evaluation`.
-
-        Raises:
-            storage.StoreError: the store cannot be written, or the run is no longer this owner's.
-        """
-        rows = [
+    def rows(self, store: storage.PosteriorStore) -> list[storage.EvaluationRows]:
+        """Return each prompt's results, to be stored."""
+        return [
             stored_rows(results, store.register_prompts(results.prompts, results.labels))
             for results in self.results.values()
         ]
-        run.record_evaluation(step, TRAINING, rows, **about)
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:

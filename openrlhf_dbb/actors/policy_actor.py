@@ -32,15 +32,8 @@ class ConstantLengthLoss(torch.nn.Module):
     """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
 
     ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
-    have at least one action. A token of a long response then weighs as much as a token of a short response. The KL loss
-    and the entropy stay upstream's token means.
-
-    Args:
-        loss: upstream's; its clipping and its correction are kept.
-        length: L, in tokens; as published, the longest response that can be generated.
-
-    Raises:
-        ValueError: a sequence-level loss (GSPO), which has no token sum.
+    have at least one action. L is the length of the longest response that can be generated, as published. A token of a
+    long response then weighs as much as a token of a short one. KL loss and entropy stay upstream's token means.
 
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """

@@ -15,6 +15,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
+import storage
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.ahead import GenerationAhead
@@ -340,9 +341,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._best.settle(step)
         checkpoints.delete_stale(self._folder)
 
-    def save_best_checkpoint(
-        self, eval_metrics: dict[str, float], global_step: int, client_states: dict[str, Any] | None = None
-    ) -> None:
+    def save_best_checkpoint(self, *args: Any) -> None:
         """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
 
     @torch.no_grad()
@@ -360,10 +359,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         logs, evaluated = self._measure(**generate_kwargs)
         seconds = time.monotonic() - began
         self._keep_if_best(global_step, list(evaluated.results), logs)
-        evaluated.record(
-            self._posteriors.store,
-            self._run,
+        self._run.record_evaluation(
             global_step,
+            storage.TRAINING,
+            evaluated.rows(self._posteriors.store),
             model=self.args.actor.model_name_or_path,
             config={
                 "dataset": self.args.eval.dataset,

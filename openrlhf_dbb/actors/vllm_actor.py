@@ -242,11 +242,7 @@ def _single(value: Any) -> Any:
 
 
 class PolicyUpdates:
-    """Counts the updates of an engine's weights, also updates while it generates (partial rollouts).
-
-    Attributes:
-        count: updates so far.
-    """
+    """Counts the updates of an engine's weights, also updates while it generates (partial rollouts)."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -263,19 +259,8 @@ class PolicyUpdates:
     def write_down(self, answer: Any, began: int) -> None:
         """Write ``policy_updates`` into each response: the updates that its tokens had seen, mean over the tokens.
 
-        ``began`` is the count when the request began.
-
-        Example: of 10 tokens 4 were there when the 3rd update came, and 6 came after it.
-
-            >>> from types import SimpleNamespace as Made
-            >>> updates = PolicyUpdates()
-            >>> updates.count = 2
-            >>> four = Made(num_output_tokens=lambda: 4)
-            >>> updates.note([Made(external_req_id="a", request_index=0, detokenizer=four)])
-            >>> response = Made(index=0, token_ids=range(10))
-            >>> updates.write_down(Made(request_id="a", outputs=[response]), began=2)
-            >>> response.policy_updates  # (4 * 2 + 6 * 3) / 10
-            2.6
+        ``began`` is the count when the request began. If 4 of 10 tokens were there when the 3rd update came, it is
+        (4 * 2 + 6 * 3) / 10.
         """
         for response in answer.outputs:
             tokens = len(response.token_ids)
