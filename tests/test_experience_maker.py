@@ -346,19 +346,6 @@ def test_how_many_are_kept_changes_nothing_else(ours, keep, kept):
     assert column(batch, "advantages").equal(column(expected, "advantages")) and metrics == expected_metrics
 
 
-def test_length_penalties_hold_for_filtered_groups(ours):
-    flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5"]
-    mine, store = ours("point", *flags)
-    advantages(
-        mine,
-        experiences(np.eye(1, 8)),
-        filtered=filtered_group(1, [1.0], length=5) + filtered_group(1, [1.0], length=0),
-    )
-    # rewards 1 - 5/5 and 1: the group varies
-    used = stored(mine, store, "SELECT generated, zero_variance FROM steps")
-    assert [tuple(row) for row in used] == [(8 + 2, 0)]
-
-
 class Ranks:
     """In the place of the policy's actors: two data-parallel ranks, of two actors each."""
 

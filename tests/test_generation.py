@@ -254,11 +254,6 @@ def test_a_strategy_that_takes_every_group_asks_for_several_prompts_a_call(gener
     assert sorted(ray.get(engine.sizes_of_calls.remote())) == [4, 8, 8]
 
 
-def test_a_strategy_that_judges_hears_of_each_group_by_itself(generator, engine):
-    assert draw(generator([MIXED, EASY, MIXED], Mixed())) == ("13", 3, False)
-    assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1]
-
-
 def test_prompts_go_to_the_engine_with_the_least_left_to_do(generator):
     class Busy:
         def __init__(self, unfinished):
@@ -275,6 +270,7 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
     ray.get(engine.start_over.remote({"1": "4"}))
     made = generator([MIXED, MIXED, EASY, MIXED], Mixed(groups=3))
     assert draw(made) == ("124", 4, False)
+    assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1, 1]  # the strategy hears of each group by itself
 
 
 def test_the_surplus_of_a_round_is_observed(generator):

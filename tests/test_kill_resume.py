@@ -333,22 +333,6 @@ def check_best_at_end(folder):
     assert left.name.startswith(f"step{max(evaluated, key=evaluated.get)}-")
 
 
-def check_cache(folder):
-    """The cache of the newest checkpoint holds each prompt's last 8 rollouts: those of its last two visits."""
-    from openrlhf_dbb.core.replay_cache import ReplayCache
-
-    step = checkpoint(folder)["global_step"]
-    cache = ReplayCache.load(checkpoints(folder) / f"replay/global_step{step}.pickle", 8)
-    visits = query(folder, f"SELECT prompt_id, successes FROM posterior_history WHERE step <= {step} ORDER BY step")
-    successes = defaultdict(list)
-    for prompt, of_visit in visits:
-        successes[prompt].append(of_visit)
-    for prompt, of_visits in successes.items():
-        rewards = [rollout.reward for rollout in cache.rollouts_of(prompt)]
-        last = of_visits[-2:]
-        assert (len(rewards), sum(rewards)) == (SAMPLES * len(last), sum(last))
-
-
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
@@ -377,5 +361,3 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
         check_best_at_end(tmp_path)
     if name == "grpo-dbb":
         check_what_belongs_to_steps(tmp_path)
-    if name == "repo":
-        check_cache(tmp_path)

@@ -15,12 +15,10 @@ cpu.prepare_driver()
 
 from openrlhf.models import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch  # noqa: E402
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: E402
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer  # noqa: E402
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
 
-from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal, riding_along  # noqa: E402
+from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal  # noqa: E402
 from openrlhf_dbb.platform.backend import stand_in_for_torch_cuda  # noqa: E402
 
 # Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
@@ -128,33 +126,6 @@ def batch(tokens, advantages):
         total_length=torch.full((rows,), 3.0),
         info={"reward": torch.zeros(rows)},
     )
-
-
-def filled_buffer(rows, size):
-    buffer = NaiveReplayBuffer(size)
-    buffer.append(batch(list(range(rows)), [1.0] * rows))
-    return buffer
-
-
-def served(buffer):
-    """First tokens of the rows of each micro-batch, from the loader that upstream's trainer makes."""
-    loader = DataLoader(
-        buffer, batch_size=buffer.sample_batch_size, shuffle=True, drop_last=True, collate_fn=buffer.collate_fn
-    )
-    return [experience.sequences[:, 0].tolist() for experience in loader]
-
-
-def test_the_buffer_serves_replays_along_and_then_none(on_this_device):
-    buffer = filled_buffer(8, 2)
-    replays = split_experience_batch(batch([100, 101, 102, 103, 104], [1.0] * 5))
-    for _ in range(2):
-        with riding_along(buffer, replays, shuffle=True):
-            micro_batches = served(buffer)
-        assert sorted(chain(*micro_batches)) == [*range(8), 100, 101, 102, 103, 104]
-        assert sorted(len(rows) for rows in micro_batches) == [3, 3, 3, 4]
-        assert all(sum(row < 100 for row in rows) == 2 for rows in micro_batches)
-        assert len(buffer) == 8
-        assert sorted(len(rows) for rows in served(buffer)) == [2, 2, 2, 2]
 
 
 TOKENS = 200
