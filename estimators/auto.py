@@ -28,7 +28,7 @@ _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one cou
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
 _COUNTED = ("successes", "rollouts")
-_RECENT = tuple(f"{what}_{k}" for what in (*_COUNTED, "seen") for k in (1, 2))
+_RECENT = tuple(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2))
 
 
 @register
@@ -115,7 +115,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         successes, rollouts = counts(rewards_P_G)
         clock = state["clock"] + [1, len(successes)]
         if not len(successes):
-            return state | {"clock": clock}
+            return state | {"clock": clock}  # a step without groups still makes the others older
         revisited = np.flatnonzero(state["rollouts_1"])
         prompts = state["prompts"] + len(successes) - len(revisited)
         state = state | {"prompts": prompts, "clock": clock}
@@ -133,7 +133,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         state = state | {"moments": moments, "pairs": pairs, "prior": prior}
         seen_at = latest(state["seen_1"], generated_at, state["rollouts_1"] == 0)
         if len(revisited):
-            rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]
+            rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]  # spread evenly over the step
             evidence = faded * state["evidence"]
             for chunk in np.split(rows, range(_CHUNK, len(rows), _CHUNK)):
                 past = state | {name: state[name][chunk] for name in self.state_fields}
@@ -145,7 +145,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
                 "discount": DISCOUNTS_X[fading, None],
                 "timed": TIMED_X[fading, None],
             }
-        alpha, beta = _before(state, seen_at)
+        alpha, beta = _before(state, seen_at)  # by the pair chosen just now
         now = _chosen(state, 0, seen_at - generated_at)
         return {
             "alpha": alpha + now * successes,
@@ -208,8 +208,8 @@ def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X:
     """Return successes and rollouts of all earlier visits, discounted to update ``at_P``; each (P, X)."""
     latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
-        latest * state[f"{what}_1"][:, None] + older * (state[f"{what}_2"] + state[f"{what}_old"])[:, None]
-        for what in _COUNTED
+        latest * state[f"{kind}_1"][:, None] + older * (state[f"{kind}_2"] + state[f"{kind}_old"])[:, None]
+        for kind in _COUNTED
     )
     return successes, rollouts
 
@@ -229,14 +229,14 @@ def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at:
     is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
     kept: State = {}
     third: State = {}
-    for what, value in new.items():
-        first, second = state[f"{what}_1"], state[f"{what}_2"]
-        kept[f"{what}_1"] = np.where(is_first, value, first)
-        kept[f"{what}_2"] = np.where(is_first, first, np.where(is_second, value, second))
-        third[what] = np.where(is_first | is_second, second, value)
+    for kind, value in new.items():
+        first, second = state[f"{kind}_1"], state[f"{kind}_2"]
+        kept[f"{kind}_1"] = np.where(is_first, value, first)
+        kept[f"{kind}_2"] = np.where(is_first, first, np.where(is_second, value, second))
+        third[kind] = np.where(is_first | is_second, second, value)
     of_old = _chosen(state, 1.0 * (is_first | is_second), kept["seen_2"] - state["seen_2"])
     of_third = _chosen(state, 1, kept["seen_2"] - third["seen"])
-    return kept | {f"{what}_old": of_old * state[f"{what}_old"] + of_third * third[what] for what in _COUNTED}
+    return kept | {f"{kind}_old": of_old * state[f"{kind}_old"] + of_third * third[kind] for kind in _COUNTED}
 
 
 def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:

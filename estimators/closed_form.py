@@ -83,6 +83,7 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
 
 def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[Floats, Floats, Floats]:
     """Return the prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T)."""
+    # Not isinstance: a subclass may weigh the groups in another way.
     if type(estimator) not in SUPPORTED or getattr(estimator, "forgetting", "visits") != "visits":
         known = ", ".join(sorted(cls.name for cls in SUPPORTED))
         raise ValueError(f"no closed form is known for {estimator}; it is for {known}, with forgetting by visits")

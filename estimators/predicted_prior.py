@@ -109,7 +109,7 @@ class PredictedPrior(BetaPosterior):
         known = self.state_at(state, seen)
         features_S_D = _features(known)
         center, spread = features_S_D.mean(axis=0), features_S_D.std(axis=0)
-        varies = spread > 1e-12 * np.abs(center)
+        varies = spread > 1e-12 * np.abs(center)  # rounding gives a constant column a spread, too
         scale = np.where(varies, spread, 1.0)
         z_S_D = np.where(varies, (features_S_D - center) / scale, 0.0)
         slopes, constant = state["weights"][:-1], state["weights"][-1]

@@ -34,7 +34,7 @@ class Registry(Generic[_Base]):
         Raises:
             ValueError: another class has that name already.
         """
-        known = self._classes.setdefault(cls.name, cls)
+        known = self._classes.setdefault(cls.name, cls)  # a reloaded module registers its classes again
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{self._kind} name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
         return cls

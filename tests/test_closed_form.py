@@ -90,14 +90,6 @@ def test_visits_that_never_came_are_nan_and_change_nothing():
     assert np.isnan(ended.mse[0, 2]) and np.isnan(ended.bias[1]).all() and np.isnan(ended.variance[1]).all()
 
 
-def test_empirical_bayes_fits_its_prior_to_the_visits_that_came():
-    p_Q_T = np.array([[0.1, 0.2], [0.5, np.nan], [0.9, np.nan]])
-    # As many groups, expected moments and hence priors as if the fourth group of visit 2 were one of visit 1.
-    pooled = moments(build("empirical_bayes"), [[0.1], [0.5], [0.9], [0.2]], 8)
-    got = moments(build("empirical_bayes"), p_Q_T, 8)
-    assert got.bias[0, 1] == pytest.approx(pooled.bias[3, 0])
-
-
 class Lagged(get("dbb")):
     reads = "before"
 

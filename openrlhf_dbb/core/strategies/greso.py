@@ -73,7 +73,7 @@ class GresoSampler(Sampler):
         super().__init__(facts)
         self._floor = strategy.floor
         self._targets = (strategy.target / 3, strategy.target * 2 / 3)
-        self._most, self._fewest = facts.groups * 3 // 2, -(-facts.groups // 2)
+        self._most, self._fewest = facts.groups * 3 // 2, -(-facts.groups // 2)  # published: 192 and 64 for 128
         self.p_easy = self.p_hard = INITIAL_P
         # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}

@@ -73,7 +73,7 @@ class PosteriorSampler(Sampler):
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
         self._strategy = strategy
-        self._random = np.random.default_rng(facts.seed)
+        self._random = np.random.default_rng(facts.seed)  # its state is in the checkpoint
         self._batch: deque[Drawn] = deque()
         self._metrics: dict[str, float] = {}
 
