@@ -112,15 +112,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Co
         return
     cells = [[Text(_cell(value, None), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
              for row in rows]  # fmt: skip
+    longest = [max((row[place].cell_len for row in cells), default=0) for place in range(len(header))]
+    widths = [max(width, cell_len(name)) for width, name in zip(longest, header, strict=True)]
+    if _total(widths) > console.width:  # a header may take several lines
+        words = (max(map(cell_len, name.split()), default=0) for name in header)
+        widths = _fitted(header, list(map(max, longest, words)), console.width, cut)
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for place, (name, is_text) in enumerate(zip(header, _are_texts(header, rows), strict=True)):
-        longest = max((row[place].cell_len for row in cells), default=0)
-        least = min(longest, _LEAST) if name in cut else longest
-        least = max(least, *(cell_len(word) for word in name.split()))  # a header may take several lines
-        grid.add_column(Text(name), min_width=least, justify="left" if is_text else "right", vertical="bottom")
+    for name, width, is_text in zip(header, widths, _are_texts(header, rows), strict=True):
+        grid.add_column(Text(name), width=width, justify="left" if is_text else "right", vertical="bottom")
+    console.width = max(console.width, _total(widths))
     for row in cells:
         grid.add_row(*row)
-    console.print(grid, crop=False)
+    console.print(grid)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -186,6 +189,22 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(entry) for entry in value]
     return None if value != value else value
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _fitted(header: Sequence[str], needed: list[int], width: int, cut: Collection[str]) -> list[int]:
+    """Return widths of the columns: those in ``cut`` give up what the table is too wide, the widest first."""
+    widths = needed.copy()
+    may_shrink = [place for place, name in enumerate(header) if name in cut]
+    for _ in range(_total(needed) - width):
+        widest = max(may_shrink, key=lambda place: widths[place], default=None)
+        if widest is None or widths[widest] <= _LEAST:
+            break
+        widths[widest] -= 1
+    return widths
 
 
 def _are_texts(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

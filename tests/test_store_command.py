@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from scipy import stats
 from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.inspect.overview import age
 from openrlhf_dbb.terminal import shown
 from storage import ProbeRows
 
@@ -291,8 +289,6 @@ def test_compare_on_training_prompts(store, fill, capsys):
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "0"], ["b", "-", "dbb", "8", "0"]]
     # means of x and y: (0.9 + 0.1) / 2 and 0.9
     assert "posterior mean: 0.5000 and 0.9000, difference +0.4000\n" in out
-    differences = out.split("prompts that differ most\n")[1].splitlines()[1:]
-    assert [line.split()[:4] for line in differences] == [[str(y), "0.1", "0.9", "0.8"]]
 
 
 @pytest.mark.parametrize("held_out_too", [False, True])
@@ -340,14 +336,6 @@ def test_a_run_whose_process_lives_is_running_however_long_it_is_silent(store, f
     owner = fill.run(store).record.owner
     _owner(store, owner.host, owner.pid, "2026-01-01T00:00:00.000Z")
     assert "  running  " in printed(capsys, store, "runs")[1][1]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.5, "0 s"), (58, "58 s"), (60, "1 min"), (7_200, "2 h"), (300_000, "3 d")]
-)
-def test_the_age_of_a_moment(seconds, text):
-    moment = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-    assert age(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")) == text
 
 
 # ---- terminal, pipe, JSON, refusals

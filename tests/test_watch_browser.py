@@ -206,17 +206,6 @@ def test_where_the_rollouts_went(browser, open_new, fill, written):
         assert given == ("rgb(135, 151, 171)" if dark else "rgb(125, 142, 163)")  # neither green nor red
 
 
-def test_where_single_rollouts_went(browser, open_new, fill, written):
-    store = open_new("sqlite")
-    run = fill.run(store)
-    fill.step(run, 1, fill.prompts(store, 4), [1, 0, 0, 1], rollouts=1)
-    browser.open(f"{written(store)}#view=usage")
-    assert text(browser, "#usage-note").startswith("One rollout a prompt: what has an advantage has it from the post")
-    assert texts(browser, "#usage-parts dt") == [
-        "with an advantage: 4 (100.0 %)", "no advantage: 0 (0.0 %)", "filtered out: 0 (0.0 %)",
-    ]  # fmt: skip
-
-
 def test_three_runs_over_each_other(browser, open_new, fill, write, written):
     store = open_new("sqlite")
     ids = fill.prompts(store, 4)

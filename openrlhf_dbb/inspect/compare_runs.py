@@ -17,7 +17,6 @@ from openrlhf_dbb.inspect.lists import print_costs
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import (
-    TEXT_WIDTH,
     WIDE_HELP,
     print_facts,
     print_json,
@@ -27,13 +26,12 @@ from openrlhf_dbb.terminal import (
     shown,
 )
 from storage import PosteriorStore, RunRecord, StoreError
-from storage.read import current_means, held_out, held_out_prompts, prompt_texts
+from storage.read import current_means, held_out, held_out_prompts
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
 _WHICH = ("first", "second")
 _PLACES = ("start", "best", "last")
-_SHOWN = 5  # training prompts that differ most
 
 
 def add_commands(add: Any) -> None:
@@ -149,20 +147,14 @@ def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) 
     Returns:
         prompts: how many are in both, only in the first, only in the second.
         posterior_mean: of both, and their difference, second minus first; None if a run has no estimate yet.
-        differ_most: prompts with the largest differences.
     """
     means = [current_means(store, run) for run in (first, second)]
     ids_P, *rows = np.intersect1d(means[0].prompt_id, means[1].prompt_id, assume_unique=True, return_indices=True)
     if not len(ids_P):
         return None
     first_P, second_P = (run_means.mean[row] for run_means, row in zip(means, rows, strict=True))
-    change_P = second_P - first_P
-    known = ~np.isnan(change_P)
-    columns_P = {"first": first_P, "second": second_P, "difference": change_P}
-    change_P = np.nan_to_num(change_P)
-    most = np.lexsort((ids_P, -np.abs(change_P)))[:_SHOWN]
-    most = most[change_P[most] != 0]
-    texts = {prompt_id: text for prompt_id, text, _, _ in prompt_texts(store, ids_P[most], length=100)}
+    columns_P = {"first": first_P, "second": second_P, "difference": second_P - first_P}
+    known = ~np.isnan(columns_P["difference"])
     return {
         "prompts": {
             "both": len(ids_P),
@@ -172,11 +164,6 @@ def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) 
         "posterior_mean": {name: float(values_P[known].mean()) for name, values_P in columns_P.items()}
         if known.any()
         else None,
-        "differ_most": [
-            {"prompt_id": int(ids_P[at]), **{name: float(values_P[at]) for name, values_P in columns_P.items()}}
-            | {"prompt": texts[int(ids_P[at])]}
-            for at in most
-        ],
     }
 
 
@@ -224,8 +211,3 @@ def _print_training(training: Mapping[str, Any] | None) -> None:
         print_line(
             f"posterior mean: {means['first']:.4f} and {means['second']:.4f}, difference {means['difference']:+.4f}"
         )
-    if training["differ_most"]:
-        print_title("training prompts that differ most")
-        names = ("prompt_id", "first", "second", "difference")
-        rows = [(*(row[name] for name in names), shown(row["prompt"], TEXT_WIDTH)) for row in training["differ_most"]]
-        print_table(("prompt id", *names[1:], "text"), rows, cut=("text",))
