@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -96,7 +96,7 @@ class Posteriors:
         *,
         estimator: str | RewardEstimator = "dbb",
         parameters: Mapping[str, Any] | None = None,
-        if_exists: str = "error",
+        if_exists: Literal["error", "new"] = "error",
         warm_start: str | None = None,
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
