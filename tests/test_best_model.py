@@ -181,9 +181,9 @@ def test_the_kills_reach_to_the_end(tmp_path, monkeypatch):
 
 
 def test_it_is_beside_the_checkpoints_or_in_their_folder():
-    assert best_model.place(pathlib.Path("runs/mine/checkpoints")) == pathlib.Path("runs/mine/best")
+    assert BestModel(pathlib.Path("runs/mine/checkpoints"), RUN).link == pathlib.Path("runs/mine/best")
     # of several runs with folders like these, each has its own
-    assert best_model.place(pathlib.Path("ckpt/mine")) == pathlib.Path("ckpt/mine/best")
+    assert BestModel(pathlib.Path("ckpt/mine"), RUN).link == pathlib.Path("ckpt/mine/best")
 
 
 def test_a_copy_that_has_followed_the_link_is_replaced(kept, tmp_path):

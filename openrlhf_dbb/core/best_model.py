@@ -52,17 +52,6 @@ class Best:
         return other.value > self.value and other.step != self.step
 
 
-def place(checkpoint_folder: Path) -> Path:
-    """Return the path of the best model of the run with these checkpoints."""
-    beside = checkpoint_folder.name == "checkpoints"
-    return (checkpoint_folder.parent if beside else checkpoint_folder) / NAME
-
-
-def models(checkpoint_folder: Path) -> Path:
-    """Return the folder of all models that are or were the best one."""
-    return place(checkpoint_folder).with_name("best_models")
-
-
 def read(folder: Path) -> Best | None:
     """Return the ``best.json`` of a folder; None if there is no whole model."""
     try:
@@ -80,8 +69,9 @@ class BestModel:
     """
 
     def __init__(self, checkpoint_folder: Path, run: str) -> None:
-        self.link = place(checkpoint_folder)
-        self.folder = models(checkpoint_folder)
+        beside = checkpoint_folder.name == "checkpoints"  # else several runs with folders like this would share one
+        self.link = (checkpoint_folder.parent if beside else checkpoint_folder) / NAME
+        self.folder = self.link.with_name("best_models")
         self.run = run
         self.unfinished = self.folder / "unfinished"
         self._resumable = 0  # step of the newest whole checkpoint

@@ -328,18 +328,9 @@ TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is tak
 
 
 def keys_of(dataset: Any) -> list[Key]:
-    """Return text and label of the rows of verl's training data set, in its order; equal ones once.
-
-    Raises:
-        ValueError: the data set is empty, or has messages that are neither text nor JSON.
-    """
-    keys = dict.fromkeys(
-        (text_of(row["raw_prompt"]), _label(row.get("reward_model")))
-        for row in map(dataset.__getitem__, range(len(dataset)))
-    )
-    if not keys:
-        raise ValueError("data.train_files has no prompts that are short enough; see data.max_prompt_length")
-    return list(keys)
+    """Return text and label of the rows of verl's training data set, in its order; equal ones once."""
+    rows = map(dataset.__getitem__, range(len(dataset)))
+    return list(dict.fromkeys((text_of(row["raw_prompt"]), _label(row.get("reward_model"))) for row in rows))
 
 
 def _label(reward_model: Mapping[str, Any] | None) -> str:
