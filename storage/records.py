@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ class Usage:
 
     def columns(self) -> dict[str, int]:
         """Return the counts as plain integers, by name."""
-        return {name: int(count) for name, count in asdict(self).items()}
+        return {name: int(count) for name, count in vars(self).items()}
 
 
 TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
@@ -427,6 +427,6 @@ def _add(digest: hashlib.blake2b, value: Any) -> None:
             digest.update(f"{name}:".encode())
             _add(digest, part)
     elif isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
+        digest.update(f"{value.dtype.str}{value.shape}".encode() + value.tobytes())
     else:
         digest.update(repr(value).encode())

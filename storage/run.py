@@ -30,17 +30,20 @@ from storage.records import (
 from storage.url import StoreError
 
 # Fence, order check, row lock and heartbeat in one statement: it changes the row only for the owner and the next step.
-_ADVANCE = """
-    UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
+_ADVANCE = text(
+    """UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
     WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1"""
+)
 
-_HOLD = """
-    UPDATE dbb_run SET heartbeat_at = :now
+_HOLD = text(
+    """UPDATE dbb_run SET heartbeat_at = :now
     WHERE run_id = :run AND writer_token = :token AND status = 'running'"""
+)
 
-_CHECKPOINT = """
-    INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
+_CHECKPOINT = text(
+    """INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
     ON CONFLICT (run_id, step, tag) DO UPDATE SET created_at = excluded.created_at"""
+)
 
 
 class HasDatabase(Protocol):
@@ -116,7 +119,7 @@ class Run:
         digest = rows.digest(step)
         key = {"run": self.record.run_id, "step": step, "token": self._token, "now": write.utc_now()}
         with self._database.transaction(write=True) as connection:
-            if connection.execute(text(_ADVANCE), key).rowcount == 1:
+            if connection.execute(_ADVANCE, key).rowcount == 1:
                 write.step(connection, self.record, step, rows, digest)
                 last_step = step
             else:
@@ -176,7 +179,7 @@ class Run:
                 connection.execute(text("SET LOCAL synchronous_commit TO on"))
             self._check_reached(self._hold(connection), step, f"record checkpoint {tag!r} of")
             key = {"run": self.record.run_id, "step": step, "tag": tag, "now": write.utc_now()}
-            connection.execute(text(_CHECKPOINT), key)
+            connection.execute(_CHECKPOINT, key)
 
     @retried
     def record_evaluation(
@@ -293,7 +296,7 @@ class Run:
         unused = {"unused_rollouts": unused_rollouts, "unused_tokens": unused_tokens} if unused_rollouts else {}
         key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
         with self._database.transaction(write=True) as connection:
-            connection.execute(text(_HOLD), key)
+            connection.execute(_HOLD, key)
             stored = self._check_not_taken(connection)
             if stored.status == "running":
                 connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), key)
@@ -310,7 +313,7 @@ class Run:
     def _hold(self, connection: Connection) -> int:
         """Lock the run for the rest of the transaction, renew its heartbeat, and return its last step."""
         key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
-        connection.execute(text(_HOLD), key)
+        connection.execute(_HOLD, key)
         return self._check_owner(connection)
 
     def _check_owner(self, connection: Connection) -> int:

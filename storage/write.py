@@ -36,28 +36,32 @@ the bytes of K little-endian float64, a row of NaN for NULL.
 _ROWS_PER_STATEMENT = 32
 """Of SQLite: a statement costs more than a row, and older releases allow 999 values."""
 
-_RECORD = f"""
-    INSERT INTO dbb_step (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
+_RECORD = text(
+    f"""INSERT INTO dbb_step
+    (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
     VALUES (:run, :step, :prompts, :rollouts, :successes, :shared, :digest, :now, :{", :".join(TOTALS)})"""
+)
 
-_STALE = """
-    SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
+_STALE = text(
+    """SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
     FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
     WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
     LIMIT 1"""
+)
 
 # Values, never "alpha * discount" in SQL: a repeat must neither count twice nor differ in the last bit.
-_APPLY = """
-    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+_APPLY = text(
+    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT run_id, prompt_id, alpha, beta, state, 1, step
     FROM dbb_history WHERE run_id = :run AND step = :step
     ON CONFLICT (run_id, prompt_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
         visits = dbb_posterior.visits + 1, step = excluded.step"""
+)
 
 # For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
-_UNDO_CHANGED = """
-    INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+_UNDO_CHANGED = text(
+    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
     FROM dbb_history h
     JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
@@ -66,15 +70,18 @@ _UNDO_CHANGED = """
     ON CONFLICT (run_id, prompt_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
         visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
+)
 
-_UNDO_NEW = """
-    DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
+_UNDO_NEW = text(
+    """DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
     (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
+)
 
-_FIND_EVALUATION = """
-    SELECT evaluation_id FROM dbb_evaluation
+_FIND_EVALUATION = text(
+    """SELECT evaluation_id FROM dbb_evaluation
     WHERE coalesce(run_id, -1) = coalesce(CAST(:run_id AS BIGINT), -1)
       AND coalesce(step, -1) = coalesce(CAST(:step AS BIGINT), -1) AND name = :name"""
+)
 
 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
@@ -93,7 +100,7 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         "now": utc_now(),
         **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.columns()),
     }
-    connection.execute(text(_RECORD), key | totals)
+    connection.execute(_RECORD, key | totals)
     of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
     insert(connection, "dbb_history", of_step | _history_columns(rows, StateLayout(run.state_fields)))
     if rows.probes is not None:
@@ -101,13 +108,13 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
     if rows.kept is not None:
         insert(connection, "dbb_rollout", of_step | _rollout_columns(rows.kept))
-    stale = connection.execute(text(_STALE), key).first()
+    stale = connection.execute(_STALE, key).first()
     if stale is not None:
         raise StoreError(
             f"step {number} of run {run.name!r}: previous_step of prompt {stale[0]} is "
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
-    connection.execute(text(_APPLY), key)
+    connection.execute(_APPLY, key)
 
 
 def _history_columns(rows: StepRows, layout: StateLayout) -> dict[str, NDArray[Any] | None]:
@@ -139,8 +146,8 @@ def undo(connection: Connection, run_id: int, last_step: int, target: int) -> in
     The cost grows with the steps that are undone, not with the history.
     """
     key = {"run": run_id, "step": target}
-    connection.execute(text(_UNDO_NEW), key)
-    connection.execute(text(_UNDO_CHANGED), key)
+    connection.execute(_UNDO_NEW, key)
+    connection.execute(_UNDO_CHANGED, key)
     # Deleting the rows of the steps also restores the run-wide state, which lies in them.
     undone, steps, checkpoints, probes, rollouts = (
         connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
@@ -164,7 +171,7 @@ def evaluation(connection: Connection, values: dict[str, Any], rows: Sequence[Ev
         values: of the columns run_id, step, name, model, config and generated_total of ``dbb_evaluation``.
     """
     values = values | {"created_at": utc_now()}
-    stored = connection.scalar(text(_FIND_EVALUATION), values)
+    stored = connection.scalar(_FIND_EVALUATION, values)
     if stored is None:
         (stored,) = connection.execute(schema.evaluation.insert().values(values)).inserted_primary_key or (0,)
     else:
