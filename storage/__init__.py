@@ -38,17 +38,7 @@ Example:
 """
 
 from storage.prompt_ids import prompt_hash
-from storage.read import (
-    TRAINING,
-    EvaluationRecord,
-    ProbeLog,
-    StepLog,
-    UsageLog,
-    read_evaluations,
-    read_log,
-    read_probes,
-    read_usage,
-)
+from storage.read import TRAINING, ProbeLog, StepLog, read_log, read_probes
 from storage.records import (
     EvaluationRows,
     PosteriorTable,
@@ -61,13 +51,12 @@ from storage.records import (
 )
 from storage.run import Run
 from storage.store import PosteriorStore, open_store
-from storage.url import DEFAULT_URL, URL_VARIABLE, StoreError, mask_url
+from storage.url import DEFAULT_URL, URL_VARIABLE, StoreError
 
 __all__ = [
     "DEFAULT_URL",
     "TRAINING",
     "URL_VARIABLE",
-    "EvaluationRecord",
     "EvaluationRows",
     "PosteriorStore",
     "PosteriorTable",
@@ -80,13 +69,9 @@ __all__ = [
     "StepRows",
     "StoreError",
     "Usage",
-    "UsageLog",
     "WarmStart",
-    "mask_url",
     "open_store",
     "prompt_hash",
-    "read_evaluations",
     "read_log",
     "read_probes",
-    "read_usage",
 ]

@@ -9,6 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from store_invariants import check
+from stored_evaluations import read_evaluations
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
@@ -23,7 +24,7 @@ from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.pipeline import Plan, continued, engine_seed
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
-from storage import StoreError, open_store, read_evaluations
+from storage import StoreError, open_store
 
 
 def row(run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)):

@@ -13,10 +13,11 @@ cpu.prepare_driver()
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from store_invariants import check  # noqa: E402
+from stored_evaluations import read_evaluations  # noqa: E402
 
 from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from storage import TRAINING, read_evaluations  # noqa: E402
+from storage import TRAINING  # noqa: E402
 
 NAN = math.nan
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 from store_invariants import check
+from stored_evaluations import read_evaluations
 
-from storage import EvaluationRows, StoreError, open_store, read_evaluations
+from storage import EvaluationRows, StoreError, open_store
 from storage.read import held_out, held_out_prompts
 
 NAN = np.nan

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from storage import DEFAULT_URL, URL_VARIABLE, StoreError, mask_url, open_store
+from storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
 from storage.engine import NETWORK_FS_VARIABLE, file_system
 from storage.schema import VIEWS, metadata
-from storage.url import parse_url
+from storage.url import mask_url, parse_url
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-from storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes, read_usage
-from storage.read import current_means, progress, prompt_history, rollouts
-from storage.records import TOTALS
+from storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes
+from storage.read import current_means, progress, prompt_history
 
 NAN = float("nan")
 HOSTILE = "NUL \0, </script><b>HTML</b>, \u202e and \u00fcnicode \U0001f600"
@@ -44,6 +43,11 @@ def _kept(ids):
     )
 
 
+def _read(store, run, step):
+    query = "SELECT * FROM rollouts WHERE run_id = :run AND step = :step ORDER BY prompt_id, sample"
+    return [row._mapping for row in store.query(query, run=run.record.run_id, step=step)]
+
+
 def _lists(log):
     return {name: values.tolist() for name, values in vars(log).items()}
 
@@ -76,7 +80,7 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
 
 
 def test_a_run_without_steps_has_empty_logs(store, run):
-    logs = [read(store, run.record) for read in (read_log, read_probes, read_usage)]
+    logs = [read(store, run.record) for read in (read_log, read_probes)]
     assert {len(values) for log in logs for values in vars(log).values()} == {0}
 
 
@@ -111,31 +115,29 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
     fill.step(run, 1, ids, [1, 2, 3])
     fill.step(run, 2, ids, [1, 2, 3], kept=kept)
     names = ("prompt_id", "sample", "reward", "score", "advantage", "length", "truncated", "missing", "log_prob", "lag")
-    found = rollouts(store, run.record, 2)
+    found = _read(store, run, 2)
     assert [tuple(row[name] for name in names) for row in found] == [
         (ids[0], 0, None, None, 0.0, 0, None, 1, None, 0.0),
         (ids[1], 1, 1.0, 1.0, 0.75, 9, 0, 0, -2.25, 0.5),
         (ids[1], 3, 0.5, 1.0, -0.25, 7, 1, 0, -3.5, 1.0),
     ]
     assert [row["text"] for row in found] == ["", HOSTILE.replace("\0", "\ufffd"), "long"]
-    assert [row["sample"] for row in rollouts(store, run.record, 2, int(ids[1]))] == [1, 3]
-    assert rollouts(store, run.record, 3) == []
 
 
-def test_usage_is_read_step_by_step_and_summed(store, run, ids, fill):
+def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
     fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4, trained_tokens=40))
     fill.step(run, 2, ids, [1, 1, 1], usage=None)
     fill.step(run, 3, ids[:1], [1])
-    log = read_usage(store, run.record)
-    assert log.step.tolist() == [1, 3]
-    assert (log.generated.tolist(), log.trained.tolist(), log.filtered.tolist()) == ([12, 4], [4, 4], [8, 0])
-    assert (log.zero_variance.tolist(), log.replayed.tolist(), log.groups.tolist()) == ([8, 0], [6, 1], [3, 1])
+    columns = "step, generated, generated_total, trained, filtered, zero_variance, replayed, groups"
+    assert store.query(f"SELECT {columns} FROM steps ORDER BY step") == [
+        (1, 12, 12, 4, 8, 8, 6, 3), (2, None, 12, None, None, None, None, None), (3, 4, 16, 4, 0, 0, 1, 1),
+    ]  # fmt: skip
     run.finish(unused_rollouts=3, unused_tokens=30)
     totals = progress(store, run.record)
-    assert {name: totals[name] for name in TOTALS} == {name: int(getattr(log, name).sum()) for name in TOTALS}
-    assert (totals["filtered"], totals["unused_rollouts"], totals["unused_tokens"]) == (8, 3, 30)
-    rows = store.query("SELECT step, generated, generated_total FROM steps ORDER BY step")
-    assert rows == [(1, 12, 12), (2, None, 12), (3, 4, 16)]
+    assert [totals[name] for name in ("generated", "trained", "filtered", "zero_variance", "replayed", "groups")] == [
+        16, 8, 8, 8, 7, 4,
+    ]  # fmt: skip
+    assert (totals["unused_rollouts"], totals["unused_tokens"]) == (3, 30)
 
 
 def test_run_wide_state_comes_back_bit_for_bit(url, fill):
