@@ -65,7 +65,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
         parts = torch.from_numpy(advantages).float().split(sizes)
         for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
-            for name in ("missing", VERSION, INCLUSION, WEIGHT):
+            for name in ("missing", VERSION, INCLUSION, WEIGHT):  # the actor would log them as metrics
                 experience.info.pop(name, None)
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
@@ -83,8 +83,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def _observe(self, trained: list[Experience], batch: RolloutBatch, replayed: Chosen) -> tuple[Floats, Scored]:
         """Return the rewards (R,) of all rollouts of the step, after OpenRLHF's length penalties, and their scoring."""
         experiences = [*trained, *batch.filtered]
-        for experience in experiences:
+        for experience in experiences:  # integers would cut the penalties
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
+        # Before the penalties, which change rewards: without a score the reward is the score.
         scores = torch.cat([_scores(experience) for experience in experiences])
         apply_length_penalties(experiences, self.args)
         rewards = torch.cat([experience.rewards for experience in experiences]).double()

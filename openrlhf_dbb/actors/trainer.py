@@ -335,9 +335,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def _complete(self, tag: str, step: int) -> None:
         """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""
         if not self.args.ckpt.disable_ds:
-            seen = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+            listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(step, tag)
-            checkpoints.complete(self._folder, tag, self._run.record.uuid, seen)
+            checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(step)
         checkpoints.delete_stale(self._folder)
 
@@ -393,7 +393,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             logs = compute_eval_metrics(as_one_batch, samples, samples_each)
         if self._benchmarks:
             sampling = SamplingSettings(samples_each, generate_kwargs["temperature"], generate_kwargs["top_p"])
-            results |= answer_once(self._benchmarks, lambda asked: self.samples_generator.sample(asked, sampling))
+            results |= answer_once(self._benchmarks, lambda requests: self.samples_generator.sample(requests, sampling))
         evaluated = Evaluated(results)
         return logs | evaluated.logs(), evaluated
 
@@ -406,8 +406,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._best.wants(best):
             self.progress.enter("saving the best model")
             folder = str(self._best.begin())
-            seen = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
-            self._best.finish(best, seen)
+            listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
+            self._best.finish(best, listings)
 
     @property
     def _evaluates(self) -> bool:

@@ -106,19 +106,19 @@ class StrictRolloutActor(PlatformRolloutActor):
         """As upstream's ``SingleTurnAgentExecutor.execute``, with one request for the group instead of N requests."""
         tokens, train_inputs, pictures = self._tokenized(prompt, images)
         new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
-        room, seen = max_length - new_tokens, prompt
+        room, shown = max_length - new_tokens, prompt
         if len(tokens) > room:
             if pictures:
                 raise ValueError(
                     f"a prompt with images has {len(tokens)} tokens, more than {room}; raise --data.max_len"
                 )
             tokens = tokens[-room:]
-            seen = self._tokenizer.decode(tokens)
+            shown = self._tokenizer.decode(tokens)
         # Only the reward needs the text. It is decoded once, and not token by token.
         form = {"n": samples, "output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
         params = SamplingParams(**sampling | {"max_tokens": new_tokens}, **form)
         answer = await self.generate(tokens, params, {"image": pictures} if pictures else None)
-        rewards = (self._reward(self._text(seen, tokens, r.token_ids), prompt, label) for r in answer.outputs)
+        rewards = (self._reward(self._text(shown, tokens, r.token_ids), prompt, label) for r in answer.outputs)
         echoed = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
         return [
             {**echoed, **_rollout(tokens, response), **reward}
@@ -205,7 +205,7 @@ def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
     generated = list(response.token_ids)
     log_probs = None
     if response.logprobs is not None:
-        chosen = (each[token].logprob for token, each in zip(generated, response.logprobs, strict=True))
+        chosen = (choices[token].logprob for token, choices in zip(generated, response.logprobs, strict=True))
         log_probs = [*[0.0] * len(prompt), *chosen]
     return {
         "observation_tokens": prompt + generated,
