@@ -160,8 +160,8 @@ class Resting(Mixed):
         super().__init__(a_round=a_round)
         self._pass, self._passes, self._rests_until = 0, passes, {}
 
-    def rollouts(self, prompt_id):
-        return 0 if self._rests_until.get(prompt_id, -1) >= self._pass else GROUP
+    def skips(self, prompt_id):
+        return self._rests_until.get(prompt_id, -1) >= self._pass
 
     def judge(self, prompt_id, scores_N):
         decision = super().judge(prompt_id, scores_N)

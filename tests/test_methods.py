@@ -140,7 +140,7 @@ def test_the_strategy_is_built_from_its_flags_and_the_seed():
 
     def draws(sampler):
         sampler.judge(0, np.ones(8))
-        return [sampler.rollouts(0) for _ in range(64)]
+        return [sampler.skips(0) for _ in range(64)]
 
     assert draws(greso()) == draws(greso()) != draws(greso("--train.seed", "7"))
 

@@ -85,17 +85,16 @@ def steps(strategy, sampler, first, count):
         for place in range(PROMPTS):
             drawn = sampler.next_prompt(lambda: predictive) if strategy.draws else None
             prompt_id = drawn.prompt_id if drawn else place
-            rollouts = sampler.rollouts(prompt_id)
-            assert rollouts == FACTS.rollouts or (rollouts == 0 and strategy.needs_budget)
             decision = None
-            if rollouts:
+            if sampler.skips(prompt_id):
+                assert strategy.needs_budget
+            else:
                 scores = np.random.default_rng([prompt_id, step]).random(FACTS.rollouts) < prompt_id % 5 / 4
                 decision = sampler.judge(prompt_id, scores.astype(float))
                 assert decision is Decision.TRAIN or (strategy.needs_scores and len(set(scores)) == 1)
             trained += decision is Decision.TRAIN
             yield prompt_id, decision
         assert trained
-        sampler.end_round()
         sampler.end_step()
         sampler.end_pass()
         assert all(math.isfinite(value) for value in sampler.metrics().values())
@@ -120,9 +119,9 @@ def test_the_example_of_contributing_lets_solved_prompts_rest():
     assert sampler.judge(8, np.array([1, 1, 1, np.nan])) is Decision.TRAIN
     asked = []
     for _ in range(4):
-        asked.append((sampler.rollouts(7), sampler.rollouts(8), sampler.metrics()["rest/resting"]))
+        asked.append((sampler.skips(7), sampler.skips(8), sampler.metrics()["rest/resting"]))
         sampler.end_pass()
-    assert asked == [(0, 4, 1), (0, 4, 1), (0, 4, 1), (4, 4, 0)]  # the rest of this pass, and two more
+    assert asked == [(True, False, 1)] * 3 + [(False, False, 0)]  # the rest of this pass, and two more
 
 
 @pytest.mark.parametrize(

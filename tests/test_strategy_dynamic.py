@@ -11,7 +11,7 @@ TRAIN, REPLACE = Decision.TRAIN, Decision.REPLACE
 
 def judge(name, *scores, score_range=None):
     sampler = get(name)().sampler(RunFacts(groups=4, rollouts=2, score_range=score_range))
-    assert (sampler.rollouts(0), sampler.round_size(3)) == (2, 3)
+    assert (sampler.skips(0), sampler.round_size(3)) == (False, 3)
     assert (sampler.state(), sampler.metrics()) == ({}, {})
     return sampler.judge(0, np.array(scores, dtype=float))
 

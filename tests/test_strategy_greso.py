@@ -32,10 +32,6 @@ def show(sampler, groups, prompt_id=0):
     return [decision is Decision.TRAIN for decision in decisions]
 
 
-def skips(sampler, prompt_id):
-    return sampler.rollouts(prompt_id) == 0
-
-
 @pytest.mark.parametrize(
     ("groups", "probability"),
     [
@@ -71,7 +67,7 @@ def test_only_groups_that_vary_are_trained_on():
 def test_prompts_are_skipped_as_often_as_they_should_be_which_changes_no_probability(groups, probability):
     sampler, draws = greso(), 20_000
     show(sampler, groups)
-    generated = sum(not skips(sampler, 0) for _ in range(draws))
+    generated = sum(not sampler.skips(0) for _ in range(draws))
     # binomial: 4 standard deviations
     assert abs(generated / draws - probability) < 4 * (probability * (1 - probability) / draws) ** 0.5
     assert sampler.probability(0) == probability
@@ -94,26 +90,24 @@ def test_a_later_round_asks_for_what_the_last_one_makes_likely(groups, missing, 
     sampler = greso()
     assert sampler.round_size(missing) == 24  # the first
     show(sampler, groups)
-    sampler.end_round()
     assert sampler.round_size(missing) == prompts
 
 
 def test_the_last_round_that_generated_anything_counts_and_a_step_begins_with_the_first():
     sampler = greso()
     show(sampler, "hhhhhhhm")
-    sampler.end_round()
+    assert sampler.round_size(8) == 24
     show(sampler, "eehhmmmm")
-    sampler.end_round()
-    sampler.end_round()  # every prompt was skipped
     assert sampler.round_size(8) == 20
+    assert sampler.round_size(8) == 20  # every prompt was skipped
     sampler.end_step()
     assert sampler.round_size(8) == 24
 
 
 def step(sampler, *rounds):
     for groups in rounds:
+        sampler.round_size(1)
         show(sampler, groups)
-        sampler.end_round()
     sampler.end_step()
     return sampler.p_easy, sampler.p_hard
 

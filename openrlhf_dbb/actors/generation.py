@@ -114,7 +114,6 @@ class RolloutGenerator(SamplesGenerator):
                     wanted = self.sampler.round_size(self._at_a_time - len(self._kept))
                     drawn = self._draw(int(min(wanted, self._groups_left())))
                     consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs) if drawn else 0
-                    self.sampler.end_round()
         self.sampler.end_step()
         batch = self._take_batch(size)
         if not log_probs:
@@ -152,10 +151,10 @@ class RolloutGenerator(SamplesGenerator):
             for source, *prompt in zip(sources, texts, labels, images, strict=True):  # OpenRLHF's loader gives one
                 if isinstance(source, Drawn):
                     groups.append(Group(tuple(prompt), source))
-                elif self.sampler.rollouts(self.prompt_ids[prompt[0], str(prompt[1])]):
-                    groups.append(Group(tuple(prompt)))
-                else:
+                elif self.sampler.skips(self.prompt_ids[prompt[0], str(prompt[1])]):
                     self._batch.skipped += 1
+                else:
+                    groups.append(Group(tuple(prompt)))
         return groups
 
     def _round(self, drawn: list[Group], **generate_kwargs: Any) -> int:

@@ -62,7 +62,7 @@ class Decision(Enum):
 class Sampler:
     """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
 
-    A step draws prompts in rounds of :meth:`round_size` and skips those for which :meth:`rollouts` is 0. Each other
+    A step draws prompts in rounds of :meth:`round_size` and leaves out those that it :meth:`skips`. Each other
     prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be trained on;
     surplus groups are discarded. If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the
     order of the data, and a pass ends when as many prompts were drawn as there are.
@@ -75,9 +75,9 @@ class Sampler:
         """Return the number of prompts of the next round; ``missing``: groups that the batch still needs, >= 1."""
         return missing
 
-    def rollouts(self, prompt_id: int) -> int:
-        """Return the rollouts to generate for a prompt that has just been drawn: N, or 0 to skip the prompt."""
-        return self.facts.rollouts
+    def skips(self, prompt_id: int) -> bool:
+        """Return whether nothing is generated for a prompt that has just been drawn."""
+        return False
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         """Return the next prompt to generate for; called only if the strategy ``draws``.
@@ -94,9 +94,6 @@ class Sampler:
             scores_N: the verifier's scores before any penalty; NaN where missing.
         """
         return Decision.TRAIN
-
-    def end_round(self) -> None:
-        """All groups of a round have been judged."""
 
     def end_step(self) -> None:
         """The batch is full and will be trained on."""

@@ -91,11 +91,12 @@ class GresoSampler(Sampler):
         base = self.p_easy if streak > 0 else self.p_hard
         return max(float(base ** abs(streak)), self._floor)
 
-    def rollouts(self, prompt_id: int) -> int:
-        return 0 if self._random.random() >= self.probability(prompt_id) else self.facts.rollouts
+    def skips(self, prompt_id: int) -> bool:
+        return self._random.random() >= self.probability(prompt_id)
 
     def round_size(self, missing: int) -> int:
-        last = self._last_round
+        last = self._last_round = self._in_round or self._last_round  # a round of skipped prompts tells nothing
+        self._in_round = Counter()
         # The published code divides by zero if all groups of a round have zero variance.
         if last is None or last["easy"] + last["hard"] == last["groups"]:
             return self._most
@@ -121,17 +122,13 @@ class GresoSampler(Sampler):
         self._in_step.update(kinds)
         self._in_round.update(kinds)
 
-    def end_round(self) -> None:
-        self._last_round = self._in_round or self._last_round
-        self._in_round = Counter()
-
     def end_step(self) -> None:
         counts = self._in_step
         self._shares = (counts["easy"] / counts["groups"], counts["hard"] / counts["groups"])
         if self._passes:  # in the first pass no prompt has a history
             self.p_easy = _moved(self.p_easy, self._shares[0], self._targets[0])
             self.p_hard = _moved(self.p_hard, self._shares[1], self._targets[1])
-        self._in_step, self._last_round = Counter(), None
+        self._in_step, self._in_round, self._last_round = Counter(), Counter(), None
 
     def end_pass(self) -> None:
         self._passes += 1
