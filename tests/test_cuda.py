@@ -1,4 +1,4 @@
-"""Checks a machine with CUDA: attention kernels, weight sync, sleep, packing, several GPUs, resume, speed.
+"""Checks a machine with CUDA: attention kernels, weight sync, sleep, packing, several GPUs, resume.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
 are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` some of them then train on the CPU, which tries the tests themselves.
