@@ -27,10 +27,6 @@ def squared_errors(estimates: Floats, samples: Samples, successes: Floats, squar
         (V,); NaN where M < 2, since one score does not tell its noise.
 
     Source: paper, section 5.3, with the noise of its reference removed.
-
-    Example:
-        >>> squared_errors(np.array([0.5]), np.array([5.0]), np.array([4.0]), np.array([4.0]))  # 0.3^2 - 0.8 * 0.2 / 4
-        array([0.05])
     """
     return (estimates - successes / samples) ** 2 - mean_variance(samples, successes, squares)
 

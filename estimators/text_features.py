@@ -26,13 +26,6 @@ def text_features(texts: Sequence[str]) -> NDArray[np.float64]:
     both. The buckets of a text are then scaled to the norm 1. The last column is log(1 + bytes). Row i of the (P, D)
     features depends on ``texts[i]`` alone, and a column means the same for every data set and on every machine.
 
-    Example:
-        >>> features = text_features(["1 + 1 =", "2 + 2 ="])
-        >>> features.shape, features[:, -1].round(2)
-        ((2, 129), array([2.08, 2.08]))
-        >>> float(features[0, :-1] @ features[1, :-1]) > 0.3  # most n-grams are in both
-        True
-
     Source: feature hashing, arXiv:0902.2206; the mixing of the bits is that of SplitMix64.
     """
     parts = [_features(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK)]

@@ -128,9 +128,6 @@ class RolloutStrategy:
         needs_budget: True if a pass over the prompts has no fixed cost, so that a number of rollouts ends the training.
         draws: True if it chooses the prompts by the estimator's forecast; the estimator then needs a ``predictive``.
         reads_score_range: True if it honours ``RunFacts.score_range``.
-
-    Raises:
-        ValueError: a parameter is outside its range.
     """
 
     name: ClassVar[str]
