@@ -44,7 +44,7 @@ class Evaluating:
         done = subprocess.run(
             [*self._command, *flags], cwd=self.folder, text=True, capture_output=True, timeout=400, check=False
         )
-        assert done.returncode in (0, 2), done.stderr[-4000:]
+        assert done.returncode == 0, done.stderr[-4000:]
         return done
 
     def kill(self, *flags, rows):
@@ -106,7 +106,6 @@ def evaluated(tiny, tmp_path_factory):
     evaluating = Evaluating(tmp_path_factory.mktemp("evaluated"), tiny)
     evaluating.flags = ["--limit", "20", "--n", "4", "--runs", "2", "--engines", "2"]
     done = evaluating.run(*evaluating.flags)
-    assert done.returncode == 0, done.stderr
     return evaluating, done
 
 
@@ -152,10 +151,6 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    other = evaluating.run(*before.flags, "--temperature", "0.6")
-    assert other.returncode == 2
-    assert "temperature 1.0, not 0.6; give another --name" in other.stderr
-
     done = evaluating.run(*before.flags)
     assert f"{len(kept)} of 80 prompts are done" in done.stdout
     ended = evaluating.rows()
@@ -174,7 +169,7 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         kept = rows
     done = evaluating.run("--runs", "4")
     assert f"{len(kept)} of {total} prompts are done" in done.stdout
-    assert evaluating.run("--runs", "5").returncode == 0
+    evaluating.run("--runs", "5")
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
         check_rows(evaluating.rows(name), data(path), runs=5, samples=8)
     by_run = [[row["responses"] for row in evaluating.rows("heldout") if row["run"] == run] for run in range(5)]
