@@ -1,7 +1,6 @@
 """``openrlhf-dbb serve`` as tests start it."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -18,11 +17,9 @@ LONGEST_S = 30
 class Serving:
     """``openrlhf-dbb serve`` as a process of its own."""
 
-    def __init__(self, url, *arguments, **environment):
+    def __init__(self, url, *arguments):
         command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, *("--port", "0"), *arguments]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment
-        )
+        self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.said = self.process.stdout.readline()
         found = re.search(r"http://([\w.-]+):(\d+)/\S*", self.said)
         assert found, self.said + self.process.stderr.read()
@@ -31,9 +28,8 @@ class Serving:
     def get(self, path="api/state", method="GET", **headers):
         """Status, headers and body."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", headers=headers, method=method)
-        opener = urllib.request.build_opener(NoRedirect)
         try:
-            with opener.open(request, timeout=LONGEST_S) as answer:
+            with urllib.request.urlopen(request, timeout=LONGEST_S) as answer:
                 return answer.status, answer.headers, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read().decode()
@@ -59,8 +55,3 @@ class Serving:
         self.process.send_signal(sent)
         _, errors = self.process.communicate(timeout=LONGEST_S)
         return self.process.returncode, errors, time.monotonic() - began
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_):
-        return None

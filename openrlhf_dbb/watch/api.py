@@ -90,11 +90,7 @@ class Api:
         Raises:
             StoreError: the store cannot be read.
         """
-
-        def read() -> list[Listed]:
-            return listed(self._store, self._cache.get)
-
-        self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, read)
+        self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, lambda: listed(self._store, self._cache.get))
 
     def ask(self, path: str, prompt: str | None = None) -> bytes:
         """Return an answer as JSON: the kept one if its run has not changed. Raises as :meth:`answer`."""
@@ -158,12 +154,9 @@ class Api:
 
     def visits(self, run: Listed) -> Visits:
         """Return the state of the prompts of a run; of a large run, the state of a few steps ago."""
-
-        def read() -> Visits:
-            return visits.read_visits(self._store, run.record)
-
-        found: Visits = self._cache.get(("visits", run.record.uuid), run.version, read, rest=_REST)
-        return found
+        key, version = ("visits", run.record.uuid), run.version
+        states: Visits = self._cache.get(key, version, lambda: visits.read_visits(self._store, run.record), rest=_REST)
+        return states
 
     def _posteriors(self, of_run: Visits) -> dict[str, Any]:
         return {

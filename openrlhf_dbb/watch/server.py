@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -11,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from openrlhf_dbb.terminal import shown
@@ -27,13 +26,11 @@ HEADERS = {
 }
 
 
-def application(api: Api, *, hosts: Collection[str] = (), token: str = "", cookie: str = "dbb") -> Any:
+def application(api: Api, hosts: Collection[str] = ()) -> Any:
     """Return the ASGI application.
 
     Args:
-        hosts: names by which a browser may call this server; none: any, since a token is asked for.
-        token: a client must know it; "": nothing is asked for.
-        cookie: name of the cookie that keeps the token.
+        hosts: names by which a browser may call this server; none: any.
     """
     html = page.render("openrlhf-dbb", {"live": True})
     policy = f"{page.policy(live=True)}; frame-ancestors 'none'"
@@ -51,9 +48,14 @@ def application(api: Api, *, hosts: Collection[str] = (), token: str = "", cooki
         return Response(content, media_type="application/json")
 
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = _refused(request, hosts, token, cookie) or await call(request)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
+        name = request.url.hostname
+        # A page of another site that makes its own name resolve to this host calls it by that name.
+        if hosts and name not in hosts:
+            response = _refusal(403, f"this server is not called {name!r}; open the address that it printed")
+        else:
+            response = await call(request)
+        for header, value in HEADERS.items():
+            response.headers.setdefault(header, value)
         return response
 
     def refuse(request: Request, error: Exception) -> Response:
@@ -69,23 +71,3 @@ def application(api: Api, *, hosts: Collection[str] = (), token: str = "", cooki
 
 def _refusal(status: int, text: str) -> Response:
     return JSONResponse({"error": shown(text, width=None)}, status_code=status)
-
-
-def _refused(request: Request, hosts: Collection[str], token: str, cookie: str) -> Response | None:
-    """Return the refusal, or a redirect that sets the cookie; None if the client may ask."""
-
-    def is_token(text: str) -> bool:
-        # Takes the same time wherever the first difference is, so that no client can find the token letter by letter.
-        return hmac.compare_digest(text.encode(), token.encode())
-
-    # A page of another site that makes its own name resolve to this host calls it by that name.
-    if hosts and request.url.hostname not in hosts:
-        return _refusal(403, f"this server is not called {request.url.hostname!r}; open the address that it printed")
-    if not token or is_token(request.cookies.get(cookie, "")):
-        return None
-    if is_token(request.query_params.get("token", "")):
-        # The address without the token leaves it out of the browser's history.
-        response = RedirectResponse("/", status_code=303)
-        response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
-        return response
-    return _refusal(403, "the token is missing or wrong; open the address that openrlhf-dbb serve printed")
