@@ -166,16 +166,13 @@ def riding_along(buffer: NaiveReplayBuffer, replays: list[Experience], shuffle: 
 
 
 def deal(fresh: int, replayed: int, size: int, shuffle: bool) -> list[list[int]]:
-    """Deal rows into as many micro-batches as the fresh rows alone would make.
+    """Return the rows of as many micro-batches as the fresh rows alone would make, the fresh ones first.
 
     Args:
         fresh: rows 0 to fresh - 1; an incomplete last micro-batch is left out, as upstream does.
         replayed: the rows after them, dealt as evenly as possible.
         size: fresh rows of a micro-batch, at most ``fresh``.
         shuffle: whether to shuffle fresh and replayed rows, each among themselves, by torch's generator.
-
-    Returns:
-        Rows of each micro-batch, the fresh ones first.
     """
     number = fresh // size
     order = torch.randperm if shuffle else torch.arange
