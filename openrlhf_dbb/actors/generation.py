@@ -77,17 +77,12 @@ class RolloutGenerator(SamplesGenerator):
         self._corrects = self.args.algo.advantage.is_correction_level != "off"
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
-        self._prompts_iter: Any = None
+        self._prompts_iter: Any = None  # None: the next call starts a new pass over the data
         # Drawn before a checkpoint, to be asked for again after a resume.
         self._again: deque[tuple[Any, ...]] = deque()
         # Of the batch that is being filled: groups to train on, and all else.
         self._kept: list[Group] = []
         self._batch = RolloutBatch()
-
-    @property
-    def at_end_of_pass(self) -> bool:
-        """True if the next call starts a new pass over the data."""
-        return self._prompts_iter is None
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
@@ -120,14 +115,14 @@ class RolloutGenerator(SamplesGenerator):
             for rollout in batch.trained:  # some may have waited since the first batch
                 rollout.rollout_log_probs = None
         self._compares = False
-        over = self.at_end_of_pass and len(self._kept) < size
+        over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(batch) / len(batch.all), consumed, over
 
     def _take_batch(self, size: int) -> RolloutBatch:
         """Return the filled batch. Surplus groups wait if more is generated at a time, else they are set aside."""
         batch, self._batch = self._batch, RolloutBatch()
         taken, left = self._kept[:size], self._kept[size:]
-        batch.train(taken)
+        batch.trained = [rollout for group in taken for rollout in group.rollouts]
         self._kept = left if self._at_a_time > size else []
         if not self._kept:
             batch.set_aside(left)
@@ -236,7 +231,7 @@ class RolloutGenerator(SamplesGenerator):
             "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
             "sampling": self.sampler.state(),
             "again": [(group.prompt, group.drawn) for group in self._kept],
-            "drained": self.at_end_of_pass and bool(self._kept),
+            "drained": self._prompts_iter is None and bool(self._kept),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -249,7 +244,7 @@ class RolloutGenerator(SamplesGenerator):
 
     def position(self, episode: int) -> dict[str, Any]:
         """Return where in the data a checkpoint of pass ``episode`` continues, as entries of OpenRLHF's states."""
-        if self.at_end_of_pass:  # a finished data loader would serve its whole pass again after a resume
+        if self._prompts_iter is None:  # a finished data loader would serve its whole pass again after a resume
             return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
         return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
 

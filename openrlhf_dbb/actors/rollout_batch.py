@@ -54,10 +54,6 @@ class RolloutBatch:
         """Everything generated, the rollouts to train on first."""
         return [*self.trained, *self.filtered]
 
-    def train(self, groups: Sequence[Group]) -> None:
-        """Take groups to train on."""
-        self.trained += [rollout for group in groups for rollout in group.rollouts]
-
     def set_aside(self, groups: Sequence[Group]) -> None:
         """Take groups that are observed and not trained on."""
         self.filtered += [_to_observe(rollout) for group in groups for rollout in group.rollouts]
