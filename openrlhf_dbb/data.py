@@ -10,7 +10,7 @@ import copy
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -111,56 +111,57 @@ def _load(args: SimpleNamespace, strategy: Any, flag: str) -> Any:
 
 def _read(name: str, args: SimpleNamespace, strategy: Any, flag: str) -> Any:
     """Return one data set with the input and label columns, all of whose rows can be used."""
-    from datasets import Dataset, Value
+    from datasets import Dataset
 
-    prompt_key, label_key = args.data.input_key, args.data.label_key
+    data, source = args.data, f"--{flag} {name}"
+    keys = [key for key in (data.input_key, data.label_key) if key is not None]
     if Path(name).suffix in (".json", ".jsonl"):
         # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
-        return Dataset.from_dict(_json_columns(Path(name), args, flag))
-    load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
-    options = {"max_count": args.data.max_samples, "dataset_split": args.data.prompt_split}
-    rows = _with_columns(load(name, None, strategy, args.train.seed, **options), args)
-    labels = rows[label_key][:] if label_key else [""] * len(rows)
-    prompts = rows[prompt_key][:]
-    bad = {
-        f"row {number}": fault
-        for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1)
-        if (fault := _fault(prompt, label if label_key else "-", prompts[0]))
-    }
-    _refuse(bad, len(rows), f"--{flag} {name}")
-    if label_key and rows.features[label_key] != Value("string"):
-        texts = [_label_text(label) for label in labels]
-        rows = rows.remove_columns(label_key).add_column(label_key, texts, feature=Value("string"))
+        records = list(islice(_records(Path(name), source), data.max_samples))
+        places, faults = [place for place, _, _ in records], [fault for _, _, fault in records]
+        known = {column for _, record, _ in records for column in record}
+        columns = {key: [_value(record, key) for _, record, _ in records] for key in keys}
+        for extra in known & {data.image_key, "datasource"}:
+            columns[extra] = [record.get(extra) for _, record, _ in records]
+        rows = None
+    else:
+        load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
+        limits = {"max_count": data.max_samples, "dataset_split": data.prompt_split}
+        rows = load(name, None, strategy, args.train.seed, **limits)
+        places, faults = [f"row {number}" for number in range(1, len(rows) + 1)], [None] * len(rows)
+        known = set(rows.column_names)
+        columns = {key: _column(rows, key) for key in keys}
+    for key_flag, key in (("data.input_key", data.input_key), ("data.label_key", data.label_key)):
+        if key is not None and known and all(value is None for value in columns[key]):
+            columns_there = ", ".join(sorted(known))
+            raise UsageError(f"--{key_flag} {key!r} is not a column of the data set; it has {columns_there}")
+    prompts, labels = columns[data.input_key], columns[data.label_key] if data.label_key else ["-"] * len(places)
+    kind = next((type(prompt) for prompt in prompts if prompt), None)
+    bad = {}
+    for place, fault, prompt, label in zip(places, faults, prompts, labels, strict=True):
+        why = fault or _fault(prompt, label, kind)
+        if why:
+            bad[place] = why
+    _refuse(bad, len(places), source)
+    if data.label_key is not None:
+        columns[data.label_key] = [_label_text(label) for label in labels]
+    if rows is None:
+        return Dataset.from_dict(columns)
+    for key in keys:
+        if key not in known or key == data.label_key:
+            rows = rows.remove_columns(known & {key}).add_column(key, columns[key])
     return rows
 
 
-def _json_columns(path: Path, args: SimpleNamespace, flag: str) -> dict[str, list[Any]]:
-    """Read the columns that OpenRLHF uses from JSON lines, or from one JSON list."""
-    prompt_key, label_key = args.data.input_key, args.data.label_key
-    records: list[dict[str, Any]] = []
-    bad: dict[str, str] = {}
-    first_prompt = None
-    for place, record, broken in islice(_records(path, flag), args.data.max_samples):
-        prompt, label = _value(record, prompt_key), _value(record, label_key) if label_key else "-"
-        first_prompt = first_prompt or prompt
-        fault = broken or _fault(prompt, label, first_prompt)
-        if fault:
-            bad[place] = fault
-        records.append(record)
-    for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
-        if key is not None and any(records) and all(_value(record, key) is None for record in records):
-            raise _no_column(key_flag, key, dict.fromkeys(name for record in records for name in record))
-    _refuse(bad, len(records), f"--{flag} {path}")
-    columns = {prompt_key: [_value(record, prompt_key) for record in records]}
-    if label_key is not None:
-        columns[label_key] = [_label_text(_value(record, label_key)) for record in records]
-    for name in (args.data.image_key, "datasource"):
-        if any(name in record for record in records):
-            columns[name] = [record.get(name) for record in records]
-    return columns
+def _column(rows: Any, key: str) -> list[Any]:
+    """Return the values of a column, or of a field below one; None where there is no such field."""
+    top, _, field = key.partition(".")
+    if key in rows.column_names:
+        return rows[key][:]
+    return [_value(value, field) for value in rows[top][:]] if top in rows.column_names else [None] * len(rows)
 
 
-def _records(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
+def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
     with path.open("rb") as file:
         if file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
@@ -168,7 +169,7 @@ def _records(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any], str |
             try:
                 rows = json.load(file)
             except ValueError as error:
-                raise UsageError(f"--{flag} {path} is one JSON list, which is broken: {error}") from error
+                raise UsageError(f"{source} is one JSON list, which is broken: {error}") from error
             for number, row in enumerate(rows, 1):
                 yield f"row {number}", *_record(row)
             return
@@ -188,28 +189,24 @@ def _record(row: Any) -> tuple[dict[str, Any], str | None]:
 
 def _value(record: Any, key: str) -> Any:
     """Return the value of a column, at the top or by dots below it; None without one."""
-    if key in record:
+    if isinstance(record, dict) and key in record:
         return record[key]
     for field in key.split("."):
         record = record.get(field) if isinstance(record, dict) else None
     return record
 
 
-def _fault(prompt: Any, label: Any, first_prompt: Any) -> str | None:
-    """Return why a row cannot be used: all prompts are texts or all are messages; a label is a text or a number."""
+def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
+    """Return why a row cannot be used: all prompts are texts, or all are messages; a label is a text or a number."""
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         return "no prompt"
-    if not isinstance(prompt, (str, list)) or type(prompt) is not type(first_prompt):
-        return f"its prompt is {_type(prompt)}, the first one {_type(first_prompt)}"
+    if not isinstance(prompt, (str, list)) or not isinstance(prompt, kind or object):
+        return f"its prompt is a {type(prompt).__name__}; all have to be texts, or all lists of messages"
     if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
         return "no label"
     if isinstance(label, (bool, list, dict)):
-        return f"its label is {_type(label)}; write it as text, or name a field of it, as in label.answer"
+        return f"its label is a {type(label).__name__}; write it as text, or name a field of it, as in label.answer"
     return None
-
-
-def _type(value: Any) -> str:
-    return "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _label_text(label: Any) -> str:
@@ -263,26 +260,6 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
         shown = "; ".join(f"{place}: {fault}" for place, fault in islice(bad.items(), _SHOWN))
         more = "; ..." * (len(bad) > _SHOWN)
         raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
-
-
-def _no_column(flag: str, key: str, columns: Iterable[str]) -> UsageError:
-    names = ", ".join(columns)
-    return UsageError(f"--{flag} {key!r} is not a column of the data set; it has {names}")
-
-
-def _with_columns(rows: Any, args: SimpleNamespace) -> Any:
-    """Return the rows with the input and label columns at the top level; raise UsageError if one is missing."""
-    for flag, key in (("data.input_key", args.data.input_key), ("data.label_key", args.data.label_key)):
-        if key is None or key in rows.column_names:
-            continue
-        column, *fields = key.split(".")
-        try:
-            # Not Dataset.flatten(): it loses the columns of a concatenated data set.
-            values = [functools.reduce(dict.__getitem__, fields, row) for row in rows[column][:]]
-        except (KeyError, TypeError, ValueError):
-            raise _no_column(flag, key, rows.column_names) from None
-        rows = rows.add_column(key, values)
-    return rows
 
 
 def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:

@@ -50,7 +50,7 @@ def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     warning = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
     assert warning.startswith("my_reward.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
     prompts = [f"{number}?" for number in range(1000)]
-    assert "100% of 32 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])
+    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])
     assert reward_file.check(str(MATH_FILE), ["5"], ["5"]) is None  # the rewards of this package are not tried
 
 

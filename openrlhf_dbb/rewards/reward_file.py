@@ -13,7 +13,6 @@ import os
 import runpy
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 
 LIMIT_S = 120.0
-SCORING_LIMIT_S = 20.0  # no further prompt is scored after this time
-TRIED_PROMPTS = 32
+TRIED_PROMPTS = 16
 
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str]) -> str | None:
@@ -57,26 +55,22 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str]) -> str | Non
     if not scored["paid"]:
         return None
     return (
-        f"{about} scores {scored['paid'] / scored['tried']:.0%} of {scored['tried']} sampled prompts as right: the "
+        f"{about} scores {scored['paid'] / len(rows):.0%} of {len(rows)} sampled prompts as right: the "
         "model can learn to repeat the question; use a stricter reward, or ask for the answer in another form"
     )
 
 
 def score_prompts(file: str, rows: list[list[str]]) -> dict[str, Any]:
-    """Import the file and return how many prompts it paid for, and how many it tried; or the error under "failed"."""
+    """Import the file and return for how many prompts it pays as "paid", or an error as "failed"."""
     reward_func = runpy.run_path(file)["reward_func"]
-    paid = tried = 0
-    deadline = time.monotonic() + SCORING_LIMIT_S
+    paid = 0
     try:
         for prompt, label in rows:
             (reward,) = reward_func([prompt + prompt], [prompt], [label])["rewards"]
             paid += reward is not None and float(reward) >= 1
-            tried += 1
-            if time.monotonic() > deadline:
-                break
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
-    return {"paid": paid, "tried": tried}
+    return {"paid": paid}
 
 
 if __name__ == "__main__":
