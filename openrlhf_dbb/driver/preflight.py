@@ -212,19 +212,18 @@ def _benchmarks(settings: Settings, tokenizer: Any) -> dict[str, BenchmarkPrompt
     model = Model(args.actor.model_name_or_path, None, "", None, tokenizer)
     limit, response = args.data.max_len, args.rollout.max_new_tokens
     by_name = {}
-    for entry in benchmarks.find_all(args.eval.benchmarks):
-        try:
+    try:
+        for entry in benchmarks.find_all(args.eval.benchmarks):
             with upstream.quiet():
                 loaded = loading.load(entry)
             prepared = prompting.prepare(loaded, model, chat_template=None, max_new_tokens=response)
-        except UsageError as error:
-            raise UsageError(f"--eval.benchmarks: {error}") from error
-        longest = max(map(len, prepared.tokens))
-        if longest + (response or 1) > limit:
-            raise UsageError(
-                f"--eval.benchmarks: the longest prompt of {entry.name} ({longest} tokens) and a response "
-                f"(--rollout.max_new_tokens {response}) do not fit into --data.max_len {limit}; raise it, or leave "
-                "this benchmark out"
-            )
-        by_name[entry.name] = dataclasses.replace(prepared, max_new_tokens=response or limit - longest)
+            longest = max(map(len, prepared.tokens))
+            if longest + (response or 1) > limit:
+                raise UsageError(
+                    f"the longest prompt of {entry.name} ({longest} tokens) and a response of {response} do not fit "
+                    f"into --data.max_len {limit}; raise it, or leave this benchmark out"
+                )
+            by_name[entry.name] = dataclasses.replace(prepared, max_new_tokens=response or limit - longest)
+    except UsageError as error:
+        raise UsageError(f"--eval.benchmarks: {error}") from error
     return by_name
