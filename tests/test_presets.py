@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrlhf_dbb import methods, presets
+from openrlhf_dbb import presets
 from openrlhf_dbb.driver import arguments, flags
 from openrlhf_dbb.errors import UsageError
 
@@ -11,14 +11,6 @@ OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", 
 
 def parse(*argv):
     return arguments.parse(list(argv))
-
-
-@pytest.mark.parametrize(("estimator", "clip"), [("dbb", [0.98, 0.98]), ("auto", [0.98, 0.98]), ("point", [0.2, 0.28])])
-@pytest.mark.parametrize("preset", presets.names())
-def test_the_estimator_decides_the_clip_range(preset, estimator, clip):
-    for method in methods.names():
-        settings = parse("--preset", preset, "--method", method, "--estimator", estimator)
-        assert list(settings.args.actor.eps_clip_low_high) == clip
 
 
 @pytest.mark.parametrize(

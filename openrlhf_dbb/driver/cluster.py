@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,7 @@ class RayStart:
         # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)
-        self._settings, self._done = settings, threading.Event()
-        self._error: Exception | None = None
+        self._settings, self._started = settings, Future[None]()
         # Ray sets this handler in the main thread, and warns where it cannot.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
@@ -46,16 +46,14 @@ class RayStart:
 
     def wait(self) -> None:
         """Wait until Ray has started; raises what :func:`start` has raised."""
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
+        self._started.result()
 
     def _run(self) -> None:
         try:
             start(self._settings)
+            self._started.set_result(None)
         except Exception as error:
-            self._error = error
-        self._done.set()
+            self._started.set_exception(error)
         threading.Event().wait()  # Ray's processes die with the thread that started them
 
 
