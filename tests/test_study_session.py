@@ -47,7 +47,7 @@ def test_a_lane_answers_every_line_and_continues_after_an_error(trained):
     answers, folder = trained
     destroyed, refused, given_up, after, longer = (answer.error for answer in answers)
     assert destroyed is None and after is None, answers
-    assert "is not a multiple of --train.batch_size 33" in refused
+    assert "is not a multiple of --train.batch_size = 33" in refused
     assert given_up.startswith("256 rollouts did not fill one batch")  # 32 prompts x 4 samples, twice
     assert "max_model_len = 48, but the session's has 32; train it on its own" in longer
     assert "Traceback" not in "".join(answer.output for answer in answers)
