@@ -1,4 +1,4 @@
-"""The command compare: two runs, by held-out accuracy first, then on the training prompts that both have.
+"""The command compare shows two runs side by side: held-out accuracy first, then the training prompts of both.
 
 Axes: P prompts of both runs.
 """
@@ -65,7 +65,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tuple[RunRecord, RunRecord]:
-    """Return the runs that are named; the newest other run in place of the second, the two newest in place of both.
+    """Return the named runs; without a second name the newest other run, without both the two newest.
 
     Raises:
         StoreError: there is no such run, or only one.
@@ -83,7 +83,7 @@ def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tup
 
 @dataclass(frozen=True)
 class HeldOutDifference:
-    """Held-out accuracy of the second run minus that of the first, after the last evaluated step of each.
+    """The difference in held-out accuracy of two runs, second minus first, after the last evaluated step of each.
 
     Attributes:
         first, second: accuracy over the shared prompts, benchmarks weighted equally.
@@ -119,6 +119,7 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
     steps = int(measured.step[-1]), int(other_measured.step[-1])
     mine, other = held_out_prompts(store, first, steps[0]), held_out_prompts(store, second, steps[1])
     pairs = []
+    # Only prompts that both runs answered make a pair; a benchmark may have grown in between.
     for benchmark in sorted(mine.keys() & other.keys()):
         (ids, accuracy_P), (other_ids, other_P) = mine[benchmark], other[benchmark]
         _, at, at_other = np.intersect1d(ids, other_ids, assume_unique=True, return_indices=True)

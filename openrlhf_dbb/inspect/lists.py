@@ -1,4 +1,4 @@
-"""The commands runs and costs: all runs of a store, newest first, and where their rollouts went."""
+"""The commands runs and costs list the runs of a store, and where their rollouts went."""
 
 from __future__ import annotations
 

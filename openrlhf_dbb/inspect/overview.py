@@ -1,4 +1,4 @@
-"""A run in numbers: held-out accuracy, whether it still runs, what it spent and how many groups were mixed."""
+"""Describe a run in numbers: held-out accuracy, state, rollouts, and how many groups were mixed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.owner import has_ended
 from storage.read import held_out
 
 FATES = ("trained", "filtered", "skipped", "replayed")
-"""Totals that say where rollouts (or prompts) went."""
+"""The totals that say where rollouts (or prompts) went."""
 
 USAGE = (
     "generated", "generated_tokens", "trained", "zero_variance", "informative", "rescued", "replayed", "skipped",
@@ -128,6 +128,7 @@ def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | 
 
 def state(run: RunRecord) -> str:
     """Return "finished", "running", or "stale": not finished, and its owner seems to have ended."""
+    # A killed process cannot write that its run has ended.
     stale = run.status == "running" and has_ended(run.owner, seconds_since(run.heartbeat_at))
     return "stale" if stale else run.status
 
@@ -151,7 +152,7 @@ def seconds_since(moment: str) -> float:
 
 
 def method(run: RunRecord) -> str:
-    """Return what the run was trained with, such as "dapo+dbb"."""
+    """Return method and estimator of a run, such as "dapo+dbb"."""
     return f"{run.method}+{run.estimator}" if run.method else run.estimator
 
 

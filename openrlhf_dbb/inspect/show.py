@@ -1,4 +1,4 @@
-"""The commands show (a run on one screen) and history (a prompt, visit by visit)."""
+"""The commands show and history print a run on one screen, and a prompt visit by visit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
-    """Return what a run is and how far it got, as texts by name that are safe to print."""
+    """Return the facts about a run as texts by name, safe to print."""
     totals = progress(store, run)
     last, now = totals["last_step_at"], status(run)
     texts = {
@@ -104,6 +104,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "uuid": run.uuid,
         "database": store.location,
     }
+    # A stale run is not lost: it goes on from its last checkpoint.
     if state(run) == "stale":
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: _safe(value) for name, value in texts.items()}
@@ -165,7 +166,7 @@ def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return what ``show --json`` prints."""
+    """Return the object that ``show --json`` prints."""
     return overview(store, run) | {
         "progress": progress(store, run),
         "reward": without_passwords(run.reward),

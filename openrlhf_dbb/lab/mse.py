@@ -1,4 +1,4 @@
-"""``lab mse``: bias, variance and mean squared error in closed form, for given or probed success probabilities.
+"""``lab mse`` computes bias, variance and mean squared error in closed form, for given or probed probabilities.
 
 Axes: Q prompts, T visits.
 """

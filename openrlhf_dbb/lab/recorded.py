@@ -1,4 +1,4 @@
-"""A stored run as the laboratory reads it: its visits and probes, and an estimator's output at each visit.
+"""Read a stored run's visits and probes, and compute an estimator's output at each visit.
 
 Axes: V visits (a prompt in a step) ordered by step, K of them with probes, P prompts, G rollouts of the largest group.
 """
@@ -28,7 +28,7 @@ _WHOLE = 2**31 - 1  # characters of a prompt
 
 @dataclass(frozen=True)
 class Visits:
-    """What a run recorded of its groups.
+    """The groups that a run recorded, one for each visit.
 
     Attributes:
         step: (V,) ascending.
@@ -54,7 +54,7 @@ class Visits:
 
 @dataclass(frozen=True)
 class ProbedVisits:
-    """Probe rollouts of K visits.
+    """The probe rollouts of K visits.
 
     Attributes:
         visit: (K,) position of the visit.
@@ -81,7 +81,7 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Rerun:
-    """An estimator's output at V visits.
+    """The output of an estimator at V visits.
 
     Attributes:
         estimate: the estimate that the visit's rollouts would have been scored with.
@@ -143,6 +143,7 @@ def visits(
             f"step {step[at]}, prompt {prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; only "
             "rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
         )
+    # Ids of a store may have gaps; the estimators want prompts numbered from 0.
     ids, prompt = np.unique(prompt_id, return_inverse=True)
     slot = np.arange(rollouts.max(initial=0))
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
@@ -176,6 +177,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
             f"{specs.label(estimator)}: it reads the policy's hidden states, and no store keeps them; use "
             f"{estimator.name}:features=text"
         )
+    # Steps x prompts / visits is right whether or not every prompt is visited in every pass.
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
@@ -210,6 +212,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
 
 def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
     """Return the probes whose noise can be measured, each with the row of the log that has its step and prompt."""
+    # One number for each pair of step and prompt, so that a binary search finds the pair.
     width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id
     row = np.minimum(np.searchsorted(logged, wanted), len(logged) - 1)

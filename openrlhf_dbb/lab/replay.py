@@ -1,4 +1,4 @@
-"""``lab replay``: how other estimators would have done on a run's recorded successes, and which one to use."""
+"""``lab replay`` measures other estimators on a run's recorded successes and recommends one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
 from openrlhf_dbb.terminal import print_json, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
-"""Candidates by default: the paper's, and ``auto``."""
+"""The default candidates: the estimators of the paper, and ``auto``."""
 
 _FEW_PROMPTS = 30
 
@@ -46,6 +46,7 @@ def _command(arguments: argparse.Namespace) -> None:
     if own is not None and replayable and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
+    # Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
     usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
     ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
     advice = recommendation(ranking, run.visits)
@@ -117,6 +118,7 @@ def _discount(ranking: Ranking) -> list[str]:
     if best is None:
         return []
     value, low, high = best
+    # An interval over half of all discounts says nothing about the best one.
     unsure = "; this log does not determine it" if high - low >= 0.5 else ""
     return [f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}"]
 

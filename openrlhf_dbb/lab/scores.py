@@ -1,4 +1,4 @@
-"""Losses of an estimator at a run's recorded visits, and the ranking of several estimators by one of them.
+"""Measure estimators at a run's recorded visits, and rank them by one of several losses.
 
 Axes: V visits (a prompt in a step), P prompts, C candidates, B bootstrap draws.
 """
@@ -26,14 +26,14 @@ CRITERIA = {
 """Losses that can rank estimators, by name."""
 
 DRAWS = 1000
-"""Bootstrap draws."""
+"""How often the bootstrap resamples the prompts."""
 
 _BINS = 10
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an estimator did at the visits.
+    """The losses and advantages of one estimator at the visits.
 
     Attributes:
         losses: by criterion, (V,), lower is better; NaN where a visit does not count. A criterion that does not apply
@@ -174,6 +174,7 @@ class Ranking:
         values = np.array([specs.knob_value(self.candidates[at].estimator) or 0.0 for at in members])
         if len(set(values.tolist())) < 2:
             return None
+        # "nearest" keeps the ends of the interval among the discounts that were tried.
         best_B = values[self.draws_B_C[:, members].argmin(axis=1)]
         low, high = np.percentile(best_B, [2.5, 97.5], method="nearest")
         return float(values[self.mean_C[members].argmin()]), float(low), float(high)
@@ -193,6 +194,7 @@ def rank(outcomes: Sequence[Outcome], visits: Visits, criterion: str) -> Ranking
             "likelihood": "no prompt was visited twice, or no candidate predicts the next visit; use --criterion mse",
         }
         raise UsageError(f"--criterion {criterion}: {needs[criterion]}")
+    # All candidates miss the same visits, so the first one tells which visits count.
     losses = [outcome.losses[criterion] for outcome in able]
     counted = ~np.isnan(losses[0])
     _, row = np.unique(visits.prompt[counted], return_inverse=True)

@@ -1,4 +1,4 @@
-"""Estimators as text: ``dbb:discount=0.4,prior_alpha=2`` in the laboratory, flags in the training command."""
+"""Read estimators from text such as ``dbb:discount=0.4,prior_alpha=2``, and write them as text and as flags."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def parse(text: str) -> RewardEstimator:
         >>> parse("dbb:discount=0.4").discount
         0.4
     """
+    # A class as module:Class has a colon too; parameters have an equals sign.
     name, _, last = text.rpartition(":")
     if not name or "=" not in last:
         name, last = text, ""
@@ -96,7 +97,7 @@ def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, Re
 
 
 def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
-    """Return the candidates that some texts name; one without a discount (or smoothing) is tried at all ``discounts``.
+    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``.
 
     Raises:
         UsageError: as :func:`parse`.

@@ -1,4 +1,4 @@
-"""Runs in the browser: serve keeps one page up to date, and report writes the same page into one file.
+"""Show runs in the browser: serve keeps a page up to date, and report writes the same page into one file.
 
 serve     the command serve: listens, and prints the address
 server    the web application: its routes, and who may ask; the only module that needs starlette
@@ -7,6 +7,6 @@ api       maps a path such as runs/3/series to its answer, and keeps answers
 run_list  the list of runs, with a version that changes when a run does
 series    the curves of a run over its steps
 visits    the prompts of a run over their visits: mastered, forgotten, ...
-details   one prompt with its visits, the kept rollouts of a step, and what a run is
+details   one prompt with its visits, the kept rollouts of a step, facts about a run
 page      puts page.html, page.css and page.*.js together, and numbers into JSON
 """

@@ -1,4 +1,4 @@
-"""Answer what the page asks for; a server and a file give the same answers.
+"""Answer the questions of the page; a server and a file give the same answers.
 
 An answer is a dict for ``page.encoded``.
 """
@@ -34,11 +34,11 @@ _TEXT = 500  # characters of a prompt in the table
 
 
 class NoSuchAnswer(Exception):
-    """There is nothing of this name; the text says so in one line."""
+    """Nothing has the path that was asked for; the text says so in one line."""
 
 
 class Cache:
-    """The last answers, each with its version. Any number of threads may use it; each answer is made once."""
+    """Keeps the last answers with their versions; makes an answer once however many threads ask for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,6 +55,7 @@ class Cache:
             self._kept[key] = kept  # last in the order, so that the oldest is dropped
             while len(self._kept) > _MOST_ANSWERS:
                 del self._kept[next(iter(self._kept))]
+        # The lock of one answer: a slow answer does not hold up the others.
         with kept.lock:
             if kept.version != version and time.monotonic() >= kept.rests_until:
                 began = time.monotonic()
@@ -72,7 +73,7 @@ class _Kept:
 
 
 class Api:
-    """Answers about the runs of a store, for any number of threads.
+    """Answers questions about the runs of a store, in any number of threads.
 
     Attributes:
         runs: newest first, as :meth:`refresh` read them last.
@@ -100,7 +101,7 @@ class Api:
             return page.encoded(self.answer(path, prompt))
 
         if path == "state":
-            return make()
+            return make()  # it tells the age of each run, so it is never the same twice
         _, *ids = path.split("/")
         compared = ids[2:3] if ids[1:2] == ["compare"] else []
         version = tuple(self._run(name).version for name in (*ids[:1], *compared))

@@ -1,4 +1,4 @@
-"""One prompt with its visits, the kept rollouts of a step, and what a run is, as texts that are safe to show.
+"""Describe one prompt with its visits, the kept rollouts of a step, and a run, in texts that are safe to show.
 
 Axes: V visits of a prompt.
 """
@@ -16,7 +16,7 @@ from storage import PosteriorStore, RunRecord
 from storage.read import events, prompt_history, prompt_texts
 
 LEVEL = 0.9
-"""Of the credible intervals."""
+"""Probability of the credible intervals."""
 
 LONGEST_TEXT = 200_000
 _LONGEST_IN_STEP = 20_000  # characters of a rollout where a whole step is shown

@@ -1,4 +1,4 @@
-"""Put page.html, page.css and the scripts together; no other style and script may run in the page."""
+"""Put page.html, page.css and the scripts together; no other style or script may run in the page."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def _plain(value: Any) -> Any:
         return value
     if not math.isfinite(value):
         return None
+    # A count that went through an array of floats stays exact.
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""The command report: the page about some runs in one file that opens offline."""
+"""The command report writes the page about some runs into one file that opens offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List the runs of a store in numbers, each with a version that changes when anything of the run does."""
+"""List the runs of a store in numbers; a run's version changes when anything of the run changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Listed(NamedTuple):
     """One run of the list.
 
     Attributes:
-        version: changes when anything of the run does.
+        version: changes when anything of the run changes.
         numbers: everything the list shows, ready for JSON.
     """
 
@@ -109,7 +109,7 @@ def _mean_name(run: RunRecord) -> str:
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return what all texts begin and end with up to a mark, such as a chat template; "" for a part that is short.
+    """Return the start and the end that all texts share, such as a chat template's; "" if one is short.
 
     Example:
         >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])

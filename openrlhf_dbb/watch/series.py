@@ -1,4 +1,4 @@
-"""The curves of a run over its steps, summed by the database over points of several steps.
+"""Read the curves of a run over its steps; the database sums them over points of several steps.
 
 Point k covers the steps ``k * width + 1`` to ``(k + 1) * width``.
 
@@ -25,7 +25,7 @@ from storage.read import held_out
 Floats = NDArray[np.float64]
 
 POINTS = 1000
-"""Most points of a curve."""
+"""The most points of a curve."""
 
 _METRIC = "m:"
 _LONGEST_SHARED = 400  # characters; of the run-wide vectors, only those of one element are drawn
@@ -72,6 +72,7 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
 
 def _width(first: int, last: int, points: int) -> int:
     """Return the smallest power of two such that at most ``points`` points cover the steps."""
+    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
     width = 1
     while (last - 1) // width - (first - 1) // width + 1 > points:
         width *= 2
@@ -149,7 +150,7 @@ def _metric_means(connection: Connection, run_id: int, points: Floats, width: in
 
 
 def _totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
-    """Return what the run spent and what it got for it; None if no step was counted."""
+    """Return the totals of the run's rollouts and groups; None if no step was counted."""
     sums = usage_totals(store, run)
     if sums["generated"] is None:
         return None

@@ -1,4 +1,4 @@
-"""The command serve: a live page about all runs, in the browser."""
+"""The command serve shows a live page about all runs in the browser."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there.
+    """Return a socket that listens at an address and port.
 
     Raises:
         UsageError: it cannot.

@@ -1,4 +1,4 @@
-"""The web server's application: the page, its answers, and who may ask."""
+"""Build the web server's application: it serves the page and its answers, and refuses other sites."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def application(api: Api, hosts: Collection[str] = ()) -> Any:
             response = _refusal(403, f"this server is not called {name!r}; open the address that it printed")
         else:
             response = await call(request)
+        # The page sets its own policy; every other response gets the strict one.
         for header, value in HEADERS.items():
             response.headers.setdefault(header, value)
         return response

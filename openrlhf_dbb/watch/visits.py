@@ -1,4 +1,4 @@
-"""The prompts of a run over their visits: which were mastered, which were forgotten, epoch by epoch.
+"""Follow the prompts of a run over their visits: mastered, learning, forgotten, impossible.
 
 An epoch here is a visit number: epoch 3 is every prompt's third visit of the run.
 
@@ -23,7 +23,7 @@ Whole = NDArray[np.int64]
 STATES = ("mastered", "learning", "forgotten", "impossible", "no visits")
 MASTERED, LEARNING, FORGOTTEN, IMPOSSIBLE, NO_VISITS = range(5)
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "impossible": 0.1}
-"""Of the mean: at least; below its peak by at least; at most."""
+"""Mastered: a mean of at least this. Forgotten: this far below its peak. Impossible: a mean of at most this."""
 
 BINS = 20
 
@@ -35,7 +35,7 @@ _PROMPTS = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY 
 
 @dataclass(frozen=True)
 class Visits:
-    """The states of a run's prompts.
+    """The states of the prompts of a run.
 
     Attributes:
         last: the last step that was read, 0 if there is none.
@@ -91,6 +91,7 @@ def summed(prompts: Floats, visits: Floats) -> Visits:
         solved[row] |= successes_V[visit] > 0
         mean[row] = now
         state[row] = _state(now, peak[row], solved[row])
+        # A mean of exactly 1 belongs to the last bin.
         bins = np.clip((now * BINS).astype(np.int64), 0, BINS - 1)
         rate = successes_V[visit].sum() / rollouts_V[visit].sum()
         states, histogram = np.bincount(state[row], minlength=4), np.bincount(bins, minlength=BINS)
