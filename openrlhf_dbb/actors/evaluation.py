@@ -64,10 +64,9 @@ class Evaluated:
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:
-    """Sort samples of held-out data by data source.
+    """Sort the samples of OpenRLHF's evaluation data set by data source.
 
     Args:
-        data: OpenRLHF's evaluation data set, with ``prompts``, ``labels`` and ``datasources``.
         samples: an ``Experience`` for each, N side by side for each prompt, in the order of the data.
 
     Raises:

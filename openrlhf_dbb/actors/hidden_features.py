@@ -18,11 +18,9 @@ from estimators import FEATURES
 
 
 def of_prompts(policy: Any, tokens: Sequence[list[int]]) -> NDArray[np.float64]:
-    """Return features (P, D) of all prompts by the present policy: one forward pass, shared by the ranks.
+    """Return features (P, D) of all prompts, given as token ids: one forward pass, shared by the policy's ranks.
 
-    Args:
-        policy: OpenRLHF's group of policy actors, without tensor or ring parallelism.
-        tokens: (P,) token ids of each prompt, at least one each.
+    ``policy`` is OpenRLHF's group of actors, without tensor or ring parallelism.
     """
     ranks = len(policy._actor_handlers)
     # As many on every rank, since all take part in each forward pass under ZeRO-3: some prompts come twice.

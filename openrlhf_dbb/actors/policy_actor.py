@@ -128,10 +128,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         return projected(hidden)
 
     def append_replays(self, experience: list[Experience]) -> None:
-        """Keep rows of :func:`openrlhf_dbb.actors.replay.replay_row` for the next :meth:`fit`.
-
-        The number may differ between ranks, and may be 0.
-        """
+        """Keep rows of ``replay.replay_row`` for the next :meth:`fit`. The number may differ between ranks."""
         self._replays.extend(experience)
 
     def fit(self, kl_ctl: float = 0) -> dict[str, Any]:

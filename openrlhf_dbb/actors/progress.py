@@ -58,8 +58,7 @@ class Progress:
     ) -> dict[str, str]:
         """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble.
 
-        ``held_out_samples`` is the number of responses of an accuracy. The estimator ``learns_from_failures`` if it
-        gives advantages to a group that all fails.
+        An estimator ``learns_from_failures`` if it gives advantages to a group that all fails.
         """
         recent = _recent(list(self.outcomes))
         rollouts, right, cut = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)
