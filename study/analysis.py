@@ -156,11 +156,9 @@ def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> fl
 
 
 def share_needed(arm: Curves, target: Curves) -> Share | None:
-    """Compare when two arms first reach the mean final accuracy of the second. Return None without a common seed.
-
-    Both sides follow one rule: the first crossing of the curve of means over seeds. A median of single crossings would
-    give the first arm the benefit of its fluctuations, and its bootstrap would choose between two seeds.
-    """
+    """Compare when two arms first reach the mean final accuracy of the second. Return None without a common seed."""
+    # Both sides follow one rule: the first crossing of the curve of means over seeds. A median of single crossings
+    # would give the first arm the benefit of its fluctuations, and its bootstrap would choose between two seeds.
     seeds = sorted(arm.keys() & target.keys())
     if not seeds:
         return None

@@ -92,11 +92,7 @@ def load(path: Path = MANIFEST) -> dict[str, Claim]:
 
 
 def choose(ids: Sequence[str]) -> list[Claim]:
-    """Return the claims of these ids, all for "all".
-
-    Raises:
-        UsageError: there is no such claim.
-    """
+    """Return the claims of these ids, all for "all"."""
     known = load()
     unknown = [name for name in ids if name not in (*known, "all")]
     if unknown:

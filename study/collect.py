@@ -78,11 +78,7 @@ class StudyRun:
 
     @property
     def row(self) -> Row:
-        """The columns that runs.csv and epochs.csv share.
-
-        Raises:
-            UsageError: the run was trained with another learning rate than its name says.
-        """
+        """The columns that runs.csv and epochs.csv share."""
         rate = float(self.record.config["actor.adam.lr"])
         if self.name.learning_rate not in (None, rate):
             raise UsageError(f"run {self.record.name!r} was trained with learning rate {rate:g}; train it again")
@@ -139,10 +135,8 @@ def collect(store_url: str, folder: Path) -> None:
 
 
 def _share_starts(lasts: Any, epochs: Any, models: dict[str, str]) -> None:
-    """Set every run's start to the mean over the evaluations of its model, so that all arms share it.
-
-    Not every run is evaluated before training, and two evaluations of a model differ by sampling.
-    """
+    """Set every run's start to the mean over the evaluations of its model, so that all arms share it."""
+    # Two evaluations of a model differ by sampling.
     model = lasts.run.map(models)
     for column, shared in (("accuracy", "start_accuracy"), ("ood", "start_ood")):
         lasts[shared] = lasts[shared].groupby(model).transform("mean")
@@ -151,11 +145,7 @@ def _share_starts(lasts: Any, epochs: Any, models: dict[str, str]) -> None:
 
 
 def read_lines(path: Path) -> Any:
-    """Return a file of JSON lines as a frame indexed by run, with the last line of each run.
-
-    Raises:
-        UsageError: a line is not a JSON object with a run.
-    """
+    """Return a file of JSON lines as a frame indexed by run, with the last line of each run."""
     if not path.exists():
         return pd.DataFrame()
     lines = {}

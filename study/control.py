@@ -76,12 +76,10 @@ def train(
     """Train, and measure the policy before, in between and after.
 
     Args:
-        rollouts: G.
-        epochs: as many steps as that many passes over the training prompts have; a multiple of ``POINTS``.
-        prompts: P.
-        mini_batch: prompts of a gradient step.
+        rollouts, prompts: G and P.
         rate: learning rate of AdamW.
-        shortest: see :func:`study.sampling.sample`.
+        epochs: as many steps as that many passes over the training prompts have; a multiple of ``POINTS``.
+        mini_batch: prompts of a gradient step.
 
     Returns:
         The held-out accuracy, ``Task.accuracy``, before training and after each of the ``POINTS`` parts, in [0, 1]; and

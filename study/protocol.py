@@ -49,11 +49,7 @@ class Protocol:
     runs: list[PlannedRun]  # seed by seed, so that the finished ones can be paired at any time
 
     def choose(self, experiments: Sequence[str], seeds: int | None = None) -> list[PlannedRun]:
-        """Return the runs of the given experiments, or of all, with the first ``seeds`` seeds of each.
-
-        Raises:
-            UsageError: there is no such experiment.
-        """
+        """Return the runs of the given experiments, or of all, with the first ``seeds`` seeds of each."""
         known = list(dict.fromkeys(run.experiment for run in self.runs))
         unknown = [name for name in experiments if name not in known]
         if unknown:
@@ -67,11 +63,7 @@ class Protocol:
 
 
 def load(name: str) -> Protocol:
-    """Read a protocol by name, or from a TOML file.
-
-    Raises:
-        UsageError: it does not exist, or is not well-formed.
-    """
+    """Read a protocol by name, or from a TOML file."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
@@ -116,12 +108,7 @@ def _runs(
 
 
 def argv(run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
-    """Return the arguments of ``openrlhf_dbb.cli.train_grpo`` for a run.
-
-    Args:
-        task: flags that name the run's model and data.
-        resume: whether the run has been started before.
-    """
+    """Return the arguments of ``openrlhf_dbb.cli.train_grpo`` for a run; ``task`` names its model and data."""
     values = {"preset": protocol.preset, "store.url": store_url, "train.seed": run.seed} | task | run.flags
     arguments = []
     for flag, value in values.items():

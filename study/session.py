@@ -26,9 +26,7 @@ _A_RUNS_OWN = ("model", "seed", "remote_rm_url")
 class _Kept:
     """Creates objects for the first run, and returns the same ones to later runs, in the same order.
 
-    Args:
-        create: makes an object.
-        reuse: called with the object, the keyword arguments it was created with, and the arguments of the new run.
+    ``reuse`` is called with the object, the keyword arguments of its creation, and the arguments of the new run.
     """
 
     def __init__(self, create: Callable[..., Any], reuse: Callable[..., None] | None = None) -> None:
@@ -78,10 +76,7 @@ class Session:
     def train(self, argv: Sequence[str]) -> None:
         """Train as ``openrlhf_dbb.cli.train_grpo`` does with the same arguments, and print the same.
 
-        Raises:
-            UsageError, RunError, storage.StoreError: the run cannot be trained; the next one can, since these are
-                raised in this process while no actor is at work.
-            Exception: whatever else ended the training; close the session then.
+        After UsageError, RunError or StoreError the next run can be trained. After another error close the session.
         """
         began = time.monotonic()
         settings = arguments.parse(list(argv))

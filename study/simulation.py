@@ -101,21 +101,15 @@ def _chances(p_P: Floats) -> Floats:
 class Measured:
     """Errors of an estimator in one training. The last four are NaN without a predictive distribution.
 
-    Attributes:
-        visits: mean over visits of (mean - p)^2, of the estimates that groups are scored with.
-        forecasts: mean over the ends of passes and all prompts, visited or not, of (mean - p)^2, where the mean is
-            the predictive distribution's and p of the next update.
-        spread: E[p (1 - p)] under the predictive distribution over the true p (1 - p), both summed over all prompts
-            at the ends of passes. 1 is right.
-        coverage: share of the true p in the central 80 % of the predictive distribution, there. 0.8 is right.
-        log_score: mean log-probability of S before it was seen, nats per visit of a prompt seen before.
+    Forecasts are predictive distributions of all prompts, visited or not, at the ends of passes. The truth is the p of
+    the next update.
     """
 
-    visits: float
-    forecasts: float
-    spread: float
-    coverage: float
-    log_score: float
+    visits: float  # mean over visits of (mean - p)^2, of the estimates that groups are scored with
+    forecasts: float  # mean of (mean - p)^2
+    spread: float  # forecast over true p (1 - p), summed over prompts; 1 is right
+    coverage: float  # share of the true p in the central 80 % of their forecasts; 0.8 is right
+    log_score: float  # mean log-probability of S before it was seen, nats per visit of a prompt seen before
 
 
 MEASURES = tuple(field.name for field in fields(Measured))
