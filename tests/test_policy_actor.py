@@ -1,6 +1,5 @@
 """Dr.GRPO's loss by hand, and replayed rows that ride along in OpenRLHF's own trainer."""
 
-import math
 from itertools import chain
 from types import SimpleNamespace
 
@@ -55,22 +54,6 @@ def test_micro_batches_sum_to_the_whole():
     # DeepSpeed divides each of the two by their number.
     parts = [loss_of(loss_fn, rows, **info) / 2 for rows, info in zip((slice(1), slice(1, 3)), infos, strict=True)]
     assert parts == pytest.approx([-2.78 / (2 * 4), 4.6 / (2 * 4)], rel=1e-6)
-
-
-def test_clipping_is_that_of_the_loss_it_replaces():
-    # Without a clip that binds: 1.5 + 0.5 + 1 = 3, and -3 - 1 = -4, of which a dual clip at 1.2 leaves -2.4 - 1.
-    assert loss_of(constant_length(1, clip_eps_low=0.9, clip_eps_high=9.0), global_batch_size=1) == pytest.approx(1.0)
-    both = constant_length(1, clip_eps_low=0.9, clip_eps_high=9.0, dual_clip=1.2)
-    assert loss_of(both, global_batch_size=1) == pytest.approx(-3 + 2.4 + 1)
-    corrected = constant_length(
-        1,
-        is_correction_level="token",
-        is_correction_mode="clip",
-        is_correction_threshold=(0.0, 2.0),
-    )
-    # The engine's log-prob is ln(1/3) below the trainer's: each term counts twice, the most that is allowed.
-    rollout = torch.full_like(RATIOS, -math.log(3))
-    assert loss_of(corrected, global_batch_size=1, rollout_log_probs=rollout) == pytest.approx(2 * SUM, rel=1e-6)
 
 
 @pytest.mark.parametrize(
