@@ -15,14 +15,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 
 ON_CPU = cpu.active()
-MODEL = [
-    "--actor.model_name_or_path",
-    "some/model",
-    "--reward.remote_url",
-    "math_answer",
-    "--vllm.num_engines",
-    "1",
-]
+MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1"]
 
 
 # The time of day, and the values that we add: a third loss aggregation, and 32 bits without CUDA.
