@@ -15,7 +15,7 @@ function fill(made, attributes, children) {
 const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-// Only what differs is written: most of a live page stays as it is.
+// Writes only a text that differs: most of a live page stays as it is.
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -31,7 +31,7 @@ function setValue(field, value) {
 
 const keptNodes = new WeakMap();
 
-// Makes the children of host those of items, one each; a node lives as long as its key does.
+// Gives host one child for each item; a child stays the same node as long as its item's key is there.
 function keyed(host, items, keyOf, make, update = () => {}) {
   const old = keptNodes.get(host) ?? new Map(), now = new Map();
   for (const item of items) now.set(String(keyOf(item)), item);
@@ -48,14 +48,14 @@ function keyed(host, items, keyOf, make, update = () => {}) {
   keptNodes.set(host, new Map(order.map((key) => [key, old.get(key)])));
 }
 
-// The first n children of a group, all of one tag; more are made, the rest is dropped.
+// Gives a group exactly n children of one tag, and returns them.
 function fit(group, tag, n, attributes = {}) {
   while (group.childNodes.length > n) group.lastChild.remove();
   while (group.childNodes.length < n) group.append(svg(tag, attributes));
   return group.childNodes;
 }
 
-// A table with a row for each item. columns: [{name, left, make, update}], where make() returns the node in a cell (a
+// Draws a table with a row for each item. columns: [{name, left, make, update}], where make() returns the node in a cell (a
 // text if there is none) and update(node, item) returns its text, or fills the node itself.
 function drawTable(table, columns, items, keyOf) {
   const side = (column) => ({ class: column.left ? "state" : null });
@@ -94,14 +94,14 @@ function duration(seconds) {
   return `${unit === "h" && value < 10 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 
-// A prompt in one line, without the template that all prompts of the run share.
+// Returns a prompt in one line, without the template that all prompts of the run share.
 function brief(text, run) {
   const [start, end] = run.template, from = start && text.startsWith(start) ? start.length : 0;
   const to = end && text.length >= from + end.length && text.endsWith(end) ? text.length - end.length : text.length;
   return text.slice(from, Math.min(to, from + 300));
 }
 
-// A text in a box of its own that scrolls.
+// Returns a box with a text; a long text scrolls in it.
 const textBox = (text, label) => element("pre", { dir: "auto", tabindex: "0", role: "group", "aria-label": label }, text);
 
 const swatch = (className) => svg("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" },
@@ -131,7 +131,7 @@ const source = {
     if (!response.ok) throw Object.assign(new Error(answer.error ?? `the server answered ${response.status}`), { status: response.status });
     return answer;
   },
-  // The steps of a run whose rollouts lie in the file; null if there is a server to ask.
+  // Returns the steps of a run whose rollouts lie in the file; null if there is a server to ask.
   steps(id) {
     if (isLive) return null;
     const found = Object.keys(pageData.answers).map((path) => path.match(`^runs/${id}/rollouts/(\\d+)$`)).filter(Boolean);
@@ -143,8 +143,8 @@ const underWay = new Map();
 
 const answers = new Map(); // path -> {version, answer, error, restsUntil}
 
-// Return a promise if the answer of this version has to be asked for, otherwise null.
-// An answer that took long is not asked for again at once; of a large run, it may also be some steps behind.
+// Returns a promise if this version of an answer has to be asked for, otherwise null.
+// An answer that took long is not asked for again at once. The answer of a large run may be some steps behind.
 function need(path, version, step = null) {
   const kept = answers.get(path), isBehind = step !== null && kept?.answer && kept.answer.last !== step;
   if (kept && ((kept.version === version && !isBehind) || performance.now() < kept.restsUntil)) return null;
@@ -161,7 +161,7 @@ function need(path, version, step = null) {
     answers.set(path, entry);
     if (answers.size > 200) answers.delete(answers.keys().next().value);
   };
-  // One request of a path at a time: who asks meanwhile waits for the same.
+  // A path is asked for once at a time: a second caller waits for the same answer.
   if (!underWay.has(path)) underWay.set(path, ask().finally(() => underWay.delete(path)));
   return underWay.get(path);
 }
@@ -171,7 +171,7 @@ const got = (path) => answers.get(path)?.answer;
 // ---- the address: everything that is chosen is in its hash
 
 const GENERAL = ["run", "runs", "x", "smooth"]; // these hold in all views
-const VIEWS = {}; // each: needs() gives what is being asked for, draw() gives the newest step drawn
+const VIEWS = {}; // by name: needs() returns requests under way, draw() returns the newest step that it drew
 const VIEW_NAMES = { runs: "Runs", curves: "Curves", usage: "Where the rollouts went", posteriors: "Posteriors", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
 let at = {};
 
@@ -185,7 +185,7 @@ function readAddress() {
   if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = runs.length > 1 ? "runs" : "curves";
 }
 
-// The address of another view, with the same runs and axis.
+// Returns the address of another view, with the same runs and axis.
 function viewHash(view, changes = {}) {
   const general = Object.fromEntries(GENERAL.filter((name) => name in at).map((name) => [name, at[name]]));
   return hashOf({ view, ...general, ...changes });
@@ -193,7 +193,7 @@ function viewHash(view, changes = {}) {
 
 const addressWith = (changes) => hashOf({ ...at, ...changes });
 
-// A new entry of the browser's history, unless replace: sliders and typing would flood it.
+// Changes the address. Sliders and typing replace the entry of the browser's history; they would flood it.
 function go(changes, { replace = false } = {}) {
   const hash = addressWith(changes);
   if (hash === location.hash) return;

@@ -10,7 +10,7 @@ function ticks(low, high, most) {
   return found;
 }
 
-// Index of the value nearest to x among ascending ones.
+// Returns the index of the value nearest to x among ascending values.
 function nearest(values, x) {
   let low = 0, high = values.length - 1;
   while (high - low > 1) {
@@ -27,7 +27,7 @@ const sized = new ResizeObserver((entries) => {
   for (const entry of entries) charts.get(entry.target)?.resized();
 });
 
-// A figure's chart, made when it is first asked for.
+// Returns a figure's chart, and makes it at the first call.
 // options: height; onZoom(from, to), both null for all; onPick(x), when the cursor is put somewhere by hand.
 function chartOf(figure, options = {}) {
   if (!charts.has(figure)) {
@@ -37,8 +37,8 @@ function chartOf(figure, options = {}) {
   return charts.get(figure);
 }
 
-// What update() takes: title; note; xLabel, xText(x), nameOf(x); yText, yAxis; low, high (of y, if fixed); from, to (of x, if fixed);
-// lines [{run, name, slot, second, x, y, raw, low, high, dots}], where run and name may be empty, second tells a run's second measure and low, high are a band, or
+// update() takes title; note; xLabel, xText(x), nameOf(x); yText, yAxis; low, high (of y, if fixed); from, to (of x, if fixed);
+// lines [{run, name, slot, second, x, y, raw, low, high, dots}], where run and name may be empty, second marks a run's second measure, and low and high are a band, or
 // bars {x, edges, parts [{name, className, y}]}; legend [[mark, name]]; whole: ticks at whole numbers only; marked: a chosen x.
 function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   const caption = element("figcaption"), note = element("p", { class: "note" }), legend = element("ul", { class: "legend" });
@@ -55,7 +55,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   let across = null, back = null, left = 52;
 
   const inside = (x) => x.filter((value) => value >= spec.from && value <= spec.to);
-  // The points that the cursor moves along: those that reach furthest, and of these the most.
+  // The cursor moves along the points of the curve that reaches furthest, and has most points.
   function mainX() {
     if (spec.bars) return spec.bars.x;
     const end = (x) => x.length ? x[x.length - 1] : -Infinity;
@@ -137,7 +137,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     cursorAt = null;
     draw();
   });
-  // A live chart must not speak by itself: its readout is only read out while the keys move the cursor.
+  // A live chart must not speak by itself: a screen reader reads its values only while keys move the cursor.
   drawing.addEventListener("blur", () => readout.removeAttribute("aria-live"));
   function range() {
     let { low = Infinity, high = -Infinity } = spec;
@@ -155,7 +155,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
         }
       }
     }
-    if (high - low > 1e-9 * Math.abs(high)) return [low, high]; // else it is one value, give or take its rounding
+    if (high - low > 1e-9 * Math.abs(high)) return [low, high]; // otherwise all values are one value, apart from rounding
     const size = Number.isFinite(low) && low ? Math.abs(low) * 0.1 : 0.5;
     return Number.isFinite(low) ? [low - size, low + size] : [0, 1];
   }

@@ -33,13 +33,13 @@ const seriesPath = (run) => `runs/${run.id}/series`;
 const seriesOf = (run) => got(seriesPath(run));
 const needSeries = (run) => need(seriesPath(run), run.version);
 
-// Returns a function from a step to its value on the chosen axis; null if the run does not tell.
+// Returns a function from a step to its value on the chosen axis; null if the run has not recorded it.
 function axisOf(answer, axis) {
   if (axis === "steps") return (step) => step;
   const values = answer.curves[axis];
   if (!values?.some(isNumber)) return null;
   const ends = [answer.first - 1, ...answer.curves.step], at_ = [answer.first > 1 ? values[0] : 0, ...values];
-  // Between two points, as if every step of the later one took the same.
+  // Between two points the steps of the later point count alike.
   return (step) => {
     const before = nearest(ends, step), i = ends[before] > step ? before - 1 : before;
     if (i < 0 || ends[i] === step || i === ends.length - 1) return at_[Math.max(i, 0)];
@@ -47,7 +47,7 @@ function axisOf(answer, axis) {
   };
 }
 
-// An exponential moving average with the weight per step, so that thinned and whole curves look alike; its start is not pulled to 0.
+// Returns an exponential moving average; dividing by the mass keeps its start from being pulled to 0.
 function smoothed(values, weight) {
   let sum = 0, mass = 0;
   return values.map((value) => {
@@ -63,14 +63,14 @@ const numberIn = (name) => at[name] !== undefined && at[name] !== "" && Number.i
 const zoom = () => ({ from: numberIn("from"), to: numberIn("to") });
 const zoomTo = (from, to) => go(from === null ? { from: null, to: null } : { from: Number(from.toPrecision(4)), to: Number(to.toPrecision(4)) });
 
-// The runs to be drawn; the place of a run among them decides its colour and dashes.
+// Returns the runs to be drawn; the place of a run among them decides its colour and dashes.
 function drawnRuns() {
   const wanted = at.runs === undefined ? runs.slice(0, 3) : at.runs.split(",").map((id) => runs.find((run) => String(run.id) === id)).filter(Boolean);
   return [...new Set(wanted)].slice(0, MOST_RUNS);
 }
 const slotOf = (run) => drawnRuns().indexOf(run);
 
-// One chart of one run: its curves in the order of the chart's measures; null where the run has none.
+// Returns a run's curves in the order of the chart's measures; null where the run has none.
 function readChart(chart, answer) {
   if (chart.read) return chart.read(answer);
   return chart.of.map((names) => {
@@ -87,7 +87,7 @@ function chartLines(chart, run, several) {
   const weight = chart.dots ? 0 : smoothing() ** all.width;
   return found.flatMap((curve, m) => {
     if (!curve) return [];
-    // What was not measured in every step is drawn from one measurement to the next.
+    // A metric that is not measured in every step is drawn from one measurement to the next.
     const known = [...curve.y.keys()].filter((i) => isNumber(curve.y[i]));
     const y = known.map((i) => curve.y[i]), x = known.map((i) => axis(curve.step[i]));
     if (!known.length) return [];
@@ -102,7 +102,7 @@ const shortName = (run) => run.name.length > 28 ? `${run.name.slice(0, 27)}\u202
 function drawCurveCharts(host, list, drawn) {
   const { from, to } = zoom(), axis = AXES[chosenAxis()];
   const specs = list.map((chart) => ({ chart, lines: drawn.flatMap((run) => chartLines(chart, run, drawn.length > 1)) })).filter(({ lines }) => lines.length);
-  // All charts have the same axis, whatever part of it their own curves cover.
+  // All charts have the same axis, even if their own curves cover a part of it.
   let low = Infinity, high = -Infinity;
   for (const run of drawn) {
     const answer = seriesOf(run), own = answer && axisOf(answer, chosenAxis());

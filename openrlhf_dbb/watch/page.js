@@ -1,4 +1,4 @@
-// ---- the head, the table of runs, and what keeps the page up to date
+// ---- the head, the table of runs, and the loop that keeps the page up to date
 
 const POLL_MS = 1000, RETRY_MS = 2000;
 let runs = [], shownState = null, arrived = 0, lost = null, refreshTurn = 0;
@@ -72,7 +72,7 @@ function drawHead() {
   setText(byId("count"), plural(runs.length, "run"));
   setText(byId("live"), liveText());
   byId("live").className = isLive && lost ? "is-lost" : isLive && runs.some((run) => run.state === "running") ? "is-live" : "";
-  // Read out: only that the connection is lost or back, not every step.
+  // A screen reader reads that the connection is lost or back, and not every step.
   setText(byId("status"), isLive ? lost ? "Connection lost, trying again." : "Live." : "");
 }
 
@@ -106,12 +106,12 @@ function draw() {
   return step;
 }
 
-// Asks for what the view lacks, then draws it; started: when an answer told that something changed.
+// Asks for the answers that the view lacks, then draws it; started: the time at which a change was seen.
 async function refresh(started = null) {
   const mine = ++refreshTurn;
   let problem = null, asking = needed();
   if (asking.length && !started) byId("loading").hidden = draw() > 0;
-  // Some answers tell what else is needed: a prompt's visits, which rollouts.
+  // An answer may need another one: a prompt's visits decide which rollouts are shown.
   for (let round = 0; asking.length && !problem && round < 3; round++) {
     problem = (await Promise.allSettled(asking)).find((outcome) => outcome.status === "rejected")?.reason;
     if (mine !== refreshTurn) return;

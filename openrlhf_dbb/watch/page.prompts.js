@@ -6,7 +6,7 @@ const STATE_NAMES = ["mastered", "learning", "forgotten", "impossible", "no visi
 const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
 const sortedBy = () => COLUMNS.includes(at.sort) ? at.sort : "id";
 
-// A heading that sorts by its column.
+// Returns a column whose heading sorts by it.
 function sorting(name, column) {
   const turn = () => go({ sort: name, down: (sortedBy() === name ? at.down !== "1" : FALLING.includes(name)) ? "1" : null });
   return { name, left: ["state", "text"].includes(name), ...column, head: () => element("button", { type: "button", onclick: turn }), updateHead(cell) {
@@ -16,7 +16,7 @@ function sorting(name, column) {
   } };
 }
 
-// The columns of a table whose rows are places in the answer's columns.
+// Returns the columns of a table whose rows are places in the answer's columns.
 function promptColumns({ id, state, mean, change, visits, text }) {
   return [
     sorting("id", { make: () => element("a"), update(link, row) {
@@ -62,7 +62,7 @@ VIEWS.prompts = {
     if (!answer) return 0;
     const { columns } = answer, rows = selectedRows(answer);
     setText(byId("prompts-note"), !columns.id.length ? "This run has no prompts yet."
-      : "Choose a prompt to see its history and what the model wrote; choose a heading to sort."
+      : "Choose a prompt to see its history and its responses; choose a heading to sort."
       + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.`);
     setValue(byId("search"), at.q ?? "");
     setValue(byId("state"), at.state ?? "");
@@ -72,12 +72,12 @@ VIEWS.prompts = {
   },
 };
 
-// ---- one prompt: its posterior after each visit, and what the model wrote then
+// ---- one prompt: its posterior after each visit, and the responses of a visit
 
 const promptPath = () => `runs/${theRun().id}/prompts/${encodeURIComponent(at.prompt)}`;
 let textsDrawn = null, responsesDrawn = null;
 
-// The visit that is chosen: the nearest to the one in the address, or the last whose rollouts were kept.
+// Returns the chosen visit: the nearest to the one in the address, or the last visit with kept rollouts.
 function chosenVisit(visits) {
   const size = visits.step.length, wanted = numberIn("visit");
   if (!size) return -1;
@@ -125,7 +125,7 @@ const PROMPT = {
     const band = beta ? `central ${level} credible interval of Beta(alpha, beta)`
       : `mean \u00b1 1.645 \u221a(variance / N), ${level} if rewards were normal: this estimator keeps no alpha and beta`;
     setText(byId("prompt-note"), visit < 0 ? "It was not visited in this run."
-      : `${MEANINGS[theRun().mean_name]} Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read what was written in it.`);
+      : `${MEANINGS[theRun().mean_name]} Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read its responses.`);
     if (visit >= 0) drawVisits(answer.visits, visit, beta, level);
     drawResponses(answer.visits, visit);
   },
@@ -147,7 +147,7 @@ function drawVisits(visits, visit, beta, level) {
   const step = { name: "step", make: () => element("button", { type: "button" }), update(button, i) {
     button.onclick = () => choose(visits.step[i]);
     setAttributes(button.closest("tr"), { "aria-current": i === visit ? "true" : null });
-    setAttributes(button, { "aria-label": `Step ${whole(visits.step[i])}: show what was written` });
+    setAttributes(button, { "aria-label": `Step ${whole(visits.step[i])}: show its responses` });
     return whole(visits.step[i]);
   } };
   const columns = [step, ...numbers.map(([name, values, format]) => ({ name, update: (_, i) => format(values[i]) }))];
@@ -157,9 +157,9 @@ function drawVisits(visits, visit, beta, level) {
 function drawResponses(visits, visit) {
   const step = visits.step[visit], kept = visits.kept?.[visit], entry = visit < 0 ? null : answers.get(responsesPath(step));
   const found = (entry?.answer?.rollouts ?? []).filter((rollout) => String(rollout.prompt_id) === at.prompt);
-  setText(byId("responses-title"), visit < 0 ? "What the model wrote" : `What the model wrote in step ${whole(step)}`);
+  setText(byId("responses-title"), visit < 0 ? "Responses" : `Responses in step ${whole(step)}`);
   const partly = found.length < visits.rollouts[visit] ? `; ${whole(found.length)} of ${whole(visits.rollouts[visit])} rollouts were kept` : "";
-  const note = found.length ? `${tally(found)}${partly}.` : !theRun().keeps_rollouts ? "What the model wrote was not kept in this run."
+  const note = found.length ? `${tally(found)}${partly}.` : !theRun().keeps_rollouts ? "This run kept no responses."
     : kept === 0 || entry?.answer ? "The rollouts of this visit were not kept."
     : entry?.error ? `The rollouts of this visit cannot be shown: ${entry.error}` : "Loading \u2026";
   setText(byId("responses-note"), visit < 0 ? "" : note);

@@ -1,4 +1,4 @@
-// ---- what the model wrote: cards of rollouts, and the kept rollouts of a step
+// ---- responses: cards of rollouts, and the kept rollouts of a step
 
 const KINDS = {
   right: { mark: "\u2713", word: "right" },
@@ -8,7 +8,7 @@ const KINDS = {
 };
 const MOST_GROUPS = 100; // drawn of one step
 
-// By the score of the answer; by the reward, which may hold penalties too, if there is no score.
+// The score decides; without a score the reward does, which may hold penalties too.
 function kindOf(rollout) {
   const value = rollout.score ?? rollout.reward;
   if (rollout.missing || !isNumber(value)) return "missing";
@@ -42,13 +42,13 @@ let groupsDrawn = null;
 
 VIEWS.rollouts = {
   ofOneRun: true,
-  // The step that is asked for; offline the nearest that lies in the file.
+  // In a file, the nearest step whose rollouts lie in the file is shown.
   path() {
     const run = theRun(), there = source.steps(run.id), wanted = numberIn("step");
     const step = wanted === null ? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
     return `runs/${run.id}/rollouts/${step}`;
   },
-  // What a step's rollouts are stays; only what is the latest changes.
+  // The rollouts of a step stay the same; the latest step changes.
   needs() {
     const path = this.path(), version = path.endsWith("latest") ? theRun().version : "kept";
     return theRun().keeps_rollouts ? [need(path, version)].filter(Boolean) : [];
@@ -59,7 +59,7 @@ VIEWS.rollouts = {
     byId("rollout-tools").hidden = !any;
     if (!entry && run.keeps_rollouts) return 0;
     const step = answer?.step ?? numberIn("step"), steps = answer?.steps ?? [step, step];
-    setText(byId("rollouts-note"), !run.keeps_rollouts ? "What the model wrote was not kept in this run." : entry.error ? entry.error
+    setText(byId("rollouts-note"), !run.keeps_rollouts ? "This run kept no responses." : entry.error ? entry.error
       : !answer.steps ? "No rollout was kept yet."
       : !found.length ? `No rollout of step ${whole(step)} was kept. Kept: steps ${whole(steps[0])} to ${whole(steps[1])}.`
       : `Step ${whole(step)}: ${plural(found.length, "kept rollout")}, ${tally(found)}.`);
@@ -72,7 +72,7 @@ VIEWS.rollouts = {
     const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
     setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
     const groups = [...Map.groupBy(hits, (rollout) => rollout.prompt_id)].slice(0, MOST_GROUPS);
-    // The cards stay as they are, opened texts too, until others are to be shown.
+    // The cards stay until other rollouts are to be shown, so that a reader keeps the place.
     const key = JSON.stringify([run.id, step, found.length, at.show]);
     if (key === groupsDrawn) return step ?? 0;
     groupsDrawn = key;

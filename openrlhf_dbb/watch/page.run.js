@@ -2,11 +2,11 @@
 
 const PARTS = [
   { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group with some rollouts right and some wrong." },
-  { key: "given", name: "zero variance, given an advantage", className: "given", meaning: "trained on; all rewards of the group are the same, and the advantage comes from the posterior. Whether this helps, accuracy shows." },
+  { key: "given", name: "zero variance, given an advantage", className: "given", meaning: "trained on; all rewards of the group are the same, and the advantage comes from the posterior. Only held-out accuracy shows whether this helps." },
   { key: "no_advantage", name: "no advantage", className: "no-advantage", meaning: "trained on; all rewards of the group are the same, and its advantages are 0." },
   { key: "filtered", name: "filtered out", className: "filtered", meaning: "generated and not trained on: rejected by the method, or more than the batch holds." },
 ];
-// One rollout a prompt: no group of which the rewards could differ.
+// At one rollout a prompt, the rewards of a group cannot differ.
 const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "given" ? part
   : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
 const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
@@ -25,10 +25,10 @@ VIEWS.usage = {
     const { curves, totals, width } = answer, { step } = curves;
     const recorded = Boolean(totals) && step.length > 0;
     for (const id of ["usage-numbers", "usage-chart", "usage-parts"]) byId(id).hidden = !recorded;
-    setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record what became of its rollouts."
-      : (totals.single ? "One rollout a prompt: what has an advantage has it from the posterior, and zero variance is not defined."
-        : "A group is mixed if some of its rollouts are right and some are wrong. What a mixed group costs: "
-        + "everything that was generated, whatever became of it, divided by the number of mixed groups."));
+    setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record where its rollouts went."
+      : (totals.single ? "One rollout a prompt: advantages come from the posterior, and zero variance is not defined."
+        : "A group is mixed if some of its rollouts are right and some are wrong. The cost of a mixed group is "
+        + "all generated rollouts (or tokens) divided by the number of mixed groups."));
     if (!recorded) return answer.last;
     drawNumbers(byId("usage-numbers"), [
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
@@ -61,7 +61,7 @@ VIEWS.usage = {
   },
 };
 
-// What the estimator knows of a prompt, in a sentence or two.
+// Explains the estimator's number for a prompt.
 const MEANINGS = {
   "posterior mean": "Of each prompt the store keeps alpha and beta: the right and the wrong rollouts of all its visits, older ones"
     + " counting less. They are its posterior, Beta(alpha, beta), and alpha / (alpha + beta) is the expected share of right rollouts.",
