@@ -207,18 +207,19 @@ def _named(argv: Sequence[str], flag: str) -> str | None:
 
 def estimator_class(name: str) -> type[estimators.RewardEstimator]:
     """Return the class of ``--estimator name``, or raise UsageError."""
-    try:
-        return estimators.get(name)
-    except ValueError as error:
-        raise UsageError(f"{ESTIMATOR}: {error}{did_you_mean(name, estimators.available())}") from error
+    return _class(ESTIMATOR, estimators, name)
 
 
 def strategy_class(name: str) -> type[strategies.RolloutStrategy]:
     """Return the class of ``--rollout.strategy name``, or raise UsageError."""
+    return _class(STRATEGY, strategies, name)
+
+
+def _class(flag: str, registry: Any, name: str) -> Any:
     try:
-        return strategies.get(name)
+        return registry.get(name)
     except ValueError as error:
-        raise UsageError(f"{STRATEGY}: {error}{did_you_mean(name, strategies.available())}") from error
+        raise UsageError(f"{flag}: {error}{did_you_mean(name, registry.available())}") from error
 
 
 def _classes(known: Mapping[str, type], find: Callable[[str], type], name: str | None) -> dict[str, type]:

@@ -59,7 +59,9 @@ def _plan(settings: Settings, start: Start) -> list[str]:
             f"{warm.unmatched} start from the prior"
         )
     if args.probe.fraction:
-        lines.append(_probes(args, start))
+        keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
+        probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
+        lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
     if start.benchmarks:
         named, samples = ", ".join(start.benchmarks), args.eval.n_samples_per_prompt
         lines.append(f"validation {named}: {samples} samples a prompt, every {args.eval.steps} steps")
@@ -156,14 +158,6 @@ def _rollouts(used: dict[str, Any]) -> list[str]:
     for name, line in zip(("groups", ""), groups_in_words(used), strict=False):
         lines.append(f"  {name:<12} {line}")
     return lines
-
-
-def _probes(args: SimpleNamespace, start: Start) -> str:
-    keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
-    probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
-    return (
-        f"{'probes    ' if probed else 'warning:'} {probed} prompts, {args.probe.samples} extra rollouts at each visit"
-    )
 
 
 def _budget(args: SimpleNamespace, start: Start) -> str:
