@@ -168,21 +168,6 @@ def test_a_run_with_usage_of_some_steps_or_of_none(store, fill):
     assert found["curves"]["rollouts"] == [None, None] and found["curves"]["mixed"] == [None, 4]
 
 
-def test_filtered_rollouts_and_those_without_an_advantage(store, fill):
-    run, ids = fill.run(store, method="dapo"), np.sort(fill.prompts(store, 3))
-    usage = fill.usage(ids, [4, 0, 2], informative=4, rescued=0, trained=8, trained_tokens=80, informative_groups=1)
-    fill.step(run, 1, ids, [4, 0, 2], usage=usage)
-    asked = Asked(store, run.record)
-    curves = asked("series")["curves"]
-    assert [curves[name] for name in ("mixed", "given", "no_advantage", "filtered")] == [[4], [0], [4], [4]]
-    assert (
-        asked("series")["totals"]["rollouts_per_mixed_group"] == 12
-        and asked("state")["runs"][0]["method"] == "dapo+dbb"
-    )
-    run.finish(unused_rollouts=5, unused_tokens=50)
-    assert asked("series")["totals"]["unused_rollouts"] == 5 and asked("state")["runs"][0]["state"] == "finished"
-
-
 # ---- held-out accuracy, probes, the list of runs
 
 
