@@ -24,6 +24,8 @@ from openrlhf_dbb.rewards import MATH_FILE
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _SHOWN = 5  # bad rows that an error names
+Places = list[tuple[str, str | None]]
+"""Of each row the place in its file, such as "line 4", and why it is broken or None."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,25 @@ class Prompts:
         return dataset_digest(self.texts, self.labels)
 
 
-def load_training(args: SimpleNamespace, strategy: Any) -> Any:
+def load_training(args: SimpleNamespace, backend: Any) -> Any:
     """Return the data set of ``--data.prompt_dataset``, at most ``--data.max_samples`` rows, with labels as text.
 
     Columns are ``--data.input_key`` and ``--data.label_key``; dots in a key reach into nested columns.
 
     Args:
         args: OpenRLHF's arguments.
-        strategy: OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
+        backend: OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
 
     Raises:
         UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
     """
-    return _check_math_labels(_load(args, strategy, TRAINING), args, TRAINING)
+    return _check_math_labels(_load(args, backend, TRAINING), args, TRAINING)
 
 
-def load_held_out(args: SimpleNamespace, strategy: Any) -> Any:
+def load_held_out(args: SimpleNamespace, backend: Any) -> Any:
     """Return the data set of ``--eval.dataset``; takes and raises the same as :func:`load_training`."""
     as_training = _held_out_arguments(args)
-    return _check_math_labels(_load(as_training, strategy, HELD_OUT), as_training, HELD_OUT)
+    return _check_math_labels(_load(as_training, backend, HELD_OUT), as_training, HELD_OUT)
 
 
 def train_on(rows: list[int], args: SimpleNamespace) -> None:
@@ -89,13 +91,13 @@ def _held_out_arguments(args: SimpleNamespace) -> SimpleNamespace:
     return as_training
 
 
-def _load(args: SimpleNamespace, strategy: Any, flag: str) -> Any:
+def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     from datasets import concatenate_datasets, interleave_datasets
 
     data = args.data
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
-    parts = [_read(name.strip(), args, strategy, flag) for name in data.prompt_dataset.split(",")]
+    parts = [_read(name.strip(), args, backend, flag) for name in data.prompt_dataset.split(",")]
     if data.prompt_probs is None:
         rows = concatenate_datasets(parts)
     else:
@@ -109,7 +111,7 @@ def _load(args: SimpleNamespace, strategy: Any, flag: str) -> Any:
     return rows
 
 
-def _read(name: str, args: SimpleNamespace, strategy: Any, flag: str) -> Any:
+def _read(name: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
     """Return one data set with the input and label columns, all of whose rows can be used."""
     from datasets import Dataset
 
@@ -118,39 +120,44 @@ def _read(name: str, args: SimpleNamespace, strategy: Any, flag: str) -> Any:
     if Path(name).suffix in (".json", ".jsonl"):
         # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
         records = list(islice(_records(Path(name), source), data.max_samples))
-        places, faults = [place for place, _, _ in records], [fault for _, _, fault in records]
-        known = {column for _, record, _ in records for column in record}
+        places: Places = [(place, fault) for place, _, fault in records]
+        names = {column for _, record, _ in records for column in record}
         columns = {key: [_value(record, key) for _, record, _ in records] for key in keys}
-        for extra in known & {data.image_key, "datasource"}:
+        for extra in names & {data.image_key, "datasource"}:
             columns[extra] = [record.get(extra) for _, record, _ in records]
         rows = None
     else:
         load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
         limits = {"max_count": data.max_samples, "dataset_split": data.prompt_split}
-        rows = load(name, None, strategy, args.train.seed, **limits)
-        places, faults = [f"row {number}" for number in range(1, len(rows) + 1)], [None] * len(rows)
-        known = set(rows.column_names)
+        rows = load(name, None, backend, args.train.seed, **limits)
+        places = [(f"row {number}", None) for number in range(1, len(rows) + 1)]
+        names = set(rows.column_names)
         columns = {key: _column(rows, key) for key in keys}
-    for key_flag, key in (("data.input_key", data.input_key), ("data.label_key", data.label_key)):
-        if key is not None and known and all(value is None for value in columns[key]):
-            columns_there = ", ".join(sorted(known))
-            raise UsageError(f"--{key_flag} {key!r} is not a column of the data set; it has {columns_there}")
-    prompts, labels = columns[data.input_key], columns[data.label_key] if data.label_key else ["-"] * len(places)
-    kind = next((type(prompt) for prompt in prompts if prompt), None)
-    bad = {}
-    for place, fault, prompt, label in zip(places, faults, prompts, labels, strict=True):
-        why = fault or _fault(prompt, label, kind)
-        if why:
-            bad[place] = why
-    _refuse(bad, len(places), source)
+    _check(columns, places, names, args, source)
     if data.label_key is not None:
-        columns[data.label_key] = [_label_text(label) for label in labels]
+        columns[data.label_key] = [_label_text(label) for label in columns[data.label_key]]
     if rows is None:
         return Dataset.from_dict(columns)
     for key in keys:
-        if key not in known or key == data.label_key:
-            rows = rows.remove_columns(known & {key}).add_column(key, columns[key])
+        if key not in names or key == data.label_key:
+            rows = rows.remove_columns(names & {key}).add_column(key, columns[key])
     return rows
+
+
+def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args: SimpleNamespace, source: str) -> None:
+    """Raise UsageError if a column of ``columns`` is not in the data set (``names``), or a row cannot be used."""
+    prompt_key, label_key = args.data.input_key, args.data.label_key
+    for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
+        if key is not None and names and all(value is None for value in columns[key]):
+            raise UsageError(f"--{key_flag} {key!r} is not a column of the data set; it has {', '.join(sorted(names))}")
+    prompts, labels = columns[prompt_key], columns[label_key] if label_key else ["-"] * len(places)
+    kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
+    bad = {}
+    for (place, broken), prompt, label in zip(places, prompts, labels, strict=True):
+        fault = broken or _fault(prompt, label, kind)
+        if fault:
+            bad[place] = fault
+    _refuse(bad, len(places), source)
 
 
 def _column(rows: Any, key: str) -> list[Any]:
@@ -262,7 +269,7 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
         raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
 
 
-def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) -> Prompts:
+def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any) -> Prompts:
     """Choose the rows of the loaded data set that are trained on.
 
     Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always.
@@ -283,7 +290,7 @@ def choose(loaded: Any, args: SimpleNamespace, strategy: Any, tokenizer: Any) ->
     first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
     rows = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
     try:
-        seen = PromptDataset(loaded.select(rows), tokenizer, strategy, input_template=args.data.input_template)
+        seen = PromptDataset(loaded.select(rows), tokenizer, backend, input_template=args.data.input_template)
     except TemplateError as error:
         raise UsageError(
             f"{source}: the model's chat template refuses a prompt: {error}; change the prompt, or leave the template "

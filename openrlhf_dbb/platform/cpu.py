@@ -19,10 +19,8 @@ FLAG_DEFAULTS: dict[str, Any] = {
     "ds.param_dtype": "fp32",  # most processors emulate bf16, which takes 6 to 8 times as long
     "vllm.num_engines": 1,
     "train.colocate_all": True,
-    "actor.num_gpus_per_node": 1,  # here a "GPU" is a DeepSpeed rank
-    "ref.num_gpus_per_node": 1,
-    "reward.num_gpus_per_node": 1,
-    "critic.num_gpus_per_node": 1,
+    # here a "GPU" is a DeepSpeed rank
+    **{f"{model}.num_gpus_per_node": 1 for model in ("actor", "ref", "reward", "critic")},
 }
 
 # Switches that cannot work here. Without a refusal the run fails minutes later, in a Ray actor.

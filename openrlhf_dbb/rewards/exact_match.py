@@ -17,14 +17,11 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     Args:
         queries: (B,) prompt + response, decoded with special tokens. Spaces and special tokens at the end are ignored.
-        prompts: (B,) the prompts as the model got them.
-        labels: (B,) right answers; spaces around them are ignored.
+        prompts: (B,) the prompts as the model got them; each query has to start with its prompt.
+        labels: (B,) right answers, not empty; spaces around them are ignored.
 
     Returns:
         ``rewards`` and ``scores``: (B,) each 1.0 or 0.0.
-
-    Raises:
-        ValueError: lengths differ, a query does not start with its prompt, or a label is empty.
     """
     rewards = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
