@@ -28,7 +28,7 @@ import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras, rows_to_keep
+from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import HeldOut, Sample, label_of, text_of
@@ -310,13 +310,16 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 "missing, use remove_unused_columns=False"
             )
         places = [self._place[key] for key in keys]
-        lengths = [len(response) for response in responses_B]
+        lengths, cut = [len(ids) for ids in responses_B], [self._is_cut(ids) for ids in responses_B]
         trained = mask_B.any(dim=1).tolist()  # mask_truncated_completions may have masked a response
         device = rewards_R_F.device
-        rows = gather(torch.tensor([*zip(places, lengths, trained, strict=True)], dtype=torch.long, device=device))
-        places_R, tokens_R, trained_R = rows.cpu().numpy().T
+        rows_B = torch.tensor([*zip(places, lengths, trained, cut, strict=True)], dtype=torch.long, device=device)
+        places_R, tokens_R, trained_R, cut_R = gather(rows_B).cpu().numpy().T
         keys_R = [self._keys[place] for place in places_R]
-        extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=self._responses(keys_R, responses_B))
+        # TRL has just gathered the completions of this batch for its own log.
+        texts_R = [_text(completion) for completion in self._logs["completion"]][-len(keys_R) :]
+        responses = Responses(texts_R, truncated=cut_R, keep=self._keep_rollouts)
+        extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
 
         def score() -> tuple[Floats, dict[str, float], int]:
             advantages, scored = self._score(_numpy(rewards_R_F), keys_R, extras)
@@ -331,26 +334,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         logged.extend(advantages_R.tolist())
         first = self.accelerator.process_index * len(inputs)
         return torch.tensor(advantages_R[first : first + len(inputs)], dtype=torch.float32, device=device)
-
-    def _responses(self, keys_R: list[Key], responses_B: list[Any]) -> Responses | None:
-        """Return the texts that are stored, of all processes; each process decodes its own."""
-        if self._keep_rollouts == 0:
-            return None
-        first = self.accelerator.process_index * len(responses_B)
-        kept = rows_to_keep(keys_R, self._state.step + 1, self._keep_rollouts).tolist()
-        mine = {
-            row: (
-                self.processing_class.decode(responses_B[row - first], skip_special_tokens=True),
-                self._is_cut(responses_B[row - first]),
-            )
-            for row in kept
-            if first <= row < first + len(responses_B)
-        }
-        texts, truncated = [""] * len(keys_R), np.full(len(keys_R), np.nan)
-        for decoded in gather_object([mine]):
-            for row, (text, cut) in decoded.items():
-                texts[row], truncated[row] = text, cut
-        return Responses(texts, truncated=truncated, keep=self._keep_rollouts)
 
     def _is_cut(self, ids: list[int]) -> bool:
         return ids[-1] not in self.eos_token_ids
@@ -465,6 +448,13 @@ def _step_of(folder: Path, posteriors: Posteriors) -> int:
     run, step = ours["args"]["run"], int(ours["args"]["step"])
     shared.check_checkpoint(posteriors, folder, run, step, _tag(saved.global_step))
     return step
+
+
+def _text(completion: str | list[dict[str, Any]]) -> str:
+    """Return a completion as text; of messages, their contents."""
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(message.get("content") or "") for message in completion)
 
 
 def _numpy(values: torch.Tensor) -> Floats:
