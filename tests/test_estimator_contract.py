@@ -132,18 +132,6 @@ def test_never_collapses_says_whether_a_zero_variance_group_gives_an_advantage(c
         assert np.all(advantages_P_G == 0)
 
 
-@pytest.mark.parametrize("case", LOCAL)
-@given(data=st.data())
-@some_examples
-def test_a_batch_of_prompts_equals_one_by_one(case, data):
-    estimator = CASES[case]
-    visits_T_P_G = draw_visits(data, estimator)
-    together = replay(estimator, visits_T_P_G)
-    for p in range(visits_T_P_G.shape[1]):
-        alone = replay(estimator, visits_T_P_G[:, p : p + 1])
-        assert_close(alone, of_prompts(estimator, together, [p]), scale_of(visits_T_P_G))
-
-
 @every_case
 @given(data=st.data())
 @some_examples
@@ -332,19 +320,3 @@ def test_observing_some_prompts_in_place_is_observing_them_alone(case, lag_P):
         assert (state[field][[1, 2, 4]] == untouched[field][[1, 2, 4]]).all()
     for field in estimator.shared_fields:
         same(state[field], alone[field])
-
-
-@every_case
-def test_learn_gives_shared_fields_alone_from_the_state_of_all_prompts(case, monkeypatch):
-    estimator, seen = CASES[case], []
-    learn = type(estimator).learn
-
-    def recorded(self, state):
-        seen.append({len(state[field]) for field in (*self.state_fields, "features") if field in state})
-        found = learn(self, state)
-        assert set(found) <= set(self.shared_fields)
-        return found
-
-    monkeypatch.setattr(type(estimator), "learn", recorded)
-    estimator.observe_at(begin(estimator, 5), np.array([3, 0]), [[1.0, 0.0], [1.0, 1.0]])
-    assert len(seen) == 1 and seen[0] <= {5}

@@ -86,23 +86,6 @@ def test_neither_the_order_nor_the_steps_of_observation_matter(data, groups, dis
         np.testing.assert_allclose(state[field], values, rtol=1e-12, atol=1e-12, err_msg=field)
 
 
-def test_a_late_group_counts_less_than_the_newer_ones():
-    dbb = by_updates()
-    state = dbb.initial_state(PROMPTS)
-    observe(dbb, state, [(0, 1.0, 4, 4)])
-    observe(dbb, state, [])
-    observe(dbb, state, [(0, 3.0, 4, 4)])
-    assert (state["alpha"][0], state["beta"][0]) == (0.25 * 4.5 + 4, 0.125)
-    late = dbb.state_at(state, np.arange(PROMPTS))
-    estimate = observe(dbb, late, [(0, 2.0, 0, 4)])  # four failures one update, here one epoch, before the newest
-    assert (late["alpha"][0], late["beta"][0]) == (5.125, 0.125 + 0.5 * 4)
-    assert estimate.mean[0] == 5.125 / 7.25
-    assert (late["seen_at"][0], late["first_at"][0], late["updates"][0]) == (3, 1, 4)
-    on_policy = dbb.state_at(state, np.arange(PROMPTS))
-    observe(dbb, on_policy, [(0, 4.0, 0, 4)])
-    assert (on_policy["alpha"][0], on_policy["beta"][0]) == (0.5 * 5.125, 0.5 * 0.125 + 4)
-
-
 @pytest.mark.parametrize("lag", [0.0, 0.5, 4.0])
 def test_the_first_group_of_a_prompt_discounts_the_prior_once_however_late_it_is(lag):
     dbb = by_updates()

@@ -123,23 +123,3 @@ def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):
     assert found.min() >= 0.02 - 1e-6 and found.max() <= 0.98 + 1e-6
     if rewards != "halves":
         np.testing.assert_allclose(found, 0.98 if rewards == "all 1" else 0.02, atol=1e-6)
-
-
-def test_features_that_tell_make_first_visits_better_and_others_hardly_worse():
-    rng = np.random.default_rng(3)
-    logits = rng.normal(0, 2, 1024)
-    told = np.column_stack([logits + rng.normal(0, 0.5, 1024), rng.normal(size=(1024, 20))])
-    rewards_P_G = (rng.random((1024, 2)) < sigmoid(logits)[:, None]).astype(float)
-    errors = {}
-    for name, features in (("told", told), ("noise", rng.normal(size=told.shape)), ("none", told[:, :0])):
-        prior = predicted(features="text", updates_per_epoch=16.0)
-        state, squared = begun(prior, features), []
-        for batch in np.split(rng.permutation(1024), 16):
-            estimate = prior.observe_at(state, batch, rewards_P_G[batch])
-            squared.append((estimate.mean - sigmoid(logits[batch])) ** 2)
-        errors[name] = np.mean(squared)
-    # With m = 1/2 the mean is (1 + S) / 4: off by (1 - 2 p) / 4, with variance 2 p (1 - p) / 16.
-    p = sigmoid(logits)
-    assert errors["none"] == pytest.approx(np.mean((1 - 2 * p) ** 2 + 2 * p * (1 - p)) / 16, rel=0.1)
-    assert errors["told"] < 0.6 * errors["none"]
-    assert errors["noise"] < 1.1 * errors["none"]

@@ -191,12 +191,6 @@ def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():
         assert torch.tensor(mixed.info["reward"]).tolist() == [[1.0, 0.0, 0.5, 0.0][row] for row in order]
 
 
-def test_an_advantage_reaches_from_the_first_token_to_the_last_action():
-    rows = replayed(fresh_batch(), advantages=[2.0, -3.0, 4.0, 5.0])
-    expected = [[2.0] * 4, [-3.0] * 3, [4.0] * 4 + [0.0] * 2, [0.0]]
-    assert [row.advantages.tolist() for row in rows] == [row.returns.tolist() for row in rows] == expected
-
-
 def test_caches_and_features_go_with_their_checkpoints(tmp_path):
     """Checkpoints as OpenRLHF lays them out: a folder of each step."""
     delete_stale(tmp_path)
