@@ -11,7 +11,7 @@ pipeline     the command evaluate: from its arguments to files on disk; repeated
 results      evaluations on disk
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
 compare      the command compare: models against each other on the benchmarks they share
-statistics   paired t-tests, intervals, Holm's correction
+paired_tests  paired t-tests, intervals, Holm's correction
 
 Evaluations during training are in ``openrlhf_dbb.actors.evaluation``.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import results, statistics
+from openrlhf_dbb.evaluation import paired_tests, results
 from openrlhf_dbb.evaluation.metrics import Floats, accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
@@ -82,17 +82,15 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> d
 
 
 def _shared(name: str, evaluations: Sequence[Evaluation]) -> Shared:
-    first, scores = evaluations[0], {each.name: each.results[name].scores_R_P_N for each in evaluations}
+    first, prompts = evaluations[0], evaluations[0].results[name]
     for other in evaluations:
-        if (other.results[name].ids, other.results[name].labels) != (
-            first.results[name].ids,
-            first.results[name].labels,
-        ):
+        if (other.results[name].ids, other.results[name].labels) != (prompts.ids, prompts.labels):
             # Differences of models and of prompts could not be told apart.
             raise UsageError(
                 f"{name}: {first.name} and {other.name} have different prompts; evaluate both on the same data, "
                 "or choose other benchmarks with --benchmarks"
             )
+    scores = {evaluation.name: evaluation.results[name].scores_R_P_N for evaluation in evaluations}
     verified_P = np.all([(~np.isnan(scores_R_P_N)).any(axis=(0, 2)) for scores_R_P_N in scores.values()], axis=0)
     if not verified_P.any():
         raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
@@ -116,7 +114,7 @@ def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) 
     tested = []
     for family in (single, average):
         rows = [_difference(pair, members) for pair, members in family]
-        corrected = statistics.holm([row["p"] for row in rows])
+        corrected = paired_tests.holm([row["p"] for row in rows])
         tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
     return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
 
@@ -125,8 +123,8 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
     model, baseline = ([member.scores_R_P_N[name] for member in members] for name in pair)
     # Of each prompt over its runs.
     by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
-    test = statistics.stratified_t(by_prompt)
-    low, high = statistics.t_interval(test)
+    test = paired_tests.stratified_t(by_prompt)
+    low, high = paired_tests.t_interval(test)
     all_prompts = np.concatenate(by_prompt)
     return {
         "model": pair[0],
@@ -162,8 +160,8 @@ def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> l
 
 
 def _differing(setting: str, values: dict[str, Any]) -> str:
-    shown = ", ".join(f"{value} in {model}" for model, value in values.items())
-    return f"different {setting}: {shown}" if len(set(values.values())) > 1 else ""
+    listed = ", ".join(f"{value} in {model}" for model, value in values.items())
+    return f"different {setting}: {listed}" if len(set(values.values())) > 1 else ""
 
 
 def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.evaluation import statistics
+from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.inspect.lists import print_costs
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
@@ -106,7 +106,7 @@ class HeldOutDifference:
 
     @property
     def verdict(self) -> str:
-        if not self.p < statistics.ALPHA:
+        if not self.p < paired_tests.ALPHA:
             return "no difference shown"
         return "the second is higher" if self.difference > 0 else "the second is lower"
 
@@ -127,8 +127,8 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
             pairs.append((accuracy_P[at], other_P[at_other]))
     if not pairs:
         return None
-    test = statistics.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
-    low, high = statistics.t_interval(test)
+    test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
+    low, high = paired_tests.t_interval(test)
     return HeldOutDifference(
         first=float(np.mean([first_P.mean() for first_P, _ in pairs])),
         second=float(np.mean([second_P.mean() for _, second_P in pairs])),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from openrlhf_dbb.evaluation import statistics as st
+from openrlhf_dbb.evaluation import paired_tests
 
 
 def equal_models(rng, prompts, spread):
@@ -17,52 +17,55 @@ def equal_models(rng, prompts, spread):
 def test_paired_t_by_hand():
     # Differences 0.1, 0.2, 0.3: mean 0.2, s = 0.1, t = 0.2 / (0.1 / sqrt 3) = 2 sqrt 3.
     # With 2 degrees of freedom P(T > t) = (1 - t / sqrt(t^2 + 2)) / 2 = (1 - sqrt(12 / 14)) / 2.
-    test = st.stratified_t([np.array([0.5, 0.7, 0.4]) - np.array([0.4, 0.5, 0.1])])
+    test = paired_tests.stratified_t([np.array([0.5, 0.7, 0.4]) - np.array([0.4, 0.5, 0.1])])
     assert test == pytest.approx((0.2, 0.1 / np.sqrt(3), 2, 2 * np.sqrt(3), (1 - np.sqrt(12 / 14)) / 2))
 
 
 def test_test_and_interval_are_scipys():
     difference_P = equal_models(np.random.default_rng(0), 60, spread=0.1)
     scipys = stats.ttest_1samp(difference_P, 0)
-    one_sided, two_sided = st.stratified_t([difference_P]), st.stratified_t([difference_P], two_sided=True)
+    one_sided, two_sided = (
+        paired_tests.stratified_t([difference_P]),
+        paired_tests.stratified_t([difference_P], two_sided=True),
+    )
     assert two_sided.p == pytest.approx(scipys.pvalue, rel=1e-9)
     assert one_sided.p == pytest.approx(stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9)
-    assert st.t_interval(one_sided) == pytest.approx(scipys.confidence_interval())
+    assert paired_tests.t_interval(one_sided) == pytest.approx(scipys.confidence_interval())
 
 
 def test_differences_without_variance_and_one_prompt_test_nothing():
     base = np.array([0.1, 0.3, 0.7])
-    same = st.stratified_t([base + 0.25 - base])  # 0.1 + 0.25 - 0.1 is not 0.25 in binary
+    same = paired_tests.stratified_t([base + 0.25 - base])  # 0.1 + 0.25 - 0.1 is not 0.25 in binary
     assert (same.difference, same.error) == (0.25, 0)
     assert np.isnan([same.t, same.p]).all()
-    assert st.t_interval(same) == (0.25, 0.25)
-    single = st.stratified_t([np.array([0.5])])
+    assert paired_tests.t_interval(same) == (0.25, 0.25)
+    single = paired_tests.stratified_t([np.array([0.5])])
     assert single.difference == 0.5
-    assert np.isnan([single.p, *st.t_interval(single)]).all()
+    assert np.isnan([single.p, *paired_tests.t_interval(single)]).all()
 
 
 def test_average_by_hand():
     # Means 0.2 and 0.6; variances of the means 0.04 / 2 = 0.02 and 0.12 / 3 = 0.04.
     # Error sqrt(0.06) / 2; degrees 0.06^2 / (0.02^2 / 1 + 0.04^2 / 2) = 0.0036 / 0.0012 = 3.
     first, second = np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]), 0.6 + np.sqrt(0.12) * np.array([-1, 0, 1])
-    test = st.stratified_t([first, second])
+    test = paired_tests.stratified_t([first, second])
     t = 0.8 / np.sqrt(0.06)
     assert test == pytest.approx((0.4, np.sqrt(0.06) / 2, 3, t, stats.t.sf(t, 3)))
 
 
 def test_holm_by_hand():
     # 0.01 x 4, 0.02 x 3, then 0.03 x 2 = 0.06 is not below the one before; 0.5 x 1
-    assert st.holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
-    assert st.holm([0.04, 0.03]) == pytest.approx([0.06, 0.06])  # 0.03 x 2, and 0.04 cannot be below it
-    assert st.holm([0.6, 0.7]) == pytest.approx([1, 1])
-    np.testing.assert_allclose(st.holm([np.nan, 0.01, 0.02]), [np.nan, 0.02, 0.02])
-    assert len(st.holm([])) == 0
+    assert paired_tests.holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
+    assert paired_tests.holm([0.04, 0.03]) == pytest.approx([0.06, 0.06])  # 0.03 x 2, and 0.04 cannot be below it
+    assert paired_tests.holm([0.6, 0.7]) == pytest.approx([1, 1])
+    np.testing.assert_allclose(paired_tests.holm([np.nan, 0.01, 0.02]), [np.nan, 0.02, 0.02])
+    assert len(paired_tests.holm([])) == 0
 
 
 @pytest.mark.parametrize("benchmarks", [((30, 0.0),), ((300, 0.1),), ((30, 0.2), (200, 0.1), (60, 0.0))])
 def test_equal_models_are_told_apart_as_seldom_as_the_level_says(benchmarks):
     """Also on average over benchmarks of very different size and spread."""
     rng, trials = np.random.default_rng(3), 1000
-    tests = [st.stratified_t([equal_models(rng, *of) for of in benchmarks]) for _ in range(trials)]
-    deviation = np.sqrt(st.ALPHA * (1 - st.ALPHA) / trials)
-    assert abs(np.mean([test.p < st.ALPHA for test in tests]) - st.ALPHA) < 3 * deviation
+    tests = [paired_tests.stratified_t([equal_models(rng, *of) for of in benchmarks]) for _ in range(trials)]
+    deviation = np.sqrt(paired_tests.ALPHA * (1 - paired_tests.ALPHA) / trials)
+    assert abs(np.mean([test.p < paired_tests.ALPHA for test in tests]) - paired_tests.ALPHA) < 3 * deviation
