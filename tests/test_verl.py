@@ -368,18 +368,6 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         started(config)
 
 
-def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(tmp_path):
-    config = posterior_config(tmp_path)
-    made = started(config)
-    with made.posteriors:
-        for _ in range(2):
-            step(made, [1, 0])
-            made._save_checkpoint()
-    (tmp_path / "checkpoints").rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"run 'demo' has recorded global_step_1, global_step_2, and no checkpoint in"):
-        started(config)
-
-
 class Fitting(PPOTrainer):
     error = None
 
