@@ -66,7 +66,7 @@ def sizes(settings):
     [
         (["--preset", "tiny"], (64 * 8, 1, 256, 4 * 8)),
         (["--actor.model_name_or_path", "some/model"], (128 * 8, 1, 512, 4 * 8)),  # preset default: the paper's sizes
-        (["--preset", "tiny", "--rollout.batch_size", "256", "--train.num_episodes", "2"], (256, 1, 256, 2)),
+        (["--preset", "tiny", "--rollout.batch_size", "256"], (256, 1, 256, 32)),  # the command line wins
     ],
 )
 def test_one_rollout_a_prompt_keeps_the_presets_rollouts_and_optimizer_steps(base, expected):
@@ -82,13 +82,6 @@ def test_one_rollout_a_prompt_has_a_discount_of_its_own_and_without_a_preset_the
     settings = arguments.parse([*MODEL, "--preset", "none", "--method", "single"])
     assert sizes(settings)[1] == 4  # of MODEL: the command line's
     assert not {"rollout.batch_size", "train.num_episodes"} & set(settings.origin)
-
-
-def test_the_command_line_wins_over_a_method_and_a_method_over_the_preset():
-    settings = parse("--method", "greso", "--greso.target", "0.5")
-    assert look_up(settings, "greso.target") == 0.5
-    origins = {"greso.target": "command line", "greso.floor": "method greso", "train.batch_size": "preset tiny"}
-    assert {flag: settings.origin[flag] for flag in origins} == origins
 
 
 def test_without_a_method_presets_train_by_grpo_and_openrlhf_alone_by_its_flags():

@@ -112,18 +112,6 @@ def test_metrics_say_how_far_the_draw_is_from_an_even_one():
     }  # fmt: skip
 
 
-def test_a_batch_is_drawn_once_with_what_is_known_then():
-    sampler, asked = PosteriorSampling().sampler(FACTS), []
-
-    def now():
-        asked.append(len(asked))
-        return predictive((1, 1), (1, 1), (1, 1))
-
-    for calls in (1, 1, 2, 2, 3):
-        sampler.next_prompt(now)
-        assert len(asked) == calls
-
-
 def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():
     command = ["--preset", "tiny", "--rollout.strategy", "posterior", "--estimator"]
     checks.check(arguments.parse([*command, "auto"]))
