@@ -1,6 +1,5 @@
 """What is shipped: the wheel, the sdist, their metadata, and the locks."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -17,8 +16,6 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ["3.10", "3.11", "3.12"]
-LIGHT_ONLY = ["3.13", "3.14"]
-THIS = "{}.{}".format(*sys.version_info)
 
 
 def repository() -> list[str]:
@@ -90,15 +87,9 @@ def locked(lock: str, python: str) -> dict[str, str]:
     return pins
 
 
-def test_licence_goes_with_the_wheel(wheel: Path, metadata: Message) -> None:
-    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
-    assert f"openrlhf_dbb-{metadata['Version']}.dist-info/licenses/LICENSE" in contents(wheel)
-
-
 def test_description_has_no_link_that_an_index_page_cannot_follow(metadata: Message) -> None:
     link = re.compile(r"""(?:\]\(|\b(?:href|src|srcset)=["']|^\[[^\]]+\]: )(?!https?://|mailto:)([^)"'\s#]*)""", re.M)
-    description = str(metadata.get_payload())
-    assert link.findall(description) == []
+    assert link.findall(str(metadata.get_payload())) == []
 
 
 def test_bare_install_is_light(metadata: Message) -> None:
@@ -155,31 +146,17 @@ def test_cpu_lock_has_the_cpu_build_and_nothing_that_needs_cuda(python: str) -> 
     assert not unwanted & pins.keys()
 
 
-def find_python(version: str) -> str:
-    """This one, one on PATH or of pyenv; a shim of pyenv may be there without the version behind it."""
-    ours = [sys.executable] if version == THIS else []
-    for candidate in [*ours, f"python{version}", *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]:
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            subprocess.run([candidate, "-c", "import ensurepip, venv"], check=True, capture_output=True)
-            return str(candidate)
-    pytest.skip(f"Python {version} is not installed")
-
-
 @pytest.fixture
-def commands(wheel: Path, version: str, tmp_path: Path) -> Path:
-    """The folder of commands of an environment that has the wheel alone."""
-    environment = tmp_path / version
-    subprocess.run([find_python(version), "-m", "venv", environment], check=True)
-    pip = [environment / "bin/python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+def commands(wheel: Path, tmp_path: Path) -> Path:
+    """Return the folder of commands of an environment that has the wheel alone."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "light"], check=True)
+    pip = [tmp_path / "light/bin/python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
     subprocess.run(pip, check=True, capture_output=True)
-    return environment / "bin"
+    return tmp_path / "light/bin"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "version", [THIS, *(pytest.param(v, marks=pytest.mark.long) for v in [*PYTHONS, *LIGHT_ONLY] if v != THIS)]
-)
-def test_light_install_trains_and_reports(commands: Path, version: str, tmp_path: Path) -> None:
+def test_light_install_trains_and_reports(commands: Path, tmp_path: Path) -> None:
     def run(name: str, *arguments: str | Path) -> str:
         environment = os.environ | {"OPENRLHF_DBB_STORE_URL": "sqlite:///any_trainer.db"}
         environment.pop("PYTHONPATH", None)
@@ -189,11 +166,8 @@ def test_light_install_trains_and_reports(commands: Path, version: str, tmp_path
         assert completed.stderr == ""
         return completed.stdout
 
-    probe = "import importlib.util as i, sys, storage; print(storage.__file__, sys.version[:4], i.find_spec('torch'))"
-    where, python, torch = run("python", "-I", "-c", probe).split()
-    assert (python, torch) == (version, "None")
+    assert run("python", "-I", "-c", "import importlib.util as i; print(i.find_spec('torch'))") == "None\n"
     for package in ["estimators", "storage", "openrlhf_dbb"]:
-        run("python", "-W", "error", "-m", "compileall", "-q", Path(where).parents[1] / package)
         run("python", "-W", "error", "-c", f"import {package}")
 
     name = run("python", ROOT / "examples/any_trainer.py").split()[-1]
