@@ -117,10 +117,6 @@ class Server:
         self.start = server.start
         self.stop = server.stop
 
-    @property
-    def socket_folder(self):
-        return self._server.pgdata
-
     def new_url(self):
         """URL of a fresh database."""
         import psycopg
