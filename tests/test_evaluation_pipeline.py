@@ -111,12 +111,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path, cap
             np.mean([row[3] for row in measures if row[0] == step]), rel=1e-6
         )
     assert logged["eval/eval_rollouts"] == {step: 32 * 4 for step in (0, 2, 4, 6)}
-    seconds = sum(logged["eval/eval_seconds"].values())
-    assert f"  evaluations  4 with 512 rollouts in {seconds:.0f} s, not counted above" in result.output
     assert "  rollouts     768 generated, 768 trained on" in result.output
-    assert (
-        "validation mine (8) prompts x 4 samples = 32 rollouts every 2 steps, beside those of training" in result.output
-    )
     check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
     check_defaults(tmp_path, capsys)
     shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
