@@ -154,7 +154,8 @@ def ray_cluster() -> str | None:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return None if address == ALONE else address
-    noted = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # where Ray itself looks
+    noted = Path(folder) / "ray" / "ray_current_cluster"
     return noted.read_text().strip() or None if noted.is_file() else None
 
 
