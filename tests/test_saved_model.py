@@ -1,0 +1,60 @@
+"""A trained model is saved in the precision and size of the one that the training began with."""
+
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from openrlhf_dbb.platform import cpu
+
+cpu.prepare_driver()
+
+from openrlhf_dbb.platform.backend import Backend  # noqa: E402
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Tokenizer:
+    def save_pretrained(self, folder):
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tied", "weights"),
+    # 11 words x 8: embeddings and head are one tensor or two
+    [("bfloat16", True, 1), ("bfloat16", False, 2), ("float32", True, 1)],
+)
+def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, one_rank, dtype, tied, weights):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    config = LlamaConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    original, saved = tmp_path / "original", tmp_path / "saved"
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(original)
+    trained = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
+    with torch.no_grad():
+        trained.model.embed_tokens.weight.add_(1.0)
+    strategy = Backend.__new__(Backend)
+    strategy.args = SimpleNamespace(
+        actor=SimpleNamespace(model_name_or_path=str(original)),
+        ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
+    )
+    strategy.save_model(trained, Tokenizer(), saved)
+
+    files = [safetensors.torch.load_file(folder / "model.safetensors") for folder in (original, saved)]
+    assert files[0].keys() == files[1].keys()
+    assert {tensor.dtype for tensor in files[1].values()} == {getattr(torch, dtype)}
+    assert sum(tensor.shape == (11, 8) for tensor in files[1].values()) == weights
+    assert trained.config.dtype == torch.float32 and trained.dtype == torch.float32
+    loaded = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
+    expected = trained.model.embed_tokens.weight.to(getattr(torch, dtype))
+    assert torch.equal(loaded.model.embed_tokens.weight, expected)
+    assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
