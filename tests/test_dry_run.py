@@ -111,6 +111,7 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
             connection.execute(text("UPDATE dbb_run SET owner_host = 'elsewhere'"))
     [line] = dry_run(*own, "--resume", "mine")
     assert line.startswith("error: run 'mine' is owned by process ") and "on elsewhere" in line
+    assert line.endswith("take the run over with --store.take_over")
     assert "run        mine (continues after step 0 at most)" in dry_run(*own, "--resume", "mine", "--store.take_over")
     with storage.open_store("openrlhf_dbb.db") as store:
         assert store.find_run("mine").owner.host == "elsewhere"

@@ -104,10 +104,13 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
             )
     checkpoint, notes = _choose_checkpoint(Path(settings.args.ckpt.path), store, record)
     take_over = settings.args.store.take_over
-    if settings.args.dry_run:
-        store.check_claimable(record.run_id, take_over=take_over)
-    else:
-        store.claim_run(record.run_id, take_over=take_over).release()
+    try:
+        if settings.args.dry_run:
+            store.check_claimable(record.run_id, take_over=take_over)
+        else:
+            store.claim_run(record.run_id, take_over=take_over).release()
+    except storage.StoreError as error:  # the storage names its parameter, not our flag
+        raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
     return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
 
 
