@@ -52,10 +52,10 @@ def check(*files, **options):
 def load(tmp_path):
     """Function: the rows of a JSONL file with these lines, each JSON or a text as it is."""
 
-    def read(*lines, file="data.jsonl", **options):
-        texts = [line if isinstance(line, (str, bytes)) else json.dumps(line) for line in lines]
-        (tmp_path / file).write_bytes(b"\n".join(t if isinstance(t, bytes) else t.encode() for t in texts))
-        return check(tmp_path / file, **options)
+    def read(*lines, **options):
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        (tmp_path / "data.jsonl").write_text("\n".join(texts))
+        return check(tmp_path / "data.jsonl", **options)
 
     return read
 
@@ -76,19 +76,11 @@ GOOD = row("good")
     [
         ({"input": "a"}, "no label"),
         (row("a", None), "no label"),
-        (row("a", " \n"), "no label"),
         (row("a", float("nan")), "no label"),
         (row("a", ["5"]), "its label is a list"),
-        (row("a", {"gold": "5"}), "its label is a dict; write"),
-        (row("a", True), "its label is a bool"),
         ({"label": "1"}, "no prompt"),
-        (row("\t "), "no prompt"),
-        (row([]), "no prompt"),
-        (row(5), "its prompt is a int; all have to be texts"),
         (row(messages("a")), "its prompt is a list; all have to be texts"),
         ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
-        ('"a"', "it is no JSON object"),
-        (b"\xff", "broken JSON: 'utf-8' codec can't decode"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_line(load, tmp_path, bad, fault):
@@ -96,11 +88,6 @@ def test_a_bad_row_is_refused_with_its_line(load, tmp_path, bad, fault):
         load(GOOD, "", bad, row("other"))
     start = f"--data.prompt_dataset {tmp_path}/data.jsonl: 1 of 3 rows cannot be used: line 3: {fault}"
     assert str(refused.value).startswith(start)
-
-
-def test_the_first_of_many_bad_rows_are_shown(load):
-    with pytest.raises(UsageError, match=r"7 of 8 rows .*: line 2: no label; .*; line 6: no prompt; \.\.\.; fix"):
-        load(GOOD, row("a", None), *[row(" ")] * 6)
 
 
 def test_labels_become_text_and_other_columns_may_hold_anything(load):
@@ -111,7 +98,7 @@ def test_labels_become_text_and_other_columns_may_hold_anything(load):
     assert rows["datasource"][:] == [None, "sums"]
 
 
-def test_csv_and_parquet_files_are_counted_by_rows(tmp_path):
+def test_csv_files_are_counted_by_rows_and_a_key_with_dots_reaches_into_parquet(tmp_path):
     from datasets import Dataset
 
     (tmp_path / "data.csv").write_text("input,label\na,5\nb,\nc,7\n")
@@ -119,9 +106,10 @@ def test_csv_and_parquet_files_are_counted_by_rows(tmp_path):
         check(tmp_path / "data.csv")
     (tmp_path / "data.csv").write_text("input,label\na,5\nb,6.0\n")
     assert check(tmp_path / "data.csv")["label"][:] == ["5", "6"]
-    Dataset.from_list([row("a", ["1"]), row("b", [])]).to_parquet(tmp_path / "data.parquet")
-    with pytest.raises(UsageError, match=r"2 of 2 rows cannot be used: row 1: its label is a list"):
-        check(tmp_path / "data.parquet")
+    rows = [{"input": "a", "reward_model": {"ground_truth": 7}}]
+    Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
+    key = "reward_model.ground_truth"
+    assert check(tmp_path / "data.parquet", label_key=key)[key][:] == ["7"]
 
 
 def test_several_files_are_one_data_set(tmp_path):
@@ -142,9 +130,6 @@ def test_a_json_file_may_be_one_list(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
     with pytest.raises(UsageError, match=r"row 2: no label; row 3: it is no JSON object"):
         check(tmp_path / "data.json")
-    (tmp_path / "data.json").write_text('[{"input": "a"},\n {"input": b}]')
-    with pytest.raises(UsageError, match=r"data.json is one JSON list, which is broken: Expecting value: line 2 col"):
-        check(tmp_path / "data.json")
 
 
 SAME = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
@@ -153,9 +138,14 @@ SAME = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c
 def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts(load):
     with pytest.raises(UsageError, match=r"1 of 6 rows .*: row 4: its label is '5', but the same prompt in row 1 has"):
         load(*SAME)
-    with pytest.raises(UsageError, match=r"row 2: its label is '2', but the same prompt in row 1"):
-        load(row(messages("a")), row(messages("a"), "2"))
     assert len(load(*SAME, drop_duplicates=True)) == 6
+
+
+def test_a_missing_column_or_label_key_is_named(load):
+    with pytest.raises(UsageError, match=r"'label.gold' is not a column of the data set; it has input, label"):
+        load(row("a"), row("b"), label_key="label.gold")
+    with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
+        load(GOOD, label_key=None, reward=MATH_FILE)
 
 
 def test_math_verify_reads_every_label_of_its_reward(load):
@@ -164,29 +154,6 @@ def test_math_verify_reads_every_label_of_its_reward(load):
     with pytest.raises(UsageError, match=r"row 3: Math-Verify cannot read the label 'no \$ number' \(understood as"):
         load(*lines, reward=MATH_FILE)
     assert len(load(*lines)) == 3  # another reward may understand it
-
-
-@pytest.mark.parametrize("reward", ["math_answer.py", "exact_match.py", "last_result.py"])
-def test_a_reward_that_compares_with_labels_needs_a_label_key(load, reward):
-    with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
-        load(GOOD, label_key=None, reward=MATH_FILE.with_name(reward))
-
-
-@pytest.mark.parametrize("options", [{"label_key": "label.gold"}, {"input_key": "text"}])
-def test_missing_columns_are_named(load, tmp_path, options):
-    (key,) = options.values()
-    with pytest.raises(UsageError, match=rf"'{key}' is not a column of the data set; it has input, label"):
-        load(row("a"), row("b"), **options)
-    (tmp_path / "data.csv").write_text("input,label\na,5\n")
-    with pytest.raises(UsageError, match=rf"'{key}' is not a column"):
-        check(tmp_path / "data.csv", **options)
-
-
-def test_held_out_data_are_checked_under_their_own_flag(tmp_path):
-    (tmp_path / "held_out.jsonl").write_text(json.dumps(row("a")) + "\n" + json.dumps({"input": "b"}))
-    args = arguments(tmp_path / "held_out.jsonl")
-    with pytest.raises(UsageError, match=r"^--eval.dataset .*held_out.jsonl: 1 of 2 rows .*: line 2: no label"):
-        data.load_held_out(args, strategy(args))
 
 
 @pytest.fixture
@@ -241,20 +208,9 @@ def test_the_schema_of_dapo_math_17k(choose):
     assert kept.labels == ["2", "4", "6"]
 
 
-def test_a_key_with_dots_reaches_into_a_parquet_file(tmp_path):
-    from datasets import Dataset
-
-    rows = [{"input": "a", "reward_model": {"ground_truth": 7}}]
-    Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
-    key = "reward_model.ground_truth"
-    assert check(tmp_path / "data.parquet", label_key=key)[key][:] == ["7"]
-
-
 def test_messages_need_a_chat_template(choose):
-    rows = [row(messages("a")), row(messages("b"))]
-    assert choose(*rows, apply_chat_template=True).texts == ["a Answer:", "b Answer:"]
     with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
-        choose(*rows)
+        choose(row(messages("a")), row(messages("b")))
 
 
 def test_the_digest_depends_on_text_label_and_order(choose):

@@ -69,11 +69,8 @@ def scores(loaded, *responses):
     return [verifiers.verify(kind, *pair).score for pair in zip(responses, loaded.labels, strict=True)]
 
 
-def test_the_papers_nine_benchmarks_are_known_by_name_in_the_order_of_its_table():
+def test_the_papers_nine_benchmarks_are_known_at_a_fixed_revision():
     entries = [benchmarks.find(name) for name in benchmarks.NAMES]
-    assert [entry.title for entry in entries] == [
-        "MATH500", "Minerva", "AIME24", "AIME25", "AMC24", "Olympiad", "MMLU-Pro", "GPQA-D", "BBH",
-    ]  # fmt: skip
     assert [entry.group for entry in entries] == ["ID"] * 6 + ["OOD"] * 3
     assert all(re.fullmatch("[0-9a-f]{40}", entry.revision) and entry.chat_template for entry in entries)
     assert len(entries[-1].configs) == len(set(entries[-1].configs)) == 27
@@ -206,30 +203,14 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     [
         ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
         ("x=nothing.jsonl", "no data file nothing.jsonl"),
-        ("x=data.csv", r"the name of data file data.csv must end in .jsonl, .json, .parquet"),
-        ("=data.jsonl", "'' in =data.jsonl cannot be the name of a benchmark"),
-        ("nothing.toml", "nothing.toml: .*No such file"),
+        ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
     ],
 )
-def test_what_is_no_benchmark_is_refused(text, message):
+def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("hub = 'a/b'\nanwser = 'x'")
     with pytest.raises(UsageError, match=message):
         benchmarks.find(text)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("hub = 'a/b'\nanwser = 'x'", ".*unexpected keyword argument 'anwser'"),
-        ("title = 'x'", "give either hub = .* or file ="),
-        ("hub = 'a/b'\nverifier = 'maths'", "verifier must be one of math, .*, exact, got 'maths'"),
-        ("hub = 'a/b'\noptions = 'options'", "{options} in the template and options or choices need each other"),
-        ("hub = ", "Invalid value"),
-    ],
-)
-def test_mistakes_in_an_entry_are_named(tmp_path, lines, message):
-    (tmp_path / "mine.toml").write_text(lines)
-    with pytest.raises(UsageError, match=rf"mine\.toml: {message}"):
-        benchmarks.find(f"{tmp_path}/mine.toml")
 
 
 @pytest.mark.parametrize(
@@ -237,10 +218,8 @@ def test_mistakes_in_an_entry_are_named(tmp_path, lines, message):
     [
         ('{"input": "1+1=", "gold": "2"}\n', "'label' is not a column of .*; it has input, gold"),
         ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
-        ('{"input": " ", "label": "2"}\n', "row '0' has no text in column 'input': ' '"),
-        ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
         ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
-        ("", "is empty"),
+        ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
         ('{"input": \n', "cannot be read: JSON parse error"),
     ],
 )  # fmt: skip
@@ -250,14 +229,12 @@ def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, mes
         loading.load(benchmarks.find(f"mine={tmp_path}/bad.jsonl"))
 
 
-class Hub(BaseHTTPRequestHandler):
-    """A hub that refuses everything, with the status and code of the real one."""
-
-    refusal = (404, "RepoNotFound")
+class GatingHub(BaseHTTPRequestHandler):
+    """A hub that refuses everything, with the status and code that the real one has for a gated data set."""
 
     def do_GET(self):
-        self.send_response(self.refusal[0])
-        self.send_header("X-Error-Code", self.refusal[1])
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -267,44 +244,17 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+def test_a_gated_data_set_is_one_line_that_says_what_to_do(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), GatingHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def said_on_loading(name, home, **environment):
-    """What the error says, from a process of its own: the hub's address is read once."""
-    code = (
+    code = (  # in a process of its own: the hub's address is read once
         "from openrlhf_dbb.errors import UsageError\n"
         "from openrlhf_dbb.evaluation import benchmarks, loading\n"
-        f"try: loading.load(benchmarks.find({name!r}))\n"
+        "try: loading.load(benchmarks.find('gpqa_diamond'))\n"
         "except UsageError as error: print(error)"
     )
-    environment = os.environ | {"HF_HOME": str(home)} | environment
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    ).stdout
-
-
-@pytest.mark.parametrize(
-    ("refusal", "message"),
-    [
-        ((403, "GatedRepo"), "Idavidrein/gpqa is gated: accept its terms at https://huggingface.co/datasets/Idavidrein/gpqa"),
-        ((404, "RepoNotFound"), "doesn't exist on the Hub or cannot be accessed"),
-    ],
-)  # fmt: skip
-def test_refusals_of_the_hub_are_one_clear_line(tmp_path, hub, monkeypatch, refusal, message):
-    monkeypatch.setattr(Hub, "refusal", refusal)
-    said = said_on_loading("gpqa_diamond", tmp_path, HF_ENDPOINT=hub)
-    assert said.startswith("benchmark gpqa_diamond: ")
-    assert message in said
-    assert said.count("\n") == 1
-
-
-def test_without_a_network_it_says_what_to_do(tmp_path):
-    said = said_on_loading("math500", tmp_path, HF_HUB_OFFLINE="1")
-    assert said.startswith("benchmark math500: Couldn't reach 'HuggingFaceH4/MATH-500' on the Hub")
-    assert f"copy its $HF_HOME/datasets to {tmp_path}/datasets, or give the data as math500=FILE (.jsonl, .json" in said
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    (line,) = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).splitlines()
+    server.shutdown()
+    page = "https://huggingface.co/datasets/Idavidrein/gpqa"
+    assert line.startswith(f"benchmark gpqa_diamond: Idavidrein/gpqa is gated: accept its terms at {page}")

@@ -21,9 +21,6 @@ def test_a_missing_sample_is_left_out_not_counted_as_wrong():
     scores = np.array([[1, NAN, 0, 1], [NAN, NAN, NAN, NAN], [0, 0, 0, NAN]])
     np.testing.assert_array_equal(metrics.accuracy(scores), [2 / 3, NAN, 0])
     np.testing.assert_array_equal(metrics.best(scores), [1, NAN, 0])
-
-
-def test_best_of_fractions():
     assert metrics.best(np.array([0.25, 0.75, NAN])) == 0.75
 
 
@@ -60,17 +57,12 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
         ([1, 0, 0, 0, 0], ["7", "8", "8", "9", None], 0),
         # 7 and 8 tie with two votes each: right half of the time, whichever comes first
         ([1, 1, 0, 0, 0], ["7", "7", "8", "8", "9"], 0.5),
-        ([0, 0, 1, 1, 0], ["8", "8", "7", "7", "9"], 0.5),
-        # three answers tie
-        ([1, 0, 0], ["7", "8", "9"], 1 / 3),
         # the missing sample has no vote, so that 8 wins
         ([1, NAN, 0, 0], ["7", "7", "8", "8"], 0),
         # a verifier that reads more than the answer: 7 is right in 2 of 3 responses
         ([1, 1, 0, 0], ["7", "7", "7", "8"], 2 / 3),
         # responses without an answer are no vote for anything
         ([0, 0, 0, 1], [None, None, None, "7"], 1),
-        # texts are compared, not values
-        ([1, 1, 0], ["0.5", "1/2", "3"], 2 / 3),
     ],
 )
 def test_majority(scores, answers, expected):
@@ -81,16 +73,8 @@ def test_majority_of_groups_without_votes():
     scores = np.array([[0.0, 0.0], [NAN, NAN], [1.0, 0.0]])
     answers = texts([None, None], ["7", "7"], ["7", None])
     np.testing.assert_array_equal(metrics.majority(scores, answers), [0, NAN, 1])
-
-
-def test_majority_of_a_verifier_that_gives_no_answers_is_unknown():
-    assert np.isnan(metrics.majority(np.ones((2, 3)), np.full((2, 3), None))).all()
-
-
-def test_majority_keeps_the_axes():
-    scores = np.array([[[1, 0, 0], [1, 1, 0]], [[0, 0, 0], [0, 0, 1]]], dtype=float)
-    answers = np.where(scores == 1, "7", "8").astype(object)
-    np.testing.assert_array_equal(metrics.majority(scores, answers), [[0, 1], [0, 0]])
+    # a verifier that gives no answer to any prompt has no majority
+    assert np.isnan(metrics.majority(scores, np.full((3, 2), None))).all()
 
 
 def test_measures_are_written_in_percent():

@@ -1,17 +1,10 @@
-"""Paired statistics: by hand, against scipy, and in seeded simulations of equal models."""
+"""Paired statistics: by hand, and against scipy."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from openrlhf_dbb.evaluation import paired_tests
-
-
-def equal_models(rng, prompts, spread):
-    """Differences (P,) of two models' accuracies over 32 samples; their success probabilities differ by Normal."""
-    p_P = rng.uniform(0.35, 0.65, prompts)
-    other_P = np.clip(p_P + rng.normal(0, spread, prompts), 0, 1)
-    return (rng.binomial(32, other_P) - rng.binomial(32, p_P)) / 32
 
 
 def test_paired_t_by_hand():
@@ -22,12 +15,10 @@ def test_paired_t_by_hand():
 
 
 def test_test_and_interval_are_scipys():
-    difference_P = equal_models(np.random.default_rng(0), 60, spread=0.1)
+    difference_P = np.random.default_rng(0).normal(0.02, 0.1, 60)
     scipys = stats.ttest_1samp(difference_P, 0)
-    one_sided, two_sided = (
-        paired_tests.stratified_t([difference_P]),
-        paired_tests.stratified_t([difference_P], two_sided=True),
-    )
+    one_sided = paired_tests.stratified_t([difference_P])
+    two_sided = paired_tests.stratified_t([difference_P], two_sided=True)
     assert two_sided.p == pytest.approx(scipys.pvalue, rel=1e-9)
     assert one_sided.p == pytest.approx(stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9)
     assert paired_tests.t_interval(one_sided) == pytest.approx(scipys.confidence_interval())
@@ -60,12 +51,3 @@ def test_holm_by_hand():
     assert paired_tests.holm([0.6, 0.7]) == pytest.approx([1, 1])
     np.testing.assert_allclose(paired_tests.holm([np.nan, 0.01, 0.02]), [np.nan, 0.02, 0.02])
     assert len(paired_tests.holm([])) == 0
-
-
-@pytest.mark.parametrize("benchmarks", [((30, 0.0),), ((300, 0.1),), ((30, 0.2), (200, 0.1), (60, 0.0))])
-def test_equal_models_are_told_apart_as_seldom_as_the_level_says(benchmarks):
-    """Also on average over benchmarks of very different size and spread."""
-    rng, trials = np.random.default_rng(3), 1000
-    tests = [paired_tests.stratified_t([equal_models(rng, *of) for of in benchmarks]) for _ in range(trials)]
-    deviation = np.sqrt(paired_tests.ALPHA * (1 - paired_tests.ALPHA) / trials)
-    assert abs(np.mean([test.p < paired_tests.ALPHA for test in tests]) - paired_tests.ALPHA) < 3 * deviation

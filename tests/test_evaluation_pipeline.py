@@ -10,8 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openrlhf_dbb.evaluation import model
-
 pytestmark = pytest.mark.e2e
 
 # Notes every score that it gives; one response in six or so cannot be verified.
@@ -27,7 +25,7 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path, capsys):
+def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     """Four evaluations in a training of 6 steps, before it and after steps 2, 4 and 6: 24 held-out prompts, and a
     benchmark of 8 others, which the reward function never sees."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -113,7 +111,6 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path, cap
     assert logged["eval/eval_rollouts"] == {step: 32 * 4 for step in (0, 2, 4, 6)}
     assert "  rollouts     768 generated, 768 trained on" in result.output
     check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
-    check_defaults(tmp_path, capsys)
     shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
     expected = [np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 6)]
     assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx(expected, abs=0.0006)
@@ -131,12 +128,3 @@ def check_best(folder, step, value, output):
     same = all(torch.equal(best[name], last[name]) for name in last)
     assert best.keys() == last.keys() and same == (step == 6)
     assert AutoTokenizer.from_pretrained(folder / "best")("1+2=")["input_ids"]
-
-
-def check_defaults(folder, capsys):
-    """Where a run is named, evaluate takes its best model and says so; the last one can be named."""
-    best, last = (folder / "runs/run" / name for name in ("best", "model"))
-    assert model.choose(str(folder / "runs/run")) == str(best)
-    assert f"run: evaluating its best model, {best}" in capsys.readouterr().out
-    assert model.choose(str(last)) == str(last)
-    assert model.find(str(best)).context == model.find(str(last)).context

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, check_labels, normal_label, verify
+from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, normal_label, verify
 from openrlhf_dbb.rewards import math_answer
-from openrlhf_dbb.rewards.answers import normal, number
+from openrlhf_dbb.rewards.answers import normal
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
@@ -19,62 +19,34 @@ NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
     [
         # boxes
         (r"\boxed{B}", "B"),
-        (r"\boxed{b}", "B"),
         (r"$\boxed{\text{B}}$", "B"),
         (r"\[\boxed{\textbf{(B)}}\]", "B"),
-        (r"\boxed{\mathrm{B}}", "B"),
         (r"\boxed{(B) 42}", "B"),
         (r"\boxed{B. 42 m}", "B"),
-        (r"\boxed{\text{Option B}}", "B"),
         (r"\boxed{Answer: B}", "B"),
         (r"\boxed{A} is wrong, it is \boxed{C}", "C"),
         (r"The answer is (B). \boxed{42}", "B"),
         (r"The answer is A. No: \boxed{B}", "B"),
         (r"\boxed{A lone pair}", None),
-        (r"\boxed{42}", None),
-        (r"\boxed{\text{None of the above}}", None),
         (r"\boxed{A, C}", None),
-        (r"\boxed{A \text{ or } C}", None),
         (r"\boxed{B", None),
         # sentences
         ("The answer is (B).", "B"),
-        ("The answer is B because A is wrong.", "B"),
         ("The answer is B, A is wrong.", "B"),
-        ("the answer is B and A is wrong", "B"),
-        ("The answer is 'B'.", "B"),
-        ("Answer: B.", "B"),
-        ("answer: b", "B"),
-        ("the answer is (b)", "B"),
         ("**Answer: B**", "B"),
-        ("**Answer:** B", "B"),
         ("the final answer is **(H) 5 m/s**", "H"),
-        ("Answer:\nB", "B"),
-        ("The answer would be (J).", "J"),
-        ("The answer is clearly (B)", "B"),
-        ("The answer is E. None of the above", "E"),
         ("The answer is not A but C.", "C"),
-        ("The correct option is (D).", "D"),
         ("Option C is correct.", "C"),
         ("(C) is the correct answer", "C"),
-        ("Answer: The correct choice is C", "C"),
-        ("The answer is A. Wait, no. The answer is B.", "B"),
-        ("the answer is a.", "A"),
         ("The answer is I.", "I"),
         ("The answer is a lone pair of electrons.", None),
-        ("The answer is I think unclear.", None),
         ("The answer is not A.", None),
-        ("The answer is None of the above.", None),
         ("The answer is (A) or (B).", None),
-        ("The answer is A/B", None),
-        ("Answer: A, B and C", None),
-        ("The answer is 42.", None),
         ("The answer is option K", None),
         # no statement
         ("So it must be (C).", "C"),
         ("reasoning ...\n\n**D**", "D"),
         ("So (A) or (B)", None),
-        ("A careful look shows that I was wrong.", None),
-        ("Vitamin C is needed for group B", None),
         ("Option C is incorrect", None),
         ("Let us see. (A) 1 (B) 2, and then", None),
         ("", None),
@@ -125,47 +97,25 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
 
 
 @pytest.mark.parametrize(
-    ("response", "label"),
+    ("response", "label", "verdict"),
     [
-        (r"\boxed{\dfrac{1}{2}}", "1/2"),
-        (r"\boxed{\frac12}", "0.5"),
-        (r"\boxed{\left(0, 1\right]}", "(0,1]"),
-        (r"\boxed{\{3,2,1\}}", r"\{1,2,3\}"),
-        (r"\boxed{5 \text{ cm}}", "5"),
-        (r"\boxed{50\%}", "0.5"),
-        (r"\boxed{ x^2 \, + \; 1 }", "x^2+1"),
-        (r"\boxed{1} is wrong, it is \boxed{2}", "2"),
-        (r"\boxed{4.5e33}", r"4.5 \times 10^{33}"),
-        (r"\boxed{2e-3}", "2e - 3"),
-        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}"),
-        ("\\boxed{\u22125}", "-5"),
-        ("\\boxed{\u20135}", "-5"),
-        ("\u22123", "-3"),
-        ("\\boxed{336\u00b0}", r"336^\circ"),
-        (r"\boxed{" + "7" * 10_000 + "}", "7" * 10_000),
-        ("The answer is 12.", "12"),
+        (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
+        (r"\boxed{4.5e33}", r"4.5 \times 10^{33}", (1.0, r"4.5\times10^{33}")),
+        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, r"4.5\times10^{33}")),
+        ("\\boxed{\u22125}", "-5", (1.0, "-5")),
+        ("\\boxed{\u20135}", "-5", (1.0, "-5")),
+        ("\\boxed{336\u00b0}", r"336^\circ", (1.0, r"336^\circ")),
+        (r"\boxed{[0,1]}", "(0,1]", (0.0, "[0,1]")),
+        (r"the answer is \boxed{4", r"4 \text{ apples and } x", (0.0, None)),
+        (r"\boxed{" + "1" * 10_000 + "}", "5", (0.0, "1" * 10_000)),
+        ("the answer is 12 because 7+5, not 13", "12", (1.0, "12")),
+        (r"it is $\frac{3}{4}$", "1/2", (0.0, "3/4")),
+        (r"thus \[ \frac{1}{2} \]", "1/2", (1.0, "1/2")),
+        ("no idea", "5", (0.0, None)),
     ],
 )
-def test_right_mathematics(response, label):
-    assert [verify(kind, response, label).score for kind in ("math", "math_or_text")] == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("response", "label", "answer"),
-    [
-        (r"\boxed{[0,1]}", "(0,1]", "[0,1]"),
-        (r"\boxed{5}", "-5", "5"),
-        (r"the answer is \boxed{4", r"4 \text{ apples and } x", None),
-        (r"\boxed{" + "1" * 10_000 + "}", "5", "1" * 10_000),
-        ("no idea", "5", None),
-        (r"\boxed{}", "5", None),
-        ("", "5", None),
-        ("$ " * 20_000, "5", None),
-        (r"\boxed{" * 5_000, "5", None),
-    ],
-)
-def test_wrong_truncated_and_broken_mathematics(response, label, answer):
-    assert verify("math", response, label) == Verdict(0.0, answer)
+def test_mathematics(response, label, verdict):
+    assert verify("math", response, label) == verify("math_or_text", response, label) == verdict
 
 
 def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
@@ -188,6 +138,8 @@ def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
         ["1234", "1,234", "1{,}234", r"1\,234", r"1,\!234", "1234.0", "+1234", r"\$1234", "01234"],
         ["5", r"5 \text{ cm}", r"5\,\mathrm{cm}", r"5 \text{ cm}^2", "n=5"],
         ["-3", "\u22123", "\u20133"],
+        ["0.5", ".50", "+0.50"],
+        ["0", "-0", "0.0"],
         [r"(0,1]", r"\left( 0, \, 1 \right]", r"\big(0,1\big]"],
         [r"2\sqrt{3}", r"2 \sqrt {3}", r"2\,\sqrt{3}\,\text{m}"],
         ["east", r"\text{east}", r"\textbf{east}"],
@@ -203,43 +155,6 @@ def test_equal_answers_vote_together(same):
 def test_different_answers_vote_apart():
     different = ["12", "1,2", "-12", "1/2", "12x", "x", "X", r"\sqrt{12}", "H_2O", "H_2", "(1,2)", "[1,2]", "12%"]
     assert len({normal(text) for text in different}) == len(different)
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("the answer is 12 because 7+5, not 13", "12"),
-        (r"it is $\frac{3}{4}$", "3/4"),
-        ("3 plus 4 makes 7", "7"),
-        ("So the answer is $x=5$.", "5"),
-        (r"thus \[ \frac{1}{2} \]", "1/2"),
-        ("21", "21"),
-        ("$ $ it is 21 $ $", "21"),
-        ("1,234 apples", "1234"),
-        ("it's \u22123", "-3"),
-    ],
-)
-def test_answers_without_a_box(response, answer):
-    assert verify("math", response, "99").answer == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("007", "7"), ("-0", "0"), ("+1", "1"), (".50", "0.5"), ("-1,234.50", "-1234.5"), ("3.", "3"), ("0.0", "0"),
-        ("12,34", None), ("1e3", None), ("x", None), ("", None), ("1" * 10_000, "1" * 10_000),
-    ],
-)  # fmt: skip
-def test_numbers_are_written_in_one_way(text, value):
-    assert number(text) == value
-
-
-def test_labels_that_cannot_be_used_are_told():
-    assert check_labels("math", ["5", r"\frac{1}{2}", r"\text{east}", "$(0,1]$"]) == [None] * 4
-    broken, empty = check_labels("math_or_text", [r"\frac{1", " "])
-    assert broken is not None
-    assert empty == "the label is empty"
-    assert check_labels("exact", ["(A)", "] )", ""]) == [None, None, "the label is empty"]
 
 
 def test_a_label_that_math_verify_cannot_read_is_an_error_or_compared_as_text():

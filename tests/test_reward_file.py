@@ -22,9 +22,7 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("import foo\n", "ModuleNotFoundError: No module named 'foo'"),
         ("def reward_func(queries:\n", "SyntaxError: "),
-        ("def rewards(queries, prompts, labels): ...\n", "KeyError: 'reward_func'"),
         ("import os\nos._exit(7)\n", "its process ended with code 7"),
     ],
 )

@@ -12,40 +12,23 @@ EXACT, LAST = (runpy.run_path(str(FOLDER / f"{name}.py"))["reward_func"] for nam
 
 
 @pytest.mark.parametrize(
-    ("response", "label", "reward"),
+    ("reward_func", "response", "label", "reward"),
     [
-        ("21<eos>", "21", 1.0),
-        ("21<|im_end|>\n<pad>", "21", 1.0),
-        (" 21 <eos>", " 21", 1.0),
-        ("21<eos>", 21, 1.0),
-        # Math-Verify would take these for 21
-        ("021<eos>", "21", 0.0),
-        ("21.0<eos>", "21", 0.0),
-        ("12+9=21<eos>", "21", 0.0),
-        (r"\boxed{21}<eos>", "21", 0.0),
-        ("2<eos>1", "21", 0.0),
-        ("<eos>", "21", 0.0),
+        (EXACT, "21<eos>", "21", 1.0),
+        (EXACT, " 21 <eos>", " 21", 1.0),
+        (EXACT, "21<eos>", 21, 1.0),
+        (EXACT, "21.0<eos>", "21", 0.0),  # Math-Verify would take this for 21
+        (EXACT, "12+9=21<eos>", "21", 0.0),
+        (EXACT, "2<eos>1", "21", 0.0),
+        (LAST, "93= 41 <eos><pad>", "41", 1.0),
+        (LAST, "41<eos>", "41", 1.0),  # without steps
+        (LAST, "7=7=7=41<eos>", "41", 1.0),  # with wrong steps
+        (LAST, "93=41=<eos>", "41", 0.0),
+        (LAST, "93=141<eos>", "41", 0.0),
     ],
 )
-def test_only_the_label_itself_is_an_exact_match(response, label, reward):
-    result = EXACT(["12+9=" + response], ["12+9="], [label])
-    assert result == {"rewards": [reward], "scores": [reward], "extra_logs": {}}
-
-
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [
-        ("93= 41 <eos><pad>", 1.0),
-        ("41<eos>", 1.0),  # without steps
-        ("7=7=7=41<eos>", 1.0),  # with wrong steps
-        ("41=93<eos>", 0.0),
-        ("93=41=<eos>", 0.0),
-        ("93=141<eos>", 0.0),
-        ("<eos>", 0.0),
-    ],
-)
-def test_only_the_last_result_counts(response, reward):
-    result = LAST(["30+9-25=" + response], ["30+9-25="], ["41"])
+def test_only_the_label_itself_or_the_last_result_counts(reward_func, response, label, reward):
+    result = reward_func(["12+9=" + response], ["12+9="], [label])
     assert result == {"rewards": [reward], "scores": [reward], "extra_logs": {}}
 
 

@@ -95,14 +95,6 @@ def test_worker_is_started_when_needed_and_then_reused(workers):
     assert workers() == []
 
 
-def test_worker_memory_is_limited(pool, workers):
-    pool.verify("1", "1")
-    (pid,) = workers()
-    with open(f"/proc/{pid}/limits") as file:
-        limits = {line[:26].strip(): line[26:].split()[0] for line in file}
-    assert limits["Max address space"] == str(4 * 1024**3)
-
-
 def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = VerifierPool(size=1)
@@ -141,7 +133,6 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
 def test_the_environment_sets_the_time_limit(monkeypatch):
     monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", "0.5")
     assert VerifierPool().time_limit_s == 0.5
-    for seconds in ("0", "nan"):
-        monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", seconds)
-        with pytest.raises(ValueError, match=f"OPENRLHF_DBB_VERIFIER_SECONDS={seconds}"):
-            VerifierPool()
+    monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", "0")
+    with pytest.raises(ValueError, match="OPENRLHF_DBB_VERIFIER_SECONDS=0"):
+        VerifierPool()
