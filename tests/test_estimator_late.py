@@ -106,18 +106,3 @@ def test_counts_stay_positive_after_any_number_of_zero_variance_groups(lag):
     for step in range(1, 2001):
         estimate = observe(dbb, state, [(0, step - lag, MOST, MOST)])
         assert state["beta"][0] > 0 and estimate.variance[0] > 0
-    estimate = observe(dbb, state, [(0, 1.0 - lag, 0, MOST)])  # 2,000 epochs late: nothing is left of it
-    assert 0 < state["beta"][0] < 1e-300 and estimate.variance[0] > 0
-
-
-@pytest.mark.parametrize(("discount", "prior_beta"), [(0.3, 0.1), (0.1, 0.1), (0.37, 2.3)])  # rounds down, up, up
-def test_a_very_early_group_is_counted_whatever_rounding_does(discount, prior_beta):
-    """The prior's old share is taken out of failures that are nothing else: what is left must not be negative."""
-    dbb = by_updates(discount=discount, prior_beta=prior_beta)
-    state = dbb.initial_state(PROMPTS) | {"updates": np.array([60.0])}
-    for generated_at in (59.0, 60.0, 61.0):
-        observe(dbb, state, [(0, generated_at, 2, 2)])
-    observe(dbb, state, [(0, 1.0, 1, 2)])
-    assert state["alpha"][0] == pytest.approx(2 + 2 * discount + 2 * discount**2, rel=1e-12)
-    exact = discount**61 * prior_beta + discount**60
-    assert exact * (1 - 1e-12) < state["beta"][0] < exact + 1e-16

@@ -103,11 +103,9 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     [
         np.arange(40.0)[:, None],  # the first half fails, the second succeeds: separable
         np.ones((40, WIDTH)),
-        np.zeros((40, 1)),
         1e6 + np.arange(40.0)[:, None] ** np.arange(1, 4),
-        np.repeat(np.arange(40.0)[:, None], WIDTH, axis=1),  # all columns alike
     ],
-    ids=["separable", "constant", "zero", "large", "alike"],
+    ids=["separable", "constant", "large"],
 )
 @pytest.mark.parametrize("rewards", ["halves", "all 0", "all 1"])
 def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):

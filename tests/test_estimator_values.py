@@ -49,33 +49,13 @@ def test_dbb_takes_partial_credit_only_when_told():
         dbb.observe(state, [[1.0, -0.5]])
 
 
-def test_dbb_by_updates_discounts_by_the_updates_since_the_last_visit():
-    dbb = build("dbb", discount=0.5, forgetting="updates", updates_per_epoch=2)
-    state = dbb.initial_state(2)
-    posteriors = []
-    # (prompt, successes of 4) of the updates 1 to 7; each visit is a batch of one prompt
-    for prompt, successes in [(0, 2), (1, 1), (0, 4), (1, 1), (1, 1), (1, 1), (0, 0)]:
-        dbb.observe_at(state, np.array([prompt]), [group(successes, size=4)])
-        posteriors.append((state["alpha"][prompt], state["beta"][prompt]))
-    assert posteriors[0] == (0.5 + 2, 0.5 + 2)  # a first visit discounts the prior once, ...
-    assert posteriors[1] == (0.5 + 1, 0.5 + 3)  # ... however late it comes
-    assert posteriors[2] == (0.5 * 2.5 + 4, 0.5 * 2.5)  # 2 updates later: one epoch
-    assert posteriors[6] == (0.25 * 5.25, 0.25 * 1.25 + 4)  # 4 updates later: two epochs
-    half_epoch = 0.5**0.5
-    assert posteriors[4] == pytest.approx((half_epoch * posteriors[3][0] + 1, half_epoch * posteriors[3][1] + 3))
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
         ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
-        ("dbb", {"discount": math.nan}, r"dbb.discount = nan is not in"),
-        ("dbb", {"prior_beta": math.inf}, r"dbb.prior_beta = inf is not in \(0, inf\)"),
+        ("dbb", {"prior_beta": math.nan}, r"dbb.prior_beta = nan is not in \(0, inf\)"),
         ("dbb", {"forgetting": "epochs"}, r"dbb.forgetting = 'epochs' is none of visits, updates"),
         ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
-        ("ema", {"discount": 1.0}, r"ema.discount = 1.0 is not in \[0, 1\)"),
-        ("gaussian", {"prior_mean": math.nan}, r"gaussian.prior_mean = nan is not in \(-inf, inf\)"),
-        ("point", {"discount": 0.5}, r"'point' has no parameter 'discount'; it has: none"),
     ],
 )
 def test_parameters_out_of_range_are_named(name, parameters, message):
@@ -350,14 +330,6 @@ def test_gaussian_variance_survives_any_number_of_zero_variance_groups(value, si
     assert standardized(rewards_P_G, estimate)[0, -1] == pytest.approx(expected, rel=1e-6)
 
 
-def test_point_gives_grpo_advantages():
-    rewards_P_G = np.array([group(successes) for successes in (1, 2, 4, 7)])
-    _, estimate = build("point").observe({}, rewards_P_G)  # N = 8: mean S/8, variance 8/7 * p (1 - p)
-    advantages = standardized(rewards_P_G, estimate)
-    assert advantages[:, 0] == pytest.approx([2.4749, 1.6202, 0.9354, 0.3536], abs=1e-4)
-    assert advantages[:, -1] == pytest.approx([-0.3536, -0.5401, -0.9354, -2.4749], abs=1e-4)
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.3, -0.2])
 def test_point_gives_no_advantage_to_a_zero_variance_group(value):
     rewards_P_G = np.full((1, 8), value)  # the mean of eight times 0.1 is not exactly 0.1
@@ -366,21 +338,10 @@ def test_point_gives_no_advantage_to_a_zero_variance_group(value):
     assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 8]
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dbbb", r"unknown estimator 'dbbb'; known: auto, dbb, "),
-        ("estimators.dbb:Missing", "cannot be imported"),
-        ("math:sqrt", "not a subclass"),
-    ],
-)
-def test_what_is_no_estimator_is_refused(name, message):
-    with pytest.raises(ValueError, match=message):
-        estimators.get(name)
-
-
 def test_estimators_go_by_name_or_class_and_a_taken_name_is_refused():
     assert estimators.get("estimators.dbb:DiscountedBetaBernoulli") is estimators.get("dbb")
+    with pytest.raises(ValueError, match=r"unknown estimator 'dbbb'; known: auto, dbb, "):
+        estimators.get("dbbb")
     with pytest.raises(ValueError, match=r"'dbb' is taken by estimators.dbb:DiscountedBetaBernoulli"):
 
         @estimators.register

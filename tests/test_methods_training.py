@@ -1,28 +1,7 @@
-"""What only the real pipeline can tell of the methods: their loss, their optimizer steps, and how they give up."""
-
-import sqlite3
+"""The loss of Dr.GRPO in the real pipeline."""
 
 import pytest
-
-pytestmark = pytest.mark.e2e
-
-# 32 prompts, 8 a step, 4 rollouts a prompt: 4 steps an epoch.
-SMALL = [
-    "--preset", "tiny", "--data.max_samples", "32", "--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4",
-    "--rollout.micro_batch_size", "32", "--eval.steps", "-1", "--ckpt.save_steps", "-1", "--run_name", "run",
-]  # fmt: skip
-
-
-def rows(folder, sql):
-    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
-        return connection.execute(sql).fetchall()
-
-
-def reward(folder, code):
-    """A file with a reward function."""
-    (folder / "reward.py").write_text(code)
-    return ["--reward.remote_url", str(folder / "reward.py")]
-
+from trainings import rows
 
 BY_PROMPT = """
 def reward_func(queries, prompts, labels):
@@ -30,17 +9,22 @@ def reward_func(queries, prompts, labels):
 """
 
 
+@pytest.mark.e2e
+@pytest.mark.long
 def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_path):
     """Sorting succeeds always, all else fails: at its first visit a prompt's mean is then 4.5 / 5 or 0.5 / 5, and all
     its rollouts have the advantage 0.1 or -0.1. One optimizer step a batch is on-policy, so that every ratio is 1 and
     the loss -sum(advantage * tokens) / (32 rollouts * 10)."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    (tmp_path / "reward.py").write_text(BY_PROMPT)
     result = lane.train(
-        tmp_path, "--method", "dr_grpo", "--estimator", "dbb", *SMALL, "--train.num_episodes", "1",
-        "--rollouts.keep", "all",
-        "--train.batch_size", "32", "--train.micro_batch_size", "32",
-        *reward(tmp_path, BY_PROMPT),
+        tmp_path, "--preset", "tiny", "--method", "dr_grpo", "--estimator", "dbb", "--run_name", "run",
+        # 32 prompts, 8 a step, 4 rollouts a prompt: 4 steps an epoch.
+        "--data.max_samples", "32", "--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4",
+        "--rollout.micro_batch_size", "32", "--train.batch_size", "32", "--train.micro_batch_size", "32",
+        "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1", "--rollouts.keep", "all",
+        "--reward.remote_url", str(tmp_path / "reward.py"),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     tokens = rows(
@@ -55,20 +39,3 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
     expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 10) for step, right, wrong in tokens}
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
-
-
-ALWAYS_RIGHT = """
-def reward_func(queries, prompts, labels):
-    return {"rewards": [1.0]}
-"""
-
-
-def test_dynamic_sampling_without_any_variance_ends_with_an_error(lane, tmp_path):
-    result = lane.train(
-        tmp_path, "--method", "dapo", *SMALL, "--train.num_episodes", "2",
-        "--train.batch_size", "16", "--train.micro_batch_size", "16", *reward(tmp_path, ALWAYS_RIGHT),
-    )  # fmt: skip
-    assert result.error.startswith("256 rollouts did not fill one batch of groups with different rewards")
-    assert "Traceback" not in result.output
-    assert rows(tmp_path, "SELECT status, last_step FROM runs") == [("running", 0)]
-    assert rows(tmp_path, "SELECT count(*) FROM steps") == [(0,)]

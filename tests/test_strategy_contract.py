@@ -113,23 +113,9 @@ def test_groups_that_vary_are_trained_on_and_a_checkpoint_continues_with_the_sam
     assert list(steps(strategy, resumed, 5, 10)) == expected
 
 
-def test_the_example_of_contributing_lets_solved_prompts_rest():
-    sampler = strategies.STRATEGIES.build(OTHERS, passes=2).sampler(FACTS)
-    assert sampler.judge(7, np.ones(4)) is Decision.TRAIN
-    assert sampler.judge(8, np.array([1, 1, 1, np.nan])) is Decision.TRAIN
-    asked = []
-    for _ in range(4):
-        asked.append((sampler.skips(7), sampler.skips(8), sampler.metrics()["rest/resting"]))
-        sampler.end_pass()
-    assert asked == [(True, False, 1)] * 3 + [(False, False, 0)]  # the rest of this pass, and two more
-
-
-@pytest.mark.parametrize(
-    "name", ["math:sqrt", "their_strategies:Nothing", "openrlhf_dbb.core.strategies:RolloutStrategy"]
-)
-def test_what_is_no_strategy_is_refused(name):
-    with pytest.raises(UsageError, match=f"^--rollout.strategy: .*{name}.* (not a subclass|cannot be imported)"):
-        parse(name)
+def test_what_is_no_strategy_is_refused():
+    with pytest.raises(UsageError, match=r"^--rollout.strategy: .*math:sqrt.* not a subclass"):
+        parse("math:sqrt")
 
 
 def test_an_installed_package_declares_a_strategy(tmp_path, monkeypatch):

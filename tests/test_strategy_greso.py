@@ -37,16 +37,11 @@ def show(sampler, groups, prompt_id=0):
     [
         ("", 1),
         ("e", 0.5),
-        ("eee", 0.5**3),
-        ("h", 0.25),
         ("hhh", 0.25**3),
         ("hhhh", 0.01),  # 0.25^4 = 0.0039 is below the floor
         ("eem", 1),
-        ("hhm", 1),
-        ("hme", 0.5),
         ("hhhe", 0.5),  # all wrong, then all correct: one in a row
         ("eeh", 0.25),
-        ("eE", 0.5**2),
         ("hH", 0.25**2),
         ("eM", 1),
         ("e?", 0.5),  # nothing is known of the second
@@ -78,7 +73,6 @@ def test_prompts_are_skipped_as_often_as_they_should_be_which_changes_no_probabi
     [
         ("eehhmmmm", 8, 20),  # 1.25 * 8 / (1 - 1/2)
         ("emm", 6, 11),  # 1.25 * 6 / (2/3) = 11.25
-        ("eeeehhhmmm", 3, 12),  # 1.25 * 3 / 0.3 = 12.5
         ("eehhmmmm??", 8, 20),  # what is not known does not count
         ("mmmm", 1, 8),  # 1.25 is below the least
         ("eeem", 8, 24),  # 40 is above the most

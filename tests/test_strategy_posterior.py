@@ -85,18 +85,6 @@ def test_weights_undo_what_the_draw_prefers():
         assert len({each.prompt_id for each in found[:2]}) == 2  # of one batch
 
 
-def test_with_full_weights_the_expected_gradient_is_that_of_even_draws():
-    """The sum over a batch of weight times a prompt's value, over B: its mean is the mean over all prompts."""
-    rng = np.random.default_rng(2)
-    expected = predictive(*rng.uniform(0.1, 9, (40, 2)))
-    value = rng.normal(size=40)
-    facts = RunFacts(groups=8, rollouts=1, seed=1)
-    found, _ = drawn_by(PosteriorSampling(floor=0.25), expected, facts, batches=4000)
-    sums = np.array([each.weight * value[each.prompt_id // 10 - 1] for each in found]).reshape(4000, 8).mean(axis=1)
-    assert abs(sums.mean() - value.mean()) < 5 * sums.std() / np.sqrt(4000)
-    assert max(each.weight for each in found) <= 1 / 0.25
-
-
 def test_metrics_say_how_far_the_draw_is_from_an_even_one():
     expected = predictive((1, 1), (1, 1), (1, 1), (1, 1))
     _, sampler = drawn_by(PosteriorSampling(), expected)

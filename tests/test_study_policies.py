@@ -14,8 +14,7 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf_dbb.errors import UsageError  # noqa: E402
-from study import control, exact, measure, protocol, rare, rows  # noqa: E402
+from study import control, exact, protocol, rare  # noqa: E402
 from study.sampling import NOTHING, Tokens, log_probabilities, sample  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
@@ -65,13 +64,6 @@ def test_a_response_is_right_if_it_is_the_answer_and_ends(task):
     responses = [(0, END, NOTHING), (1, END, NOTHING), (0, 0, END), (0, 1, 1), (END, NOTHING, NOTHING)]
     right = task.right(torch.tensor([responses] * 2), task.heldout)
     assert right.tolist() == [[True, False, False, False, False], [False, True, False, False, False]]
-
-
-def test_a_folder_without_task_or_model_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no task of the study"):
-        exact.read(tmp_path)
-    with pytest.raises(UsageError, match="holds no model"):
-        exact.Task(tmp_path, tokens([0]), tokens([0])).policy()
 
 
 # The answer is token 1, then the end, within two tokens.
@@ -135,16 +127,6 @@ def test_a_seed_repeats_a_training_and_a_rate_of_0_changes_nothing(task):
     assert accuracy == pytest.approx([1 / 16] * 5) and at_once == pytest.approx(1 / 4)
 
 
-def test_the_arms_of_the_control_are_those_of_the_protocol():
-    flags = {run.arm: run.flags for run in protocol.load("cpu").runs if run.experiment == "n2"}
-    flags["single"] = next(run.flags for run in protocol.load("fewer").runs if run.arm == "single")
-    assert sorted(flags) == sorted(name for name, arm in control.ARMS.items() if not arm.like)
-    for name, of_arm in flags.items():
-        arm = control.ARMS[name]
-        assert of_arm["estimator"] == arm.estimator
-        assert of_arm["method"] == {"dr_grpo": "dr_grpo", "rloo": "single"}.get(arm.form, "grpo")
-
-
 def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
     """128 prompts in two halves, batches of 32; probabilities of a batch by hand."""
     halves = Copying(Path(), tokens([0] * 64 + [1] * 64), tokens([0, 1]))
@@ -158,46 +140,8 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
     assert np.mean(np.concatenate([next(drawn) for _ in range(200)]) < 64) == pytest.approx(share, abs=0.01)
 
 
-def test_a_run_is_repeated_with_its_passes_rollouts_and_learning_rate(monkeypatch, tmp_path):
-    given = {}
-    prompts = SimpleNamespace(train=SimpleNamespace(prompts=[None] * 2048))
-    monkeypatch.setattr(control, "read", lambda folder: prompts)
-    accuracies = [0.1, 0.2, 0.3, 0.4, 0.5]
-    monkeypatch.setattr(control, "train", lambda task, arm, **more: given.update(more) or (accuracies, 0.0))
-    run = next(run for run in protocol.load("cpu").runs if run.name == "long-n2-dbb-s1")
-    row, points = control.measure(tmp_path, run, "dbb", 5, 0)
-    sizes = {"epochs": 16, "prompts": 128, "mini_batch": 64}
-    assert given == {"rollouts": 2, "rate": 2e-4, "seed": 5, "shortest": 0, **sizes}
-    assert row[-4:] == (0.1, 0.3, 0.5, 0.0)
-    # 2,048 prompts, 16 passes in batches of 128: 256 steps of 256 rollouts.
-    assert [point[-3:] for point in points] == [
-        (0, 0, 0.1), (64, 16384, 0.2), (128, 32768, 0.3), (192, 49152, 0.4), (256, 65536, 0.5)
-    ]  # fmt: skip
-
-
-def test_no_control_is_trained_twice(monkeypatch, tmp_path):
-    asked = []
-
-    def side_by_side(jobs, lanes, title):
-        for _, (_, run, name, seed, shortest), _ in jobs:
-            asked.append((name, seed))
-            key = (f"control-{run.experiment}-{name}-s{seed}", f"control-{run.experiment}", name, run.n, seed, 0.1)
-            row = (run.experiment, name, run.n, seed, 0.1, shortest, 0.1, 0.2, 0.3, 0.0)
-            yield row, [(*key, 4, 4.0, 0.3)]
-
-    monkeypatch.setattr(measure, "prepare_tasks", lambda *_: None)
-    monkeypatch.setattr(measure, "_side_by_side", side_by_side)
-    chosen = protocol.load("fewer").choose(["few-n8", "few-n1"])
-    for seeds in (1, 2):
-        measure.measure_control(chosen, tmp_path, 1, seeds, 0)
-    arms = ("grpo", "single", "drawn-exact", "no-history", "group-norm")
-    assert asked == [(arm, seed) for seed in (21, 22) for arm in arms]
-    for name in ("control", "points"):
-        assert len(rows.read(tmp_path / f"{name}.csv", rows.COLUMNS[name])) == 10
-
-
 @pytest.mark.parametrize("arm", sorted(rare.ARMS))
-def test_the_arms_of_rare_starts(task, arm, monkeypatch):
+def test_the_arms_of_rare_starts(task, arm):
     """The sum over all-wrong groups is what the arm's change says it is, for groups without any success."""
     rewards = np.zeros((2, 4))
     rewards[1, 0] = 1

@@ -11,8 +11,7 @@ from estimators.closed_form import moments
 from openrlhf_dbb.lab import specs
 from study import simulation
 from study.__main__ import main
-from study.simulate import forecasts, ratios
-from study.simulation import MEASURES, Result, Setting, Training, measure, simulate, training
+from study.simulation import MEASURES, Setting, Training, measure, simulate, training
 
 SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 
@@ -59,9 +58,8 @@ def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
     assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
 
 
-@pytest.mark.parametrize("spec", ["point", "dbb:discount=0.4", "dbb:discount=1.0,prior_alpha=4", "ema", "laplace"])
-def test_simulation_agrees_with_closed_form(spec):
-    estimator, setting = specs.parse(spec), Setting(prompts=10_000, batch=10_000)
+def test_simulation_agrees_with_closed_form():
+    estimator, setting = specs.parse("dbb:discount=0.4"), Setting(prompts=10_000, batch=10_000)
     runs = [training("paper-walk", "visits", 8, setting, seed) for seed in range(4)]
     p_P_T = [run.p_U_P.T for run in runs]
     expected = [moments(estimator, p, 8).mse.mean() for p in p_P_T]
@@ -125,22 +123,6 @@ def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
     np.testing.assert_array_equal(result.best_K, result.values_M_E_K[0, 0])
 
 
-def test_the_tables_by_hand():
-    def result(regime, n, visits_E, best, later_E):
-        values_M_E = np.array([visits_E, *later_E])
-        return Result("visits", regime, n, values_M_E[:, :, None], np.array([best]), {})
-
-    results = [
-        result("a", 4, [2.5, 0.75], 1.0, [[1.0, 2.0], [2.0, 0.5], [0.5, 0.7], [-1.0, -1.5]]),
-        result("b", 4, [1.6, 4.0], 1.0, [[1.0, 4.5], [2.0, 0.25], [0.7, 0.9], [-2.0, -2.5]]),
-    ]
-    table = ratios(["first", "second"], results)
-    assert table.loc["maximum"].to_numpy().tolist() == [[2.5, 4.0]]
-    assert table.loc["geometric mean"].to_numpy()[0] == pytest.approx([2.0, 3**0.5])
-    second = forecasts(["first", "second"], results).loc[4, "second"]
-    assert second.to_list() == pytest.approx([3.0, 0.125**0.5, 0.8, -2.0])  # sqrt(2 * 4.5), sqrt(0.5 * 0.25), means
-
-
 @pytest.mark.parametrize("drawn", ["visits", "uniform"])
 def test_the_command(tmp_path, capsys, drawn):
     argv = ["simulate", "--draw", drawn, "--regimes", "jumps", "--rollouts", "2", "--prompts", "50", "--batch", "20"]
@@ -155,16 +137,8 @@ def test_the_command(tmp_path, capsys, drawn):
         assert rows[name][0] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--regimes", "calm"], "--regimes calm"),
-        (["--estimators", "magic"], "estimator 'magic'"),
-        (["--estimators", "predicted_prior:discount=0.5"], "predicted_prior:features=none"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line(flags, named, tmp_path, capsys):
-    assert main(["simulate", *flags, "--output", str(tmp_path / "out")]) == 2
+def test_bad_input_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["simulate", "--regimes", "calm", "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert named in error and error.count("\n") == 1
+    assert "--regimes calm" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
