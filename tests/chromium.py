@@ -1,6 +1,5 @@
 """A headless Chromium for tests and benchmarks, spoken to in its DevTools protocol over a pipe."""
 
-import base64
 import json
 import os
 import select
@@ -14,12 +13,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Browser:
-    """One page of a browser.
-
-    Attributes:
-        complaints: exceptions, console and log messages since the last :meth:`open`.
-        requests: addresses it has asked for since then.
-    """
+    """One page of a browser; its complaints and the addresses it asked for, since the last :meth:`open`."""
 
     def __init__(self, folder):
         flags = "--headless=new --no-sandbox --disable-gpu --remote-debugging-pipe --no-first-run"
@@ -100,10 +94,6 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
                        text="\r" if key == "Enter" and kind == "keyDown" else "")  # fmt: skip
-
-    def picture(self, path):
-        """Write what is seen as a PNG."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def close(self):
         self._call("Browser.close")

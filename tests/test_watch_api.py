@@ -3,21 +3,19 @@
 import json
 import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.stats import beta as beta_distribution
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.watch import api as api_module
 from openrlhf_dbb.watch.api import Api, Cache, NoSuchAnswer
 from openrlhf_dbb.watch.page import encoded
-from openrlhf_dbb.watch.run_list import template_of
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import FORGOTTEN, IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, states, summed
-from storage import ProbeRows, RolloutRows, StepRows
+from storage import ProbeRows, StepRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
@@ -51,32 +49,6 @@ def test_numbers_are_short_and_not_wrong():
 # ---- curves over the steps
 
 
-@pytest.fixture
-def five(store, fill):
-    """Five steps of 4 rollouts of 10 tokens of one prompt, 4, 0, 2, 4, 1 of them right; the first three with a loss."""
-    run, ids = fill.run(store), fill.prompts(store, 1)
-    for step, successes in enumerate([4, 0, 2, 4, 1], start=1):
-        fill.step(run, step, ids, [successes])
-        if step <= 3:
-            run.record_metrics(step, {"loss": [1.0, 2.0, 4.0][step - 1], "kl": float("nan")})
-    return run, ids, Asked(store, run.record)
-
-
-WIDTH_1 = {
-    "step": [1, 2, 3, 4, 5],
-    "rollouts": [4, 8, 12, 16, 20],
-    "tokens": [40, 80, 120, 160, 200],
-    "reward": [1, 0, 0.5, 1, 0.25],
-    "zero_variance": [1, 1, 0, 1, 0],
-    "given_advantage": [1, 1, 0, 1, 0],
-    "length": [10] * 5,
-    "mixed": [0, 0, 4, 0, 4],
-    "given": [4, 4, 0, 4, 0],
-    "no_advantage": [0] * 5,
-    "filtered": [0] * 5,
-    "m:loss": [1, 2, 4, None, None],
-    "m:kl": [None] * 5,
-}
 WIDTH_4 = {
     "step": [4, 5],
     "rollouts": [16, 20],
@@ -94,13 +66,17 @@ WIDTH_4 = {
 }
 
 
-@pytest.mark.parametrize(("points", "width", "curves"), [(5, 1, WIDTH_1), (2, 4, WIDTH_4)])
-def test_curves_of_one_and_of_four_steps_a_point(five, store, points, width, curves):
-    run, _, _ = five
-    answer = json.loads(encoded(series(store, run.record, points)))
-    assert (answer["width"], answer["first"], answer["last"]) == (width, 1, 5)
+def test_curves_of_four_steps_a_point(store, fill):
+    """Five steps of 4 rollouts of 10 tokens of one prompt, 4, 0, 2, 4, 1 of them right; the first three with a loss."""
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    for step, successes in enumerate([4, 0, 2, 4, 1], start=1):
+        fill.step(run, step, ids, [successes])
+        if step <= 3:
+            run.record_metrics(step, {"loss": [1.0, 2.0, 4.0][step - 1], "kl": float("nan")})
+    answer = json.loads(encoded(series(store, run.record, 2)))
+    assert (answer["width"], answer["first"], answer["last"]) == (4, 1, 5)
     hours = answer["curves"].pop("hours")
-    assert answer["curves"] == curves
+    assert answer["curves"] == WIDTH_4
     assert hours == sorted(hours) and 0 <= hours[-1] < 1 / 60
     totals = {
         "generated": 20, "generated_tokens": 200, "trained": 20, "filtered": 0, "replayed": 11, "skipped": 5,
@@ -119,15 +95,6 @@ def test_zero_variance_is_not_defined_for_one_rollout_a_prompt(store, fill):
     assert found["totals"]["single"]
     assert curves["zero_variance"] == curves["given_advantage"] == [None]
     assert (curves["mixed"], curves["given"], curves["no_advantage"]) == ([0], [2], [0])
-
-
-def test_metrics_that_come_later(five):
-    run, _, asked = five
-    before, version = asked("series"), asked("state")["runs"][0]["version"]
-    run.record_metrics(5, {"loss": 9.0, "new": 1.0})
-    assert asked("state")["runs"][0]["version"] != version
-    after = asked("series")["curves"]
-    assert after["m:loss"] == [*before["curves"]["m:loss"][:4], 9] and after["m:new"] == [None] * 4 + [1]
 
 
 def test_a_roll_back_is_seen(store, fill):
@@ -181,10 +148,6 @@ def test_held_out_accuracy(store, fill):
         store.record_evaluation("training", rows, model="", config={}, run=run.record, step=step)
     assert asked("series")["held_out"] == {
         "step": [0, 2, 3], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4,
-    }  # fmt: skip
-    assert asked("state")["runs"][0]["held_out"] == {
-        "start": 0.0833333, "start_step": 0, "best": 1, "best_step": 2, "last": 0.5, "last_step": 3, "prompts": 3,
-        "samples": 4, "benchmarks": 1,
     }  # fmt: skip
     # one that is written again keeps its id
     store.record_evaluation("training", [fill.evaluation(ids, [4, 4, 0])], model="", config={}, run=run.record, step=3)
@@ -259,24 +222,6 @@ def test_states_and_epochs():
     assert np.flatnonzero(epochs["histogram"][2]).tolist() == [2, 8]  # 0.1 and 0.41 in bins of 0.05
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_all_prompts_at_once_and_one_after_the_other_agree(seed, steps):
-    rng = np.random.default_rng(seed)
-    rows = [
-        (step, int(prompt), int(rng.integers(0, 5)), float(rng.integers(0, 21)) / 20)
-        for step in range(1, steps + 1)
-        for prompt in np.sort(rng.choice(30, size=rng.integers(1, 20), replace=False))
-    ]
-    visits = of_rows(rows)
-    for prompt, state, count in zip(visits.prompt_id, visits.state, visits.visits, strict=True):
-        mine = [row for row in rows if row[1] == prompt]
-        assert count == len(mine)
-        if mine:
-            _, _, successes, mean = (np.array(column) for column in zip(*mine, strict=True))
-            assert states(mean, successes)[-1] == state
-
-
 @pytest.fixture
 def trained(store, fill):
     """Three prompts, two steps, discount 0.5 and groups of 4; a fourth prompt known from a warm start."""
@@ -342,40 +287,23 @@ def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
     assert asked(f"prompts/{ids[0]}")["visits"]["alpha"] == [None] and asked("prompts")["columns"]["mean"] == [0.25]
 
 
-def test_a_template_that_all_prompts_share():
-    texts = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in "abc"]
-    assert template_of(texts) == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
-    for without in ([*texts, "another"], texts[:2], ["1+1=", "2+2=", "3+3="]):
-        assert template_of(without) == ("", "")
-
-
 def test_an_answer_is_made_once_and_may_rest():
-    cache, calls = Cache(), []
-
-    def make():
-        calls.append(1)
-        return len(calls)
-
-    assert [cache.get("a", 1, make), cache.get("a", 1, make), cache.get("a", 2, make)] == [1, 1, 2]
+    cache, calls = Cache(), iter(range(1, 9))
+    answers = [cache.get("a", version, lambda: next(calls)) for version in (1, 1, 2)]
+    assert answers == [1, 1, 2]
     assert cache.get("slow", 1, lambda: time.sleep(0.01), rest=1e6) is None
-    assert cache.get("slow", 2, make) is None  # an older version, since making it took long
-    with pytest.raises(ZeroDivisionError):
-        cache.get("b", 1, lambda: 1 / 0)
-    assert cache.get("b", 1, make) == 3  # a failure is not kept
+    assert cache.get("slow", 2, lambda: next(calls)) is None  # an older version, since making it took long
 
 
 # ---- rollouts, what a run is
 
 
-def keep(ids, texts):
-    """Two samples of each prompt, the second of them missing."""
-    n = len(ids)
-    reals = np.tile([1.0, np.nan], n)
-    return RolloutRows(
-        prompt_ids=np.repeat(ids, 2), sample=np.tile([0, 1], n), reward=reals, score=reals,
-        advantage=np.tile([0.5, 0.0], n), length=np.tile([3, 7], n), truncated=np.tile([0, 1], n),
-        log_prob=np.tile([-1.5, np.nan], n), text=texts,
-    )  # fmt: skip
+def keep(fill, ids, texts):
+    """Two samples of each prompt, the first right, the second missing."""
+    rows = fill.rollouts(ids, [1] * len(ids))
+    for missing in (rows.reward, rows.score, rows.log_prob):
+        missing[1::2] = np.nan
+    return replace(rows, text=texts)
 
 
 def test_kept_rollouts(store, fill):
@@ -384,18 +312,16 @@ def test_kept_rollouts(store, fill):
     assert asked("rollouts/latest") == {"step": None, "steps": None, "rollouts": [], "prompts": {}}
     for step in (1, 2, 3):
         texts = [f"{step} a", "b\x1b", "c", "d"]
-        fill.step(run, step, ids, [1, 1], **({} if step == 3 else {"kept": keep(ids, texts)}))
+        fill.step(run, step, ids, [1, 1], **({} if step == 3 else {"kept": keep(fill, ids, texts)}))
     found = asked("rollouts/latest")
     assert (found["step"], found["steps"], list(found["prompts"])) == (2, [1, 2], [str(each) for each in ids])
     assert found["rollouts"][0] == {
-        "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 3, "truncated": 0,
+        "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 10, "truncated": 0,
         "missing": 0, "log_prob": -1.5, "lag": 0, "text": "2 a", "cut": 0,
     }  # fmt: skip
-    assert found["rollouts"][1] | {"text": ""} == {
-        "prompt_id": ids[0], "sample": 1, "reward": None, "score": None, "advantage": 0, "length": 7, "truncated": 1,
-        "missing": 1, "log_prob": None, "lag": 0, "text": "", "cut": 0,
+    assert found["rollouts"][1] == found["rollouts"][0] | {
+        "sample": 1, "reward": None, "score": None, "advantage": -0.5, "missing": 1, "log_prob": None, "text": "b\\x1b",
     }  # fmt: skip
-    assert found["rollouts"][1]["text"] == "b\\x1b"
     one = asked("rollouts/1", str(ids[1]))
     assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1
     assert asked("rollouts/3")["rollouts"] == [] and asked("state")["runs"][0]["keeps_rollouts"]
@@ -408,31 +334,6 @@ def test_what_a_run_is(trained):
     assert dict(found["facts"])["status"] == "running, step 2"
     assert [row[1] for row in found["events"]] == ["warm_start"]
     assert "geheim" not in json.dumps(found) and "ann:***@host" in json.dumps(found["config"])
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("", "runs", "runs/1/x", "runs/9/series", "runs/x/series", "runs/1/series/2", "state/1", "runs/1/compare/9"),
-        *("runs/1/rollouts/first", "runs/1/prompts/-1", f"runs/1/prompts/{9**30}"),
-    ],
-)
-def test_what_is_not_there(trained, path):
-    with pytest.raises(NoSuchAnswer):
-        Api(trained[0], live=True).ask(path)
-
-
-def test_two_runs_are_compared_as_the_command_does(store, fill):
-    """Ten held-out prompts; the second run solves one more of the four samples of nine of them, and two more of one."""
-    runs, ids = [fill.run(store, name) for name in ("one", "two")], fill.prompts(store, 10)
-    asked = Asked(store, runs[0].record)
-    assert asked(f"compare/{runs[1].record.run_id}") == {"difference": None}
-    for run, more in zip(runs, (0, [1] * 9 + [2]), strict=True):
-        rows = [fill.evaluation(ids, np.array([2, 1] * 5) + more)]
-        store.record_evaluation("training", rows, model="", config={}, run=run.record, step=0)
-    found = asked(f"compare/{runs[1].record.run_id}")
-    assert found["difference"]["difference"] == 0.275 and found["difference"]["prompts"] == 10
-    assert found["verdict"] == "the second is higher" and found["caution"].startswith("One run of each")
 
 
 # ---- the file
@@ -468,8 +369,8 @@ def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsy
     runs, ids = [fill.run(store, name) for name in ("one", "two")], np.sort(fill.prompts(store, 4))
     for run in runs:
         for step in (1, 2, 3):
-            fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(ids, [str(step) * 1_000] * 8))
-    found = in_file(reported(store, tmp_path, "one", "two", "one", "--size", "0.05"))
+            fill.step(run, step, ids, [0, 1, 2, 4], kept=keep(fill, ids, [str(step) * 1_000] * 8))
+    found = in_file(reported(store, tmp_path, "one", "two", "--size", "0.05"))
     assert [run["name"] for run in found["state"]["runs"]] == ["two", "one"]
     # 8 rollouts of 1,000 characters a step: a step fits in half of a run's 25 kB, and the rest holds all prompts
     for run in runs:
@@ -478,15 +379,12 @@ def test_a_file_of_several_runs_and_of_a_given_size(store, fill, tmp_path, capsy
         assert kept == [f"{base}/rollouts/3", f"{base}/rollouts/latest"] and found[kept[0]]["steps"] == [3, 3]
     said = capsys.readouterr().out
     assert " MB: 8 prompts with their visits, 2 steps with rollouts; --size 0.05 left out the rest;" in said
-    found = in_file(reported(store, tmp_path, "one", "--size", "0"))
-    assert " MB: 0 prompts with their visits, 0 steps with rollouts; --size 0 left out" in capsys.readouterr().out
-    assert len(found[f"runs/{runs[0].record.run_id}/prompts"]["columns"]["id"]) == 4
 
 
 def test_no_text_can_leave_its_place(store, fill, tmp_path):
     run = fill.run(store, config={HOSTILE: HOSTILE}, model=HOSTILE)
     ids = store.register_prompts([HOSTILE, "x" * 100_000], [HOSTILE, ""])
-    fill.step(run, 1, ids, [1, 2], kept=keep(np.sort(ids), [HOSTILE] * 4))
+    fill.step(run, 1, ids, [1, 2], kept=keep(fill, np.sort(ids), [HOSTILE] * 4))
     run.record_metrics(1, {HOSTILE: 1.0})
     page = reported(store, tmp_path)
     assert page.lower().count("</script") == 2 and page.count("<!--") == 0 and "<img" not in page
@@ -498,14 +396,3 @@ def test_no_text_can_leave_its_place(store, fill, tmp_path):
     assert text.startswith("<script>alert(1)</script>") and text.endswith("{{DATA}} \\x1b[2J\\x07\\u202e\\u2028&amp;")
     assert len(columns["text"][1 - hostile]) == 500
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
-
-
-def test_a_page_that_cannot_be_written_and_a_run_that_is_not_there(store, fill, tmp_path, capsys):
-    assert main(["report", "--store.url", store.url]) == 2
-    assert "there are no runs in " in capsys.readouterr().err
-    fill.run(store)
-    assert main(["report", "-o", str(tmp_path / "no" / "report.html"), "--store.url", store.url]) == 2
-    error = capsys.readouterr().err
-    assert "No such file or directory; name a file that can be written" in error and error.count("\n") == 1
-    assert main(["report", "nobody", "--store.url", store.url]) == 2
-    assert "nobody" in capsys.readouterr().err
