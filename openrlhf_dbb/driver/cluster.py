@@ -28,6 +28,7 @@ _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 _POLL_S = 2.0
 WAIT_MINUTES = 10.0
 STOP_S = 15.0
+ANSWER_S = 120.0
 
 
 class RayStart:
@@ -178,7 +179,13 @@ def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
         if node["Alive"] and node["Resources"].get("GPU", 0) >= 1:
             there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             calls[_host(node)] = look.options(scheduling_strategy=there).remote()
-    return [(host, path) for host, call in calls.items() for path in ray.get(call)]
+    unseen = []
+    for host, call in calls.items():
+        try:
+            unseen += [(host, path) for path in ray.get(call, timeout=ANSWER_S)]
+        except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
+            raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
+    return unseen
 
 
 def files_read(args: SimpleNamespace) -> dict[str, str]:
