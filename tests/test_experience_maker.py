@@ -131,6 +131,7 @@ def stored(maker, store, sql):
 FORMS = {
     **{form: ["--algo.advantage.estimator", form] for form in estimators.FORMS.available()},
     "no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.no_std_norm"],
+    "length penalty": ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"],
 }
 LENGTHS = [1 + row % TOKENS for row in range(32)]
 KL = np.random.default_rng(9).normal(0.1, 0.5, (32, TOKENS))
@@ -162,7 +163,7 @@ def test_point_reproduces_openrlhf(ours, form, batch):
     mine, _ = ours("point", *FORMS[form], kl=kl)
     for step, (name, rewards_P_G) in enumerate(GROUPS.items(), 1):
         theirs = upstream.compute_advantages_and_returns(experiences(rewards_P_G, **BATCHES[batch]))
-        assert column(theirs, "advantages").any() == (name != "zero variance" or kl > 0)
+        assert column(theirs, "advantages").any() == (name != "zero variance" or kl > 0 or form == "length penalty")
         assert_same_batch(advantages(mine, experiences(rewards_P_G, **BATCHES[batch]), step)[0], theirs)
 
 
@@ -185,29 +186,14 @@ def test_point_reproduces_openrlhf_on_a_batch_of_incomplete_groups(ours, form):
 def test_whitening_leaves_out_what_could_not_be_verified(ours):
     rewards_P_G, lengths, kl = np.array([[1, np.nan, 0, 0]]), [1, 2, 3, 1], np.zeros((4, TOKENS))
     kl[1, :2] = 1.0
-    for flags, expected in (
-        # Mean 1/3: 2/3 for one token, -1/3 for four; mean -2/15 and deviation 2/5 over these five. The missing one has
-        # KL penalties of 0.3 for each of its two tokens, which are not shifted.
-        (FORMS["reinforce_baseline"], [[2], [-1.5, -0.75], [-0.5] * 3, [-0.5]]),
-        (FORMS["no_std_norm"], [[0.8], [-0.6, -0.3], [-0.2] * 3, [-0.2]]),
-    ):
-        mine, store = ours("point", *flags, "--rollouts.keep", "all", kl=0.3)
-        [batch] = advantages(mine, experiences(rewards_P_G, lengths=lengths, kl=kl))[0]
-        found = [row[: int(length)].tolist() for row, length in zip(batch.advantages, lengths, strict=True)]
-        assert [value for row in found for value in row] == pytest.approx([value for row in expected for value in row])
-        # What is stored are those before.
-        kept = stored(mine, store, "SELECT advantage FROM rollouts ORDER BY sample")
-        assert [value for (value,) in kept] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
-
-
-def test_point_reproduces_openrlhf_under_length_penalties(ours):
-    lengths = [1 + row % TOKENS for row in range(32)]
-    flags = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
-    upstream = maker(RemoteExperienceMaker, settings("--estimator", "none", *flags).args)
-    theirs = upstream.compute_advantages_and_returns(experiences(RANDOM, lengths=lengths))
-    mine = advantages(ours("point", *flags)[0], experiences(RANDOM, lengths=lengths))[0]
-    torch.testing.assert_close(column(mine, "advantages"), column(theirs, "advantages"), rtol=2e-6, atol=2e-6)
-    assert column(theirs, "rewards").min() < 0  # the penalty did something
+    mine, store = ours("point", *FORMS["reinforce_baseline"], "--rollouts.keep", "all", kl=0.3)
+    [batch] = advantages(mine, experiences(rewards_P_G, lengths=lengths, kl=kl))[0]
+    # Mean 1/3: 2/3 for one token, -1/3 for four; mean -2/15 and deviation 2/5 over these five. The missing one has
+    # KL penalties of 0.3 for each of its two tokens, which are not shifted.
+    assert batch.advantages[batch.action_mask.bool()].tolist() == pytest.approx([2, -1.5, -0.75, *[-0.5] * 4])
+    # What is stored are those before.
+    kept = stored(mine, store, "SELECT advantage FROM rollouts ORDER BY sample")
+    assert [value for (value,) in kept] == pytest.approx([2 / 3, 0, -1 / 3, -1 / 3])
 
 
 def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
@@ -218,8 +204,6 @@ def test_dbb_updates_then_reads_and_stores_what_it_used(ours):
     rows = column(batch, "advantages").reshape(4, 8, TOKENS)
     for p, sign in enumerate([-1, 1, -1, 1]):
         torch.testing.assert_close(rows[p], torch.full((8, TOKENS), sign * expected))
-    assert metrics["estimator/rescued"] == metrics["estimator/zero_variance"] == 1.0
-    assert metrics["estimator/mean"] == pytest.approx(0.5)
     assert metrics["estimator/abs_advantage"] == pytest.approx(expected)
     rows = stored(mine, store, f"SELECT rollouts, successes, alpha, beta, mean, variance {BY_PROMPT}")
     wrong = (8, 0.0, 0.5, 8.5, 0.5 / 9, 0.5 * 8.5 / 81)
@@ -297,16 +281,9 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
     assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
-    used = store.query(
-        "SELECT generated, generated_tokens, trained, trained_tokens, rescued, skipped, groups FROM steps"
-    )
-    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 80, 8, 2, 4)]
-    # of the rows that are trained on
-    assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)
-    assert metrics["estimator/zero_variance"] == metrics["estimator/rescued"] == 1 / 2
-    assert metrics["estimator/missing"] == 0
-    assert metrics["rollout/filtered"] == 10 / 26
-    assert metrics["rollout/skipped"] == 2
+    used = store.query("SELECT generated, generated_tokens, trained, trained_tokens, skipped FROM steps")
+    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 80, 2)]
+    assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)  # of the rows that are trained on
 
 
 def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
@@ -334,16 +311,6 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     ordered = "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
     found = [value for (value,) in store.query(ordered)]
     assert found == pytest.approx([0.577350, 0.0, 0.577350], abs=1e-5)
-
-
-@pytest.mark.parametrize(("keep", "kept"), [("0", 0), ("5", 5), ("all", 32)])
-def test_how_many_are_kept_changes_nothing_else(ours, keep, kept):
-    mine, store = ours("dbb", "--rollouts.keep", keep)
-    batch, metrics = advantages(mine, experiences(RANDOM))
-    other, _ = ours("dbb")
-    expected, expected_metrics = advantages(other, experiences(RANDOM))
-    assert stored(mine, store, "SELECT count(*) FROM rollouts") == [(kept,)]
-    assert column(batch, "advantages").equal(column(expected, "advantages")) and metrics == expected_metrics
 
 
 class Ranks:
@@ -380,10 +347,7 @@ def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
     torch.testing.assert_close(torch.stack([row.advantages for row in rows]), torch.tensor([expected] * TOKENS).T)
     # 6 of them are of the first visit, 2 of the second, with the log-probs they had then.
     assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
-    # What is fresh is scored by the posterior: alpha = .5 (.5 (.5 + 1) + 2) + 4, beta = .5 (.5 (.5 + 7) + 6) + 4.
-    fresh = column(batch, "advantages")
-    assert fresh.shape == (24, TOKENS)
-    assert fresh[:8, 0].tolist() == pytest.approx([math.sqrt(8.875 / 5.375)] * 4 + [-math.sqrt(5.375 / 8.875)] * 4)
+    assert column(batch, "advantages").shape == (24, TOKENS)
     used = stored(mine, store, "SELECT step, replayed, replayed_tokens, generated FROM steps")
     assert [tuple(row) for row in used] == [(1, 0, 0, 24), (2, 0, 0, 24), (3, 8, 8 * TOKENS, 24)]
     assert (metrics["replay/replayed"], metrics["replay/cached"]) == (8, 3 * 16)

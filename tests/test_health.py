@@ -7,9 +7,9 @@ pytest.importorskip("ray")
 from openrlhf_dbb.actors.progress import Progress, StepOutcome
 
 
-def warned(outcomes=(), accuracy=None, samples=512, learns_from_failures=True, difference=0.0):
+def warned(outcomes=(), accuracy=None, samples=512, difference=0.0):
     progress = Progress(outcomes=outcomes, accuracy=accuracy or {}, difference=difference)
-    return progress.troubles(held_out_samples=samples, max_new_tokens=24, learns_from_failures=learns_from_failures)
+    return progress.troubles(held_out_samples=samples, max_new_tokens=24, learns_from_failures=True)
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,9 @@ def test_too_few_rollouts_say_nothing_and_several_steps_count_together():
     assert warned([StepOutcome(64, 1, 0)] * 9 + [StepOutcome(64, 2, 0)] * 4) == {}  # 8 of 256 are 3.1 %
 
 
-def test_only_estimators_that_learn_from_failures_are_told_of_others():
-    outcomes = [StepOutcome(512, 0, 0)]
-    assert "--estimator point or auto" in warned(outcomes)["rare"]
-    assert "--estimator" not in warned(outcomes, learns_from_failures=False)["rare"]
-
-
 def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
     # 3.2 -> 0.2 % of 256: 3.0 points, standard error of the difference 1.1 points
     assert warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256).keys() == {"falling"}
-    assert "(best: 5.0 % at step 4)" in warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256)["falling"]
     # 40 -> 38 % of 512: 2 points, standard error 3 points
     assert warned(accuracy={0: 0.40, 8: 0.38}) == {}
     assert warned(accuracy={0: 0.40}) == {}
@@ -44,16 +37,10 @@ def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
 
 def test_responses_that_are_mostly_cut_are_named_with_the_limit():
     said = warned([StepOutcome(64, 32, 40)])
-    assert said.keys() == {"cut"} and "62% of the last 64 responses" in said["cut"] and "24 tokens" in said["cut"]
+    assert said.keys() == {"cut"} and "62% of the last 64 responses" in said["cut"]
     assert warned([StepOutcome(64, 32, 20)]) == {}
 
 
 def test_log_probs_far_apart_mean_other_weights_in_vllm():
     assert warned(difference=0.05) == {}
     assert "differ by 0.3 nats a token" in warned(difference=0.3)["weights"]
-
-
-def test_every_warning_is_one_line():
-    said = warned([StepOutcome(512, 0, 512)], {0: 0.5, 1: 0.0}, difference=9.0)
-    assert said.keys() == {"rare", "falling", "cut", "weights"}
-    assert all("\n" not in line for line in said.values())

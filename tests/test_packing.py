@@ -1,23 +1,14 @@
 """Packed samples and dynamic batches train the same: on DeepSpeed itself, two ranks, every ZeRO stage and loss."""
 
 import pytest
+from trainings import RANK, rank_arguments
 
-from openrlhf_dbb import tiny
 from openrlhf_dbb.platform import cpu
 
-PROGRAM = """
-import itertools, json, sys
-from openrlhf_dbb.platform import cpu
-from openrlhf_dbb.driver import arguments
-
-rank, port, model = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-settings = arguments.parse(sys.argv[4:], world_size=2)
-import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
-
-from openrlhf_dbb.driver.light_backend import backend as strategy
-from openrlhf_dbb.actors.policy_actor import PolicyActor
-
+CASES = [f"{stage} seq-mean-token-mean" for stage in (1, 3)]
+CASES += [f"2 {loss}" for loss in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")]
+PROGRAM = (
+    """
 LENGTHS = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10])  # of rank 0's rows; rank 1 has them one place further
 MODES = {
     "padded": {},
@@ -39,16 +30,12 @@ def rollouts(policy):
     made.action_log_probs = policy.forward(tokens, made.action_mask, made.attention_mask)
     return made
 
+CASES = [case.split() for case in """
+    + repr(CASES)
+    + """]
 found = {}
-for stage, loss, (mode, flags) in itertools.product(
-    (1, 2, 3), ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"), MODES.items()
-):
-    if stage != 2 and loss != "seq-mean-token-mean":
-        continue
-    own = {"ds.zero_stage": stage, "actor.loss_agg_mode": loss, **flags}
-    args = settings.with_values(own, "the test").openrlhf_args()
-    policy = PolicyActor(2, rank, "127.0.0.1", port)
-    policy.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+for stage, loss, mode in [(*case, mode) for case in CASES for mode in MODES]:
+    policy = actor({"ds.zero_stage": int(stage), "actor.loss_agg_mode": loss, **MODES[mode]})
     sizes = []
     rows = rollouts(policy)
     policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
@@ -63,39 +50,20 @@ for stage, loss, (mode, flags) in itertools.product(
     }
 print(json.dumps(found))
 """
+)
 
 
 @pytest.fixture(scope="module")
 def found(two_ranks, tmp_path_factory):
     """What rank 0 saw, by ZeRO stage, loss and mode."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny.build_model(0).save_pretrained(folder)
-    tiny.build_tokenizer().save_pretrained(folder)
-    # 16 rows on two ranks, all of them one optimizer step, 2 rows a padded micro-batch.
-    flags = {
-        "preset": "none",
-        "estimator": "none",
-        "actor.model_name_or_path": folder,
-        "rollout.batch_size": 2,
-        "rollout.n_samples_per_prompt": 8,
-        "train.batch_size": 16,
-        "train.micro_batch_size": 2,
-        "rollout.micro_batch_size": 8,
-        "rollout.max_new_tokens": 11,
-        "actor.num_gpus_per_node": 2,
-        "actor.lr_warmup_ratio": 0,
-        "actor.adam.lr": 1,
-        "actor.adam.eps": 100,  # so that a step is about as long as the gradient, a hundredth of it
-        "actor.max_norm": 0,
-        "algo.kl.init_coef": 0,
-        "reward.remote_url": "math_answer",
-    }
-    arguments = [str(part) for flag, value in flags.items() for part in (f"--{flag}", value)]
-    return two_ranks(PROGRAM, str(folder), *arguments)[0]
-
-
-CASES = [f"{stage} seq-mean-token-mean" for stage in (1, 3)]
-CASES += [f"2 {loss}" for loss in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")]
+    # 16 rows on two ranks, all of them one optimizer step, 2 rows a padded micro-batch. A step of Adam is about as long
+    # as the gradient, a hundredth of it.
+    arguments = rank_arguments(
+        tmp_path_factory.mktemp("model"), 2, "--rollout.batch_size", "2", "--rollout.n_samples_per_prompt", "8",
+        "--train.batch_size", "16", "--rollout.micro_batch_size", "8", "--rollout.max_new_tokens", "11",
+        "--actor.adam.lr", "1", "--actor.adam.eps", "100", "--actor.max_norm", "0",
+    )  # fmt: skip
+    return two_ranks(RANK + PROGRAM, *arguments)[0]
 
 
 @pytest.mark.slow

@@ -48,39 +48,6 @@ def copied(killed, tmp_path):
     return tmp_path, ["--resume", "mine", "--ckpt.path", str(tmp_path / "runs/mine/checkpoints")]
 
 
-def truncate(path, older):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def zero(path, older):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def delete(path, older):
-    path.unlink()
-
-
-def take_older(path, older):
-    shutil.copy(older, path)
-
-
-@pytest.mark.parametrize("fault", [truncate, zero, delete, take_older])
-def test_a_fault_in_any_file_of_a_checkpoint_is_found(killed, tmp_path, fault):
-    source = killed / "runs/mine/checkpoints"
-    ((run,),) = rows(killed, "SELECT uuid FROM dbb_run")
-    names = sorted(path.name for path in (source / "_actor/global_step6").iterdir())
-    assert {"manifest.json", "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"} <= set(names)
-    for name in [*(f"_actor/global_step6/{name}" for name in names), "replay/global_step6.pickle"]:
-        shutil.copytree(source, tmp_path / "checkpoints")
-        older = tmp_path / "checkpoints" / name.replace("step6", "step4")
-        if older.read_bytes() != (source / name).read_bytes() or fault is not take_older:
-            fault(tmp_path / "checkpoints" / name, older)
-            found, passed = checkpoints.newest_whole(tmp_path / "checkpoints", run, 6)
-            assert found == "global_step4", name
-            assert passed[0].startswith("checkpoint global_step6 "), name
-        shutil.rmtree(tmp_path / "checkpoints")
-
-
 def test_a_damaged_checkpoint_is_named_and_the_run_continues_from_the_one_before(copied, lane):
     import torch
 

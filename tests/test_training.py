@@ -1,7 +1,6 @@
 """The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
 
 import json
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -38,15 +37,7 @@ def test_a_run_leaves_its_posteriors_rollouts_and_metrics_in_the_database(finish
     # The first step of a start compares vLLM with the policy.
     assert metrics[0]["vllm/log_prob_difference"] < 0.01 and "vllm/log_prob_difference" not in metrics[1]
     assert f"rollouts     {32 * 3 * 8} generated, {32 * 3 * 8} trained on" in result.stdout
-    assert f"database     {folder}/openrlhf_dbb.db" in result.stdout
-
-
-def test_a_run_logs_the_estimators_metrics(finished):
-    folder, _ = finished
     scalars = logged(folder / "runs/first/tensorboard/first")
-    for tag in ("mean", "zero_variance", "rescued", "abs_advantage"):
-        assert len(scalars[f"train/estimator/{tag}"]) == 6
-    assert len(scalars["train/ppo_clip_ratio"]) == 6
     stored = dict(rows(folder, "SELECT step, avg(mean) FROM posterior_history GROUP BY step"))
     assert scalars["train/estimator/mean"] == pytest.approx(stored, rel=1e-5)
 
@@ -95,20 +86,6 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(p
     )
     assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
     assert rows(folder, "SELECT DISTINCT generated, trained FROM steps") == [(16 * 8, 16 * 8)]
-
-
-def test_probes_sample_the_policy_that_the_group_was_sampled_from(probed):
-    folder, _ = probed
-    pairs = rows(
-        folder,
-        "SELECT h.successes / h.rollouts, p.mean FROM posterior_history h "
-        "JOIN probes p USING (run_id, step, prompt_id)",
-    )
-    difference = sum(group - probe for group, probe in pairs)
-    # two binomial means a group, of 8 and of 16 rollouts; p (1 - p) from the probe, with one more of each outcome
-    smoothed = [(16 * probe + 1) / 18 for _, probe in pairs]
-    deviation = sum(p * (1 - p) * (1 / 8 + 1 / 16) for p in smoothed) ** 0.5
-    assert abs(difference) < 4 * deviation
 
 
 def test_run_wide_numbers_and_probes_are_stored_and_logged(probed):
@@ -170,21 +147,24 @@ def test_a_broken_reward_function_stops_the_run_with_its_traceback(train, tmp_pa
     assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
 
 
-@pytest.mark.parametrize(
-    ("tied", "flags"),
-    [
-        pytest.param(True, ["--ds.zero_stage", "2"], marks=pytest.mark.long),
-        (False, ["--ds.zero_stage", "3", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]),
-    ],
-    ids=["tied-zero2-one-rank", "untied-zero3-two-ranks-two-engines"],
-)
-def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, flags):
-    """After every sync vLLM's log-probs are the actor's, up to bfloat16 rounding, though the policy moves far."""
-    model = copy_of_tiny_model(tmp_path, tied)
+def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path):
+    """After every sync vLLM's log-probs are the actor's, up to bfloat16 rounding, though the policy moves far.
+
+    The embeddings are not tied; ZeRO 3 has two ranks, and there are two engines.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source, model = tiny.prepare(tiny.default_folder()).model, tmp_path / "model"
+    policy = AutoModelForCausalLM.from_pretrained(source)
+    policy.config.tie_word_embeddings = False
+    policy.lm_head.weight = type(policy.lm_head.weight)(policy.lm_head.weight.detach().clone())
+    policy.save_pretrained(model)
+    AutoTokenizer.from_pretrained(source).save_pretrained(model)
     result = train(
         tmp_path, "--estimator", "dbb", "--run_name", "sync", *SMALL, "--actor.model_name_or_path", str(model),
         "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
-        "--actor.adam.lr", "1e-3", "--train.num_episodes", "2", *flags,
+        "--actor.adam.lr", "1e-3", "--train.num_episodes", "2",
+        "--ds.zero_stage", "3", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     divergence = list(logged(tmp_path / "runs/sync/tensorboard/sync")["train/vllm_kl"].values())
@@ -192,35 +172,7 @@ def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path, tied, 
     # bfloat16 rounding alone gives about 0.001; weights of the step before some 0.02, in every step but the first. One
     # step may lie apart: a single token of very small probability can dominate the estimate.
     assert median(map(abs, divergence)) < 0.005, divergence
-    assert moved(model, tmp_path / "runs/sync/model") > 0.01
-
-
-def copy_of_tiny_model(folder, tied):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source = tiny.prepare(tiny.default_folder()).model
-    model = AutoModelForCausalLM.from_pretrained(source)
-    if not tied:
-        model.config.tie_word_embeddings = False
-        model.lm_head.weight = type(model.lm_head.weight)(model.lm_head.weight.detach().clone())
-    target = folder / "model"
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source).save_pretrained(target)
-    return target
-
-
-def moved(before: Path, after: Path) -> float:
-    """Relative change of all weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    first, second = (
-        torch.cat(
-            [
-                p.detach().float().flatten()
-                for _, p in sorted(AutoModelForCausalLM.from_pretrained(f).named_parameters())
-            ]
-        )
-        for f in (before, after)
-    )
-    return ((second - first).norm() / first.norm()).item()
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "runs/sync/model").state_dict()
+    moved = sum((trained[name].float() - value.float()).square().sum() for name, value in policy.state_dict().items())
+    size = sum(value.float().square().sum() for value in policy.state_dict().values())
+    assert (moved / size).sqrt() > 0.01

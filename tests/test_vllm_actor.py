@@ -14,7 +14,6 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 from openrlhf_dbb.actors.vllm_actor import PolicyUpdates, RewardError, StrictRolloutActor  # noqa: E402
-from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
 
 
 class Letters:
@@ -78,8 +77,7 @@ def rewarded(tmp_path, source):
 
 def execute(tmp_path, source):
     """The rollout of prompt "6*7=", with the response "0", scored by a reward function with this body."""
-    [[rollout]] = groups(rewarded(tmp_path, source), Engine().generate, 1, prompts=PROMPTS[:1])
-    return rollout
+    return groups(rewarded(tmp_path, source), Engine().generate, 1, prompts=PROMPTS[:1])[0][0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,6 @@ def execute(tmp_path, source):
     [
         'return {"rewards": torch.tensor([1.0]), "scores": torch.tensor([1.0]), "extra_logs": {}}',
         'return {"rewards": [1], "scores": [True]}',
-        'return {"rewards": 1.0}',
         'return {"rewards": float(queries[0] == "6*7=0")}',
     ],
 )
@@ -107,14 +104,9 @@ def test_none_means_missing_and_never_0(tmp_path, source):
     ("source", "message"),
     [
         ("raise KeyError('gold')", "KeyError: 'gold'"),
-        (
-            'return {"rewards": [float("nan")]}',
-            "returned nan for prompt '6[*]7='; finite numbers are allowed",
-        ),
-        ('return {"rewards": 1.0, "scores": float("inf")}', "returned inf"),
+        ('return {"rewards": [float("nan")]}', "returned nan for prompt '6[*]7='"),
         ('return {"rewards": ["yes"]}', "returned 'yes'"),
         ("return None", "returned None; a dict with"),
-        ('return {"score": 1.0}', "a dict with"),
     ],
 )
 def test_anything_else_stops_the_run(tmp_path, source, message):
@@ -122,19 +114,10 @@ def test_anything_else_stops_the_run(tmp_path, source, message):
         execute(tmp_path, source)
 
 
-class Counting(Letters):
-    calls = 0
-
-    def __call__(self, text, **rest):
-        Counting.calls += 1
-        return super().__call__(text, **rest)
-
-
-def test_a_group_is_one_request_and_its_prompt_is_tokenized_once(tmp_path):
+def test_a_group_is_one_request(tmp_path):
     executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
-    answers = groups(executor, engine.generate, 3, tokenizer=Counting(), updates=7)
+    answers = groups(executor, engine.generate, 3, updates=7)
     assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
-    assert Counting.calls == 2
     assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
         [prompt[:2]] * 3 for prompt in PROMPTS
     ]
@@ -190,28 +173,6 @@ def test_an_agent_gets_a_request_for_each_rollout():
     seen = [[answer["seen"] for answer in group] for group in answers]
     assert seen == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
     assert len(engine.asked) == 4
-
-
-def test_benchmarks_are_sampled_plainly_whatever_the_agent_and_the_reward_are():
-    """As the command evaluate samples them: the same parameters, vLLM's own texts, no minimum length."""
-
-    async def generate(ids, params, multi_modal_data=None):
-        asked.append((ids, params))
-        answers = [
-            SimpleNamespace(index=i, token_ids=[5] * (2 + i), finish_reason=("stop", "length")[i], text=f"text {i}")
-            for i in range(params.n)
-        ]
-        return SimpleNamespace(request_id="x", outputs=answers)
-
-    asked = []
-    actor = WithoutVllm(None, generate)  # neither an agent nor a reward function is asked
-    requests = [Request(7, [1, 2], max_tokens=3), Request(9, [4], max_tokens=3)]
-    found = asyncio.run(actor.sample(requests, SamplingSettings(2, 0.6, 0.95)))
-    assert found == [Finished(number, ["text 0", "text 1"], [2, 3], [False, True]) for number in (7, 9)]
-    assert [ids for ids, _ in asked] == [[1, 2], [4]]
-    params = asked[0][1]
-    assert (params.n, params.temperature, params.top_p, params.max_tokens) == (2, 0.6, 0.95, 3)
-    assert (params.min_tokens, params.skip_special_tokens, params.detokenize, params.logprobs) == (0, True, True, None)
 
 
 def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
