@@ -25,7 +25,7 @@ from storage import EvaluationRows, RolloutRows, StepRows, Usage, open_store
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
 LONGEST = (
-    "test_store_kill.py", "test_tiny_model.py", "test_store_concurrency.py", "test_evaluation_training.py",
+    "test_store_kill.py", "test_store_concurrency.py", "test_evaluation_training.py",
     "test_generation.py", "test_trl_training.py", "test_cli_errors.py", "test_policy_actor_ranks.py",
     "test_packaging.py",
 )  # fmt: skip

@@ -1,5 +1,7 @@
 """Which checkpoint a run resumes from: only a whole one, and only if every rank has loaded it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from openrlhf_dbb.core import checkpoints
@@ -26,23 +28,15 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
         checkpoints.complete(folder, tag, run, [checkpoints.listing(folder, tag)] * 2)
 
 
-def truncate(path, older):
-    path.write_bytes(path.read_bytes()[:-1])
+FAULTS = {
+    "truncated": lambda path, older: path.write_bytes(path.read_bytes()[:-1]),
+    "deleted": lambda path, older: path.unlink(),
+    "zeros": lambda path, older: path.write_bytes(bytes(path.stat().st_size)),
+    "an older one": lambda path, older: path.write_bytes(older.read_bytes()),
+}
 
 
-def delete(path, older):
-    path.unlink()
-
-
-def zero(path, older):
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def replace_by_older(path, older):
-    path.write_bytes(older.read_bytes())
-
-
-@pytest.mark.parametrize("fault", [truncate, delete, zero, replace_by_older])
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST, "replays"])
 def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_named(tmp_path, name, fault):
     for step in (2, 4, 6):
@@ -52,7 +46,7 @@ def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_nam
         checkpoints.replay_file(tmp_path, step) if name == "replays" else tmp_path / f"_actor/global_step{step}/{name}"
         for step in (6, 4)
     )
-    fault(path, older)
+    FAULTS[fault](path, older)
     tag, (line,) = newest_whole(tmp_path, "mine", 7)
     assert tag == "global_step4"
     assert "checkpoint global_step6 " in line and path.name in line and "\n" not in line
@@ -62,10 +56,8 @@ def test_what_a_killed_save_has_left_is_not_whole(tmp_path):
     assert newest_whole(tmp_path / "nothing", "mine", 4) == (None, [])
     save(tmp_path, 2)
     save(tmp_path, 4, finish=False)
-    assert newest_whole(tmp_path, "mine", 4) == (
-        "global_step2",
-        ["checkpoint global_step4 was not finished (manifest.json is missing)"],
-    )
+    tag, (line,) = newest_whole(tmp_path, "mine", 4)
+    assert tag == "global_step2" and "global_step4 was not finished" in line
 
 
 def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_path):
@@ -74,13 +66,9 @@ def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_p
     save(tmp_path, 6, run="other")
     for folder in ("global_step9_universal", "global_step", "step9"):
         (tmp_path / "_actor" / folder).mkdir()
-    assert newest_whole(tmp_path, "mine", 3) == (
-        "global_step2",
-        [
-            "checkpoint global_step6 belongs to another run (other)",
-            "checkpoint global_step4 is newer than the posteriors, which are at step 3",
-        ],
-    )
+    tag, (foreign, newer) = newest_whole(tmp_path, "mine", 3)
+    assert tag == "global_step2"
+    assert "global_step6 belongs to another run" in foreign and "global_step4 is newer than the posteriors" in newer
     assert newest_whole(tmp_path, "third", 6)[0] is None
 
 
@@ -129,16 +117,6 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
 
-def test_a_host_that_sees_anothers_file_late_does_no_harm(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "SHARED_WAIT_S", 0)
-    save(tmp_path, 4, finish=False)
-    now = checkpoints.listing(tmp_path, "global_step4")
-    late = {name: size // 2 for name, size in now.items()}
-    for listings in ([now, late], [late, now]):
-        checkpoints.complete(tmp_path, "global_step4", "mine", listings)
-        assert newest_whole(tmp_path, "mine", 4)[0] == "global_step4"
-
-
 WHOLE = ("global_step4", 4, "mine")
 
 
@@ -152,33 +130,7 @@ def test_a_rank_that_has_loaded_something_else_ends_the_run(tmp_path, second):
         checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, second])
 
 
-class Rank:
-    def get_rank(self):
-        return 3
-
-
-def test_a_rank_loads_the_chosen_checkpoint_and_says_so():
-    asked = []
-
-    def load_ckpt(model, folder, *, tag, load_module_strict):
-        asked.append((model, folder, tag, load_module_strict))
-        return f"{folder}/{tag}", {"global_step": 4}
-
-    loaded = _load(Rank(), load_ckpt, "global_step4", "model", "there", load_module_strict=True)
-    assert loaded == ("there/global_step4", {"global_step": 4, checkpoints.LOADED: "global_step4"})
-    assert asked == [("model", "there", "global_step4", True)]
-    assert _load(Rank(), load_ckpt, None, "model", "there") == (None, {})  # a run that starts over loads nothing
-    assert len(asked) == 1
-
-
-def test_a_rank_that_cannot_load_it_says_so_in_one_line_with_its_host():
-    def missing(*_, **__):
-        return None, None
-
-    def broken(*_, **__):
-        raise FileNotFoundError("there/global_step4/shard\nand more")
-
+def test_a_rank_that_finds_no_checkpoint_does_not_begin_anew():
+    backend = SimpleNamespace(get_rank=lambda: 3)
     with pytest.raises(RunError, match=r"^rank 3 on host .* finds no checkpoint global_step4 in there"):
-        _load(Rank(), missing, "global_step4", "model", "there")
-    with pytest.raises(RunError, match=r"^rank 3 on host .* cannot load checkpoint global_step4 .*shard$"):
-        _load(Rank(), broken, "global_step4", "model", "there")
+        _load(backend, lambda *_, **__: (None, None), "global_step4", "model", "there")

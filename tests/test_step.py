@@ -80,11 +80,11 @@ def test_zero_variance_is_not_logged_where_a_group_is_one_rollout(create):
 
 # Stored texts
 
-PROMPTS = [(f"prompt {i}", str(i)) for i in range(200)]
+PROMPTS = [(f"prompt {i}", str(i)) for i in range(30)]
 
 
-def kept_prompts(prompts, step, keep, group=8):
-    rows = [prompt for prompt in prompts for _ in range(group)]
+def kept_prompts(prompts, step, keep):
+    rows = [prompt for prompt in prompts for _ in range(8)]
     return Counter(rows[row] for row in rows_to_keep(rows, step, keep))
 
 
@@ -95,27 +95,12 @@ def test_as_many_as_asked_for_in_the_order_of_the_rows(keep):
     assert rows.tolist() == sorted(rows)
 
 
-def test_groups_are_kept_whole_whatever_their_order():
-    assert set(kept_prompts(PROMPTS[:16], 1, 64).values()) == {8}
-    assert kept_prompts(PROMPTS[:30], 5, 64) == kept_prompts(PROMPTS[:30][::-1], 5, 64)
-    assert kept_prompts(PROMPTS[:30], 5, 64) != kept_prompts(PROMPTS[:30], 6, 64)
-
-
-def test_half_of_them_are_followed_over_the_epochs_and_in_time_all_are_seen():
-    order = np.random.default_rng(7)
-    counts = Counter()
-    for epoch in range(200):
-        places = order.permutation(len(PROMPTS))
-        for start in range(0, 200, 50):  # four steps of 50 prompts
-            step = 1 + 4 * epoch + start // 50
-            counts.update(kept_prompts([PROMPTS[i] for i in places[start : start + 50]], step, 64).keys())
-    assert set(counts) == set(PROMPTS)
-    # Four groups of eight are followed in each step: the prompts that come first by their hash, in every epoch.
-    always = [prompt for prompt, count in counts.items() if count == 200]
-    assert 4 <= len(always) <= 16  # the four lowest hashes of all, at least
-    # Drawn anew: about 4 of the other 46 groups of a step, so about 200 * 4 / 46 = 17 times in 200 epochs.
-    others = np.array(sorted(counts.values()))[:150]
-    assert 12 < others.mean() < 20
+def test_groups_are_kept_whole_half_of_them_always_and_in_time_all():
+    assert kept_prompts(PROMPTS, 5, 64) == kept_prompts(PROMPTS[::-1], 5, 64)
+    steps = [kept_prompts(PROMPTS, step, 64) for step in range(60)]
+    assert {count for kept in steps for count in kept.values()} == {8}
+    assert len(set.intersection(*map(set, steps))) == 4
+    assert set.union(*map(set, steps)) == set(PROMPTS)
 
 
 def test_only_stored_texts_are_decoded(create):
@@ -137,11 +122,6 @@ def test_only_stored_texts_are_decoded(create):
     assert set(query(ours, sql)) < everything and len(asked) == 3
 
 
-def test_texts_that_do_not_fit_are_refused(create):
-    with pytest.raises(ValueError, match=r"response texts has shape \(1,\); pass one value for each of the 2"):
-        observe(create(), 1, (0, True, [1, 0]), responses=Responses(["only one"]))
-
-
 # Probes
 
 MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]
@@ -154,10 +134,8 @@ def test_the_probed_prompts_depend_on_prompt_label_and_seed_alone():
     assert probed_prompts(MANY, 0.0, seed=42) == set() and probed_prompts(MANY, 1.0, seed=42) == set(MANY)
     assert probed_prompts(reversed(MANY[:100]), 0.1, seed=42) == chosen & set(MANY[:100])
     assert chosen < probed_prompts(MANY, 0.2, seed=42)
-    others = [probed_prompts(MANY, 0.1, seed=43), probed_prompts([(text, "?") for text, _ in MANY], 0.1, seed=42)]
-    for other in others:
-        overlap = {text for text, _ in chosen} & {text for text, _ in other}
-        assert len(overlap) < 0.02 * 10_000  # 100 expected of independent tenths
+    # 100 expected of independent tenths
+    assert len(chosen & probed_prompts(MANY, 0.1, seed=43)) < 0.02 * 10_000
 
 
 def test_a_probe_with_a_single_score_is_stored_and_not_measured(create):

@@ -1,9 +1,6 @@
 """The tiny model's folder: complete or absent, made once, the same for the same seed."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,24 +9,9 @@ pytest.importorskip("transformers")
 from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, prepare
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
 
-FILES = ["heldout.jsonl", "model", "tiny.json", "train.jsonl"]
-
 
 def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny") / "new" / "assets"
-    prepare(folder)
-    return folder
-
-
-def test_importing_the_module_imports_neither_torch_nor_transformers():
-    program = "import sys, openrlhf_dbb.tiny; assert not {'torch', 'transformers'} & set(sys.modules)"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
 
 
 def test_tokenizer_round_trips_every_prompt_and_answer():
@@ -89,40 +71,3 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
     assert prepare(tmp_path / "assets", 7, Recipe(8, 5, 3, warmup_steps=2)) == files
     second = contents(tmp_path / "assets")
     assert {path.name for path in first if first[path] != second[path]} == {"model.safetensors", "tiny.json"}
-
-
-@pytest.mark.slow
-def test_files_are_complete_and_nothing_else_is_left(folder):
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert [path.name for path in folder.parent.iterdir() if path != folder] == [".assets.lock"]
-    assert json.loads((folder / "tiny.json").read_text()) == {"version": 2, "seed": 0}
-    for name, size in (("train", 512), ("heldout", 128)):
-        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        assert rows == generate(name, size, 0)
-
-
-@pytest.mark.slow
-def test_start_is_neither_hopeless_nor_finished(folder):
-    """Samples at temperature 1, 8 per prompt. Measured over 7 seeds of sampling: 0.394 to 0.410 right."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model", padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    torch.manual_seed(0)
-    inputs = tokenizer([row["input"] for row in rows], padding=True, return_tensors="pt")
-    samples = model.generate(
-        inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        max_new_tokens=10,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        num_return_sequences=8,
-    )
-    texts = tokenizer.batch_decode(samples[:, inputs["input_ids"].shape[1] :])
-    right = [texts[i].replace("<pad>", "") == rows[i // 8]["label"] + "<eos>" for i in range(len(texts))]
-    groups = [sum(right[i : i + 8]) for i in range(0, len(right), 8)]
-    assert 0.35 <= sum(right) / len(right) <= 0.5
-    assert groups.count(0) + groups.count(8) >= len(groups) / 3

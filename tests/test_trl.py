@@ -1,11 +1,9 @@
 """TRL's trainer with our advantages: against TRL's own, and by hand. Everything runs in this process."""
 
 # ruff: noqa: E402
-import inspect
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,16 +17,13 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import storage
-from estimators import build
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.shared import text_of
 from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
 
 without_vllm.undo()
 
-ROOT = Path(__file__).parents[1]
 PROMPTS, ROLLOUTS = 6, 4
 EPSILON = 1e-4  # what TRL adds to a standard deviation
 TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}={% endif %}"
@@ -45,10 +40,9 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def prompts(conversational=False):
+def prompts():
     texts = [f"{number}+{number}=" for number in range(PROMPTS)]
-    shown = [[{"role": "user", "content": text}] for text in texts] if conversational else texts
-    return Dataset.from_dict({"prompt": shown, "answer": [str(2 * number) for number in range(PROMPTS)]})
+    return Dataset.from_dict({"prompt": texts, "answer": [str(2 * number) for number in range(PROMPTS)]})
 
 
 class Reward:
@@ -60,8 +54,7 @@ class Reward:
         self.calls, self.missing = [], missing
 
     def __call__(self, prompts, completions, **columns):
-        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-        rewards = [self.of(text) for text in texts]
+        rewards = [self.of(text if isinstance(text, str) else text[0]["content"]) for text in completions]
         self.calls.append((prompts, rewards, columns))
         return rewards
 
@@ -123,39 +116,10 @@ def rows(folder, query, **values):
         return [tuple(row) for row in store.query(query, **values)]
 
 
-def parameters(method):
-    return ", ".join(name for name in inspect.signature(method).parameters if name != "self")
-
-
-OVERRIDDEN = {
-    "train": "resume_from_checkpoint, trial, ignore_keys_for_eval",
-    "evaluate": "eval_dataset, ignore_keys, metric_key_prefix",
-    "_calculate_rewards": "inputs, prompts, completions, completion_ids_list",
-    "_generate_and_score_completions": "inputs",
-    "log": "logs, start_time",
-    "_save_checkpoint": "model, trial",
-}
-
-
-def test_the_installed_trl_has_what_is_overridden():
-    assert {name: parameters(getattr(GRPOTrainer, name)) for name in OVERRIDDEN} == OVERRIDDEN
-    defined = {name for name, value in vars(PosteriorGRPOTrainer).items() if inspect.isfunction(value)}
-    assert {name for name in defined if hasattr(GRPOTrainer, name)} == {*OVERRIDDEN, "__init__"}
-
-
-@pytest.mark.parametrize(("installed", "allowed"), [("1.15.0", False), ("1.16.2", True), ("1.17.0", False)])
-def test_another_release_of_trl_is_refused(monkeypatch, installed, allowed):
-    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
-    if allowed:
+def test_another_release_of_trl_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.17.0")
+    with pytest.raises(ImportError, match=r"trl 1.17.0 is installed"):
         shared.check_release("trl")
-    else:
-        with pytest.raises(ImportError, match=rf"trl {installed} is installed, .* pip install 'trl>=1.16,<1.17'"):
-            shared.check_release("trl")
-
-
-def test_setup_asks_for_the_releases_that_are_allowed():
-    asked = (ROOT / "setup.py").read_text()
-    assert [name for name, allowed in shared.ALLOWED.items() if f'"{name}{allowed}' not in asked] == []
 
 
 @pytest.mark.parametrize(
@@ -268,25 +232,14 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     assert sorted(rows(tmp_path, query)) == sorted(expected)
 
 
-def test_other_messages_are_told_apart(model, tmp_path):
-    shown = [[{"role": "system", "content": rule}, {"role": "user", "content": "1+1="}] for rule in ("Add.", "Sort.")]
-    data = Dataset.from_dict({"prompt": [*shown, [{"role": "user", "content": "1+1="}], shown[0]]})
-    made = trainer(model, tmp_path, data=data, max_steps=1)
-    assert len(made.posteriors.prompt_ids) == 3 and ("1+1=", "") in made.posteriors.prompt_ids
+def test_prompts_with_other_messages_or_labels_are_told_apart(model, tmp_path):
+    user = {"role": "user", "content": "1+1="}
+    shown = [[{"role": "system", "content": rule}, user] for rule in ("Add.", "Sort.")]
+    data = Dataset.from_dict({"prompt": [*shown, [user], [user], shown[0]], "answer": ["2", "2", "2", "10", "2"]})
+    made = trainer(model, tmp_path, data=data, ours={"label_column": "answer"}, max_steps=1)
+    assert len(made.posteriors.prompt_ids) == 4
+    assert {("1+1=", "2"), ("1+1=", "10")} < made.posteriors.prompt_ids.keys()
     made.train()
-
-
-def test_a_prompt_that_is_no_text_is_refused():
-    with pytest.raises(ValueError, match=r"a prompt's messages are not text .*bytes.*apart by text and label"):
-        text_of([{"role": "user", "content": [{"type": "image", "image": b"..."}]}])
-
-
-def test_equal_prompts_with_other_labels_have_posteriors_of_their_own(model, tmp_path):
-    data = Dataset.from_dict({"prompt": ["1+1="] * 3 + ["2+2="], "answer": ["2", "10", "2", "4"]})
-    made = trainer(model, tmp_path, data=data, ours={"label_column": "answer"})
-    assert set(made.posteriors.prompt_ids) == {("1+1=", "2"), ("1+1=", "10"), ("2+2=", "4")}
-    unlabelled = trainer(model, tmp_path, data=data, ours={"run_name": "unlabelled"})
-    assert set(unlabelled.posteriors.prompt_ids) == {("1+1=", ""), ("2+2=", "")}
 
 
 def test_masked_responses_are_observed_but_not_counted_as_trained(model, tmp_path):
@@ -363,8 +316,6 @@ def test_a_resume_goes_back_to_the_checkpoint_s_step(model, tmp_path):
     # one generation batch a step, as in an unbroken run; 1e-3 of noise would show in no count
     assert Counter(step for step, *_ in after) == Counter({step: 4 for step in range(1, 7)})
     assert rows(tmp_path, "SELECT status FROM dbb_run") == [("finished",)]
-    with pytest.raises(ValueError, match=r"run 'run' has 6 steps, and train\(\) would start over"):
-        again.train()
 
 
 def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):
@@ -372,9 +323,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):
     state = tmp_path / "out/checkpoint-4/trainer_state.json"
     state.write_text(state.read_text()[:100])
     again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    with pytest.raises(
-        ValueError, match=r"checkpoint .*checkpoint-4 is not whole: trainer_state.json: .*; use an older"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint .*checkpoint-4 is not whole: trainer_state.json"):
         again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
     assert again.posteriors.step == 5
     again.add_callback(StopAt(3))
@@ -439,14 +388,10 @@ def test_a_warm_start_begins_with_the_posteriors_of_another_trainer_s_run(model,
 
 def test_misuse_of_a_resume_is_refused(model, tmp_path):
     stopped = run_to(model, tmp_path, 3)
-    with pytest.raises(storage.StoreError, match="there is a run named 'run'"):
-        trainer(model, tmp_path)
     with pytest.raises(ValueError, match=r"run 'run' has 3 steps, and train\(\) would start over: call train\(resume_"):
         stopped.train()
     stopped.posteriors.close()
-    with pytest.raises(
-        ValueError, match=r"run 'run' was begun with Discounted.*not PointEstimator.*resume it with the same"
-    ):
+    with pytest.raises(ValueError, match=r"run 'run' was begun with Discounted.*not PointEstimator"):
         trainer(model, tmp_path, ours={"resume": True, "estimator": "point"})
     other = trainer(model, tmp_path, ours={"run_name": "other"})
     with pytest.raises(ValueError, match=r"checkpoint-2 belongs to run \w+, not to 'other'"):
@@ -456,21 +401,11 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
-        ({"estimator": "dbbb"}, {}, "dbbb"),
-        (
-            {"estimator": "predicted_prior", "parameters": {"features": "hidden"}}, {},
-            "estimator 'predicted_prior' reads features 'hidden', which this trainer does not have; choose",
-        ),
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
-        (
-            {"verifier": "correct"}, {"reward": [Reward(), short], "reward_weights": [0.0, 1.0]},
-            "the weight of verifier 'correct' is 0; it must be above 0",
-        ),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": "stream"}, "posteriors need to know every prompt: pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "row 1 .* its image may differ"),
-        ({"estimator": build("dbb"), "parameters": {"discount": 0.5}}, {}, "belong to an estimator's name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, message):
@@ -481,11 +416,3 @@ def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, m
         trainer(model, tmp_path, changed.pop("reward", None), ours=ours, **changed)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "runs.db").exists()
-
-
-def test_a_verifier_that_fails_for_all_stops_the_training(model, tmp_path):
-    def broken(completions, **_):
-        return [None] * len(completions)
-
-    with pytest.raises(ValueError, match=r"none of the 16 rollouts of the step could be verified; fix the verifier"):
-        trainer(model, tmp_path, broken).train()

@@ -1,11 +1,6 @@
-"""The example of TRL's trainer as a user starts it: to its end, killed and started again, and on two ranks.
+"""The example of TRL's trainer as a user starts it: killed, started again to its end, and on two ranks."""
 
-``OPENRLHF_DBB_KILLS`` sets how often it is killed (1).
-"""
-
-import json
 import os
-import random
 import sqlite3
 import subprocess
 import sys
@@ -23,9 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples/trl_grpo.py"
-KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
-SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
-EPOCHS, A_PASS, PROMPTS, ROLLOUTS = KILLS, 16, 16, 8  # steps of a pass; prompts of a step
+STEPS, PROMPTS, ROLLOUTS = 16, 16, 8  # of one pass
 # As where vLLM is not installed: TRL would load it.
 WITHOUT_VLLM = "import sys; sys.modules['vllm'] = None\n"
 
@@ -48,7 +41,7 @@ def last_step(folder):
 def start(folder, log):
     (folder / "sitecustomize.py").write_text(WITHOUT_VLLM)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{folder}:{ROOT}"}
-    command = [sys.executable, str(EXAMPLE), "--epochs", str(EPOCHS), "--save_steps", "5"]
+    command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--save_steps", "5"]
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
@@ -59,36 +52,29 @@ def text_of(log):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """The folder of a run that was killed at random moments and started again by the same command, to its end."""
+    """The folder of a run that was killed and started again by the same command, to its end."""
     folder = tmp_path_factory.mktemp("trl")
-    chance = random.Random(SEED)
     with (folder / "log").open("w+") as log:
-        for number in range(KILLS):
-            process = start(folder, log)
-            # a checkpoint is made in between, at every fifth step
-            target = last_step(folder) + 6 + chance.randrange(A_PASS * EPOCHS // (KILLS + 1))
-            deadline = time.monotonic() + 300
-            while last_step(folder) < min(target, A_PASS * EPOCHS - 4):
-                assert process.poll() is None, f"ended by itself before step {target}: {text_of(log)}"
-                assert time.monotonic() < deadline, f"step {target} was not reached, kill {number}"
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0, 0.3))
+        process = start(folder, log)
+        deadline = time.monotonic() + 300
+        while last_step(folder) < 8:  # a checkpoint is made at every fifth step
             assert process.poll() is None, f"ended by itself: {text_of(log)}"
-            process.kill()
-            process.wait()
+            assert time.monotonic() < deadline, "step 8 was not reached"
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
         process = start(folder, log)
         assert process.wait(timeout=400) == 0, text_of(log)
     return folder
 
 
 def test_after_kills_every_step_is_there_once(killed):
-    assert query(killed, "SELECT name, status, last_step FROM dbb_run") == [("trl", "finished", EPOCHS * A_PASS)]
+    assert query(killed, "SELECT name, status, last_step FROM dbb_run") == [("trl", "finished", STEPS)]
     rows = query(killed, "SELECT step, prompt_id, rollouts FROM dbb_history")
-    assert Counter(step for step, *_ in rows) == Counter({step: PROMPTS for step in range(1, EPOCHS * A_PASS + 1)})
+    assert Counter(step for step, *_ in rows) == Counter({step: PROMPTS for step in range(1, STEPS + 1)})
     assert len({(step, prompt) for step, prompt, _ in rows}) == len(rows)
     assert {rollouts for *_, rollouts in rows} == {ROLLOUTS}
-    events = Counter(event for (event,) in query(killed, "SELECT kind FROM dbb_event"))
-    assert events["claim"] == KILLS
+    assert query(killed, "SELECT count(*) FROM dbb_event WHERE kind = 'claim'") == [(1,)]
 
 
 def test_after_kills_every_posterior_follows_from_the_one_before(killed):
@@ -106,22 +92,17 @@ def test_after_kills_every_posterior_follows_from_the_one_before(killed):
 
 def test_the_held_out_questions_were_evaluated(killed):
     found = query(killed, "SELECT step, count(*), min(samples), max(samples) FROM evaluation_results GROUP BY step")
-    assert [row for row in found if row[0] in (0, A_PASS)] == [(0, 64, 8, 8), (A_PASS, 64, 8, 8)]
+    assert [row for row in found if row[0] in (0, STEPS)] == [(0, 64, 8, 8), (STEPS, 64, 8, 8)]
+    [(start,)] = query(killed, "SELECT avg(successes) / 8 FROM evaluation_results WHERE step = 0")
+    assert 0.3 < start < 0.55  # the tiny model begins neither hopeless nor finished
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [
-        (["show", "trl"], "estimator:         dbb"),
-        (["history", "74+8=", "trl"], "74+8="),
-        (["report", "trl", "-o", "report.html"], "wrote report.html"),
-        (["lab", "replay", "trl"], "trained with dbb 0.5"),
-    ],
-    ids=["show", "history", "report", "lab"],
+    [(["show", "trl"], "estimator:         dbb"), (["lab", "replay", "trl"], "trained with dbb 0.5")],
 )
-def test_the_commands_read_the_run_as_one_of_ours(killed, command, said, monkeypatch, capsys):
-    monkeypatch.chdir(killed)
-    assert main(["--store.url", "sqlite:///trl_grpo.db", *command]) == 0
+def test_the_commands_read_the_run_as_one_of_ours(killed, command, said, capsys):
+    assert main(["--store.url", f"sqlite:///{killed}/trl_grpo.db", *command]) == 0
     assert said in capsys.readouterr().out
 
 
@@ -166,7 +147,6 @@ def made():
 trainer = made()
 trainer.train()
 found = {"dbb": [batch | {"rewards": r} for batch, r in zip(seen, seen_rewards, strict=True)]}
-found["owns"] = trainer.posteriors is not None
 found["weights"] = sum(float(p.double().abs().sum()) for p in trainer.model.parameters())
 try:
     made()
@@ -216,9 +196,6 @@ def test_two_ranks_share_one_run(two_ranks, model, tmp_path):
     assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
     assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
     assert writers == (0,)
-    assert (first["owns"], second["owns"]) == (True, False)
     assert first["weights"] == second["weights"]
     assert first["error"].startswith("StoreError: there is a run named 'dbb'")
     assert second["error"] == f"RuntimeError: the first process cannot go on: {first['error'].split(': ', 1)[1]}"
-    states = [json.loads(path.read_text()) for path in tmp_path.glob("out/checkpoint-2/trainer_state.json")]
-    assert [state["stateful_callbacks"]["PosteriorState"]["args"]["step"] for state in states] == [2]

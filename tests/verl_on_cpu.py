@@ -15,20 +15,23 @@ sys.modules["trl"] = None  # verl 0.9.1 would import a class from it that TRL 1.
 device = types.ModuleType("verl_on_cpu.device")
 for _name in ("synchronize", "current_stream", "stream", "Stream"):
     setattr(device, _name, getattr(torch.cpu, _name))
+
+
+def _nothing(*_, **__):
+    """What there is to do on a CPU."""
+
+
 device.is_available = lambda: True
 device.device_count = lambda: 1
 device.current_device = lambda: torch.device("cpu")
-device.set_device = lambda index: None
-device.empty_cache = lambda: None
-device.ipc_collect = lambda: None
+device.set_device = device.empty_cache = device.ipc_collect = device.reset_peak_memory_stats = _nothing
+device.set_per_process_memory_fraction = _nothing
 device.memory_allocated = device.memory_reserved = lambda *a: 0
 device.max_memory_allocated = device.max_memory_reserved = lambda *a: 0
-device.reset_peak_memory_stats = lambda *a: None
 device.mem_get_info = lambda *a: (2**34, 2**34)
 device.get_rng_state = lambda *a: torch.get_rng_state()
 device.set_rng_state = lambda state, *a: torch.set_rng_state(state)
 device.get_device_name = lambda *a: "CPU"
-device.set_per_process_memory_fraction = lambda *a: None
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -36,6 +39,9 @@ class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "none"
     device_module = device
+
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def is_available(self):
         return True
@@ -46,23 +52,10 @@ class PlatformCPU(PlatformBase):
     def device_count(self):
         return 1
 
-    def set_device(self, device_index):
-        pass
-
-    def synchronize(self, device_index=None):
-        pass
-
     def manual_seed(self, seed):
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed):
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings):
-        pass
-
-    def empty_cache(self):
-        pass
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index=0):
         return None, None
@@ -76,12 +69,6 @@ class PlatformCPU(PlatformBase):
     def nvtx_range(self, msg):
         return contextlib.nullcontext()
 
-    def profiler_start(self):
-        pass
-
-    def profiler_stop(self):
-        pass
-
     def ray_resource_name(self):
         return "GPU"
 
@@ -90,9 +77,6 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self):
         return False
-
-    def cudart(self):
-        return None
 
 
 set_platform(PlatformCPU())
