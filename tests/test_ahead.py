@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from trainings import until
 
 from openrlhf_dbb.core.ahead import Ahead
 
@@ -43,19 +44,10 @@ _OPEN = threading.Event()
 _OPEN.set()
 
 
-def until(condition):
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def stays(condition):
-    """True as long as the threads are given something to do wrong."""
-    until_then = time.monotonic() + 0.1
-    while time.monotonic() < until_then:
-        assert condition()
-        time.sleep(0.001)
+    """Give the threads time to do something wrong that they do not undo."""
+    time.sleep(0.1)
+    assert condition()
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

@@ -307,10 +307,6 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
         (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one),
         (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one),
     ]
-    # Beta(0.5, 0.5) and one success: (1 - 0.75) / sqrt(0.75 * 0.25)
-    ordered = "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
-    found = [value for (value,) in store.query(ordered)]
-    assert found == pytest.approx([0.577350, 0.0, 0.577350], abs=1e-5)
 
 
 class Ranks:

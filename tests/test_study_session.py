@@ -1,15 +1,14 @@
 """Runs that share engines: nothing carries over from one to the next."""
 
 import pytest
-from trainings import rows
+from trainings import SMALL, rows
 
 pytestmark = pytest.mark.e2e
 
-SMALL = [
-    "--preset", "tiny", "--estimator", "dbb", "--reward.remote_url", "exact_match", "--data.max_samples", "32",
-    "--rollout.batch_size", "16", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "32",
-    "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32", "--train.num_episodes", "2",
-    "--ckpt.save_steps", "-1", "--eval.steps", "100", "--train.seed", "3",
+FLAGS = [
+    "--estimator", "dbb", *SMALL, "--reward.remote_url", "exact_match", "--rollout.n_samples_per_prompt", "4",
+    "--train.batch_size", "32", "--train.num_episodes", "2", "--ckpt.save_steps", "-1", "--eval.steps", "100",
+    "--train.seed", "3",
 ]  # fmt: skip
 
 
@@ -23,7 +22,7 @@ def trained(lane, tmp_path_factory):
         ["--run_name", "after", "--method", "dr_grpo"],
         ["--run_name", "longer", "--data.max_len", "48"],
     ]
-    return [lane.train(folder, *SMALL, *line) for line in lines], folder
+    return [lane.train(folder, *FLAGS, *line) for line in lines], folder
 
 
 def test_a_lane_answers_every_line_and_continues_after_an_error(trained):

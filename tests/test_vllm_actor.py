@@ -162,19 +162,6 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     assert {params.output_kind for params in asked} == {RequestOutputKind.FINAL_ONLY}
 
 
-def test_an_agent_gets_a_request_for_each_rollout():
-    class Agent:
-        async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images):
-            answer = await llm_engine.generate([ord(c) for c in prompt], sampling_params)
-            return {"seen": (prompt, label, len(answer.outputs), max_length)}
-
-    engine = Engine()
-    answers = groups(Agent(), engine.generate, 2)
-    seen = [[answer["seen"] for answer in group] for group in answers]
-    assert seen == [[("6*7=", "42", 1, 32)] * 2, [("1+1=1+1=", "2", 1, 32)] * 2]
-    assert len(engine.asked) == 4
-
-
 def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
     """Turn 1 has 1 token, turn 2 has 3; the weights are updated once between them, and once during the second."""
 

@@ -1,6 +1,7 @@
 """What the tests of trainings share: flags of a small run, and readers of what it has left behind."""
 
 import sqlite3
+import time
 
 import pytest
 
@@ -12,6 +13,14 @@ SMALL = [
     "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32",
 ]  # fmt: skip
 DISCOUNT = 0.5  # of the preset
+
+
+def until(condition):
+    """Wait for a condition that another thread makes true."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def rows(folder, sql):
