@@ -29,6 +29,7 @@ _POLL_S = 2.0
 WAIT_MINUTES = 10.0
 STOP_S = 15.0
 ANSWER_S = 120.0
+NOTICE_S = 60
 
 
 class RayStart:
@@ -175,10 +176,9 @@ def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
 
     look = ray.remote(num_cpus=0, max_retries=0)(lambda: [path for path in paths if not os.access(path, os.R_OK)])
     calls = {}
-    for node in ray.nodes():
-        if node["Alive"] and node["Resources"].get("GPU", 0) >= 1:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            calls[_host(node)] = look.options(scheduling_strategy=there).remote()
+    for node in _gpu_nodes():
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        calls[_host(node)] = look.options(scheduling_strategy=there).remote()
     unseen = []
     for host, call in calls.items():
         try:
@@ -186,6 +186,19 @@ def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
         except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
             raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
     return unseen
+
+
+def _gpu_nodes() -> list[dict[str, Any]]:
+    """Return Ray's nodes with GPUs."""
+    import ray
+
+    # Ray lists a host that has died and come back twice, until it has noticed the death.
+    for _ in range(NOTICE_S):
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1]
+        if len(set(map(_host, nodes))) == len(nodes):
+            break
+        time.sleep(1)
+    return nodes
 
 
 def files_read(args: SimpleNamespace) -> dict[str, str]:
