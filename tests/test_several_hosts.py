@@ -246,7 +246,7 @@ class TestSeveralHosts:
         assert "joined 10.77.9.2:6379: 2 GPUs on 2 nodes, nodea (10.77.9.1), nodeb (10.77.9.2)" in done.stdout
         check_posteriors(cluster.shared, steps=8)
         manifest = json.loads((cluster.shared / "runs/mine/checkpoints/_actor/global_step8/manifest.json").read_text())
-        assert manifest["ranks"] == 2
+        assert any("pp_rank_1_" in name for name in manifest["files"])  # the second rank has saved its part
         divergence = logged(cluster.shared / "runs/mine/tensorboard/mine")["train/vllm_kl"]
         assert len(divergence) == 8 and max(map(abs, divergence.values())) < 0.005  # both engines have the weights
 
