@@ -137,7 +137,7 @@ def _draw(_: argparse.Namespace) -> int:
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
     _write_page(TABLES / "paper", "The paper, claim by claim", sections)
-    figures.draw(study, FIGURES, ("study_differences", "study_few", "paper_discounts"))
+    figures.draw(study, FIGURES, ("study_differences", "study_few"))
     return 0
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 import numpy as np
 
-from study import analysis, claims, fewer
-from study.analysis import ALPHA, BASELINE, Paired
+from study import analysis, fewer
+from study.analysis import ALPHA, Paired
 from study.rows import ARMS, EXPERIMENTS, Study
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _MORE: tuple[dict[str, Any], ...] = (
 STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
 STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
 FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
-SWEEPS = {"sweep-n8": "N = 8", "sweep-n2": "N = 2", "small-n2": "small model, N = 2"}
-"""Experiments with several discounts, and their titles."""
 
 
 def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tuple[Figure, Any]:
@@ -61,7 +59,6 @@ def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tu
 def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
     """Write each figure that has data, or those of these names, as PNG, and print the paths."""
     makers: dict[str, Callable[[Study], Figure | None]] = {"study_differences": _differences}
-    makers["paper_discounts"] = _discounts
     makers |= {f"study_{test}": partial(_fewer, test=test) for test in fewer.TESTS}
     for name, make in makers.items():
         figure = make(study) if not names or name in names else None
@@ -121,33 +118,3 @@ def _draw_test(axes: Axes, place: int, test: Paired, corrected: float, look: dic
     axes.plot([100 * test.low, 100 * test.high], [place, place], color=look["color"])
     inside = look["color"] if corrected < ALPHA else "white"
     axes.plot(100 * test.mean, place, color=look["color"], marker=look["marker"], markerfacecolor=inside)
-
-
-def _discounts(study: Study) -> Figure | None:
-    """Accuracy over GRPO's, and error over the point estimate's, by discount."""
-    arms = set(zip(study.runs.experiment, study.runs.arm, strict=True))
-    shown = [name for name in SWEEPS if (name, "dbb-0.25") in arms]
-    if not shown:
-        return None
-    figure, grid = new_figure(len(shown), 2, height=5.4, sharex=True, sharey="row")
-    look = {"color": LOOKS["dbb"]["color"], "marker": "o"}
-    for top, bottom, experiment in zip(*grid, shown, strict=True):
-        grpo = claims.outcome(study, experiment, BASELINE, "exact")
-        tests = {
-            discount: analysis.paired(claims.outcome(study, experiment, arm, "exact"), grpo)
-            for arm, discount in claims.DISCOUNT.items()
-        }
-        top.axhline(0, color="black", linewidth=0.8)
-        half = [test.high - test.mean for test in tests.values()]
-        top.errorbar(list(tests), [test.mean for test in tests.values()], yerr=half, capsize=3, **look)
-        top.set_title(f"{SWEEPS[experiment]}\nn = {max(test.n for test in tests.values())}")
-        runs = study.runs.run[(study.runs.experiment == experiment) & (study.runs.arm == BASELINE)]
-        rows = study.mse[study.mse.run.isin(runs) & (study.mse.estimator == "dbb")]
-        ratio = (rows.mse / rows.mse_point).groupby(rows.discount).agg(["min", "mean", "max"])
-        bottom.axhline(1, color="black", linewidth=0.8)
-        bottom.fill_between(ratio.index, ratio["min"], ratio["max"], color=look["color"], alpha=0.2)
-        bottom.plot(ratio.index, ratio["mean"], color=look["color"])
-        bottom.set_xlabel("discount")
-    grid[0][0].set_ylabel("points above GRPO")
-    grid[1][0].set_ylabel("MSE over point's")
-    return figure

@@ -76,7 +76,7 @@ def _command(arguments: argparse.Namespace) -> int:
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / "simulated.csv"
     measured(labels, results).to_csv(path, index=False, float_format="%.6g")
-    print(path, *(_draw(arguments.output, results, size) for size in arguments.rollouts), sep="\n")
+    print(path, *(_draw(arguments.output, labels, results, size) for size in arguments.rollouts), sep="\n")
     return 0
 
 
@@ -116,16 +116,19 @@ def forecasts(labels: Sequence[str], results: Sequence[Result]) -> Any:
     return means
 
 
-def _draw(folder: Path, results: Sequence[Result], size: int) -> Path:
-    """Draw the error over the discount, a panel for each regime."""
+def _draw(folder: Path, labels: Sequence[str], results: Sequence[Result], size: int) -> Path:
+    """Draw the error over the discount and that of estimators without one, a panel for each regime."""
     mine = [result for result in results if result.rollouts == size]
     rows = -(-len(mine) // 3)
     figure, grid = new_figure(3, rows, height=1.8 * rows + 1.0, sharex=True)
     for panel, result in zip(grid.flat, mine, strict=False):
         for name, (x, mse_X) in result.sweeps.items():
-            panel.plot(x, mse_X / result.best_K.mean(), label=name, **(LOOKS.get(name.split()[0], {}) | {"marker": ""}))
-        panel.axhline(1, color="black", linewidth=0.8)
-        panel.set(title=result.regime, ylim=(0.8, 2.5))
+            if name in LOOKS:  # others lie on these curves
+                panel.plot(x, mse_X / result.best_K.mean(), label=name, **(LOOKS[name] | {"marker": ""}))
+        for label, ratio in zip(labels, _ratio(result), strict=True):
+            if label in LOOKS:
+                panel.axhline(ratio, label=label, **(LOOKS[label] | {"marker": ""}))
+        panel.set(title=result.regime, ylim=(0.3, 2.7))
     for spare in grid.flat[len(mine) :]:
         spare.set_visible(False)
     figure.supxlabel("discount (laplace: smoothing in rollouts)")
