@@ -152,7 +152,6 @@ def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_pat
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "study_differences.png",
         "study_few.png",
-        "paper_discounts.png",
     }
 
 
