@@ -14,12 +14,12 @@ from stored_evaluations import read_evaluations
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import model, pipeline, results
+from openrlhf_dbb.evaluation import evaluated_model, pipeline, results
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Finished, SamplingSettings
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.pipeline import Plan, continued, engine_seed
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
@@ -209,10 +209,10 @@ def test_the_results_are_stored_with_the_run(trained, evaluation, capsys):
 def test_a_model_is_told_from_another_by_its_files(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    before = model.fingerprint(tmp_path)
-    assert model.fingerprint(tmp_path) == before
+    before = evaluated_model.fingerprint(tmp_path)
+    assert evaluated_model.fingerprint(tmp_path) == before
     os.utime(weights, (1, 1))  # written again
-    assert model.fingerprint(tmp_path) != before
+    assert evaluated_model.fingerprint(tmp_path) != before
 
 
 def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path, capsys):
@@ -220,19 +220,19 @@ def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path,
     for name in ("model", "best"):
         (run / name).mkdir(parents=True)
         (run / name / "config.json").write_text("{}")
-        assert model.choose(str(run)) == str(run / name)
+        assert evaluated_model.choose(str(run)) == str(run / name)
     assert capsys.readouterr().out.splitlines() == [
         f"{run}: evaluating its last model, {run}/model",
         f"{run}: evaluating its best model, {run}/best",
     ]
     for named in (f"{run}/model", f"{run}/best", "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
-        assert model.choose(named) == named
-    assert model.default_name(f"{run}/model") == "mine"
+        assert evaluated_model.choose(named) == named
+    assert evaluated_model.default_name(f"{run}/model") == "mine"
 
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    return model.find(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
+    return evaluated_model.find(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
 
 
 def loaded(texts, **entry):

@@ -21,7 +21,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference  # noqa: E402
 from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
-from openrlhf_dbb.actors.replay import Replays  # noqa: E402
+from openrlhf_dbb.actors.replays import Replays  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 

@@ -21,7 +21,7 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from openrlhf_dbb.actors.replay import Replays, cached_rollouts, replay_row  # noqa: E402
+from openrlhf_dbb.actors.replays import Replays, cached_rollouts, replay_row  # noqa: E402
 from openrlhf_dbb.core.checkpoints import delete_stale, features_file, replay_file  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 

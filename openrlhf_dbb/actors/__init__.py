@@ -6,9 +6,9 @@ trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, eva
 generation        rollout batches: prompts drawn, groups generated and judged
 rollout_batch     the groups and rollouts of one step
 drawn_prompts     prompts in the order of a strategy that chooses them
-ahead             generation ahead of the training, in a thread
+generation_ahead  generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
-replay            RePO's replay: fresh rollouts into the cache, training rows out of it
+replays           RePO's replay: fresh rollouts into the cache, training rows out of it
 evaluation        evaluations during training
 progress          how far the training is, and warnings about it
 

@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from estimators import FORMS
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replay import Chosen, Replays
+from openrlhf_dbb.actors.replays import Chosen, Replays
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors

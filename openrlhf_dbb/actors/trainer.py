@@ -18,13 +18,13 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 import storage
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import hidden_features
-from openrlhf_dbb.actors.ahead import GenerationAhead
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.actors.replay import Replays
+from openrlhf_dbb.actors.replays import Replays
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel

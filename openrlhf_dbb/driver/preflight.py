@@ -18,7 +18,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, prompting
-from openrlhf_dbb.evaluation.model import Model
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.rewards import reward_file

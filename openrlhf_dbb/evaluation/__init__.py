@@ -3,7 +3,7 @@
 pipeline     the command evaluate: from its arguments to files on disk; repeated, it continues where it stopped
   benchmarks/       the benchmarks, one TOML file each
   loading           the questions of a benchmark, from the hub or a file
-  model             the model, located and checked
+  evaluated_model   the model, located and checked
   prompting         prompts as the model sees them
   engines           vLLM in Ray actors
   answering         engines answer prompts, verifiers judge the responses

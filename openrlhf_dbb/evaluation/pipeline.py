@@ -15,11 +15,11 @@ import numpy as np
 
 import storage
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, loading, model, prompting, results
+from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, results
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
-from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.terminal import table
@@ -104,7 +104,7 @@ def check(arguments: argparse.Namespace) -> None:
 def prepare(arguments: argparse.Namespace) -> Plan:
     """Load the tokenizer and the data, or refuse what cannot be evaluated."""
     entries = benchmarks.find_all(arguments.benchmarks)
-    evaluated = model.find(model.choose(arguments.model))
+    evaluated = evaluated_model.find(evaluated_model.choose(arguments.model))
     prompts = {}
     for entry in entries:
         loaded = loading.load(entry, limit=arguments.limit)
@@ -112,7 +112,7 @@ def prepare(arguments: argparse.Namespace) -> Plan:
             loaded, evaluated, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
         )
     sampling = SamplingSettings(arguments.n, arguments.temperature, arguments.top_p)
-    name = arguments.name or model.default_name(arguments.model)
+    name = arguments.name or evaluated_model.default_name(arguments.model)
     return Plan(name, evaluated, sampling, arguments.runs, arguments.seed, prompts)
 
 

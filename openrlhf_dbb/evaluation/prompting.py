@@ -12,8 +12,8 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
+from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.model import Model
 
 
 @dataclass(frozen=True)

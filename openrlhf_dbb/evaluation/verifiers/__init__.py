@@ -3,7 +3,7 @@
 This file: Math-Verify, as in training, and the choice of a verifier.
 
 statements   the places where a response states its answer; the verdict on a response
-options      the letter that a response settles on
+choices      the letter that a response settles on
 exact        Big-Bench Hard's rules, by form of label
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from openrlhf_dbb.evaluation.verifiers import exact, options
+from openrlhf_dbb.evaluation.verifiers import choices, exact
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
 from openrlhf_dbb.rewards.math_answer import score, unreadable_labels
@@ -64,7 +64,7 @@ def _vote(answer: str | None, response: str) -> str | None:
 _VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math": _math,
     "math_or_text": _math_or_text,
-    "choice": options.verify,
+    "choice": choices.verify,
     "exact": exact.verify,
 }
 KINDS = tuple(_VERIFIERS)

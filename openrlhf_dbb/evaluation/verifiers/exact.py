@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable
 
-from openrlhf_dbb.evaluation.verifiers import options
+from openrlhf_dbb.evaluation.verifiers import choices
 from openrlhf_dbb.evaluation.verifiers.statements import Said, Verdict, last_line, plain, stated
 from openrlhf_dbb.rewards.answers import MINUS, number
 
@@ -33,7 +33,7 @@ def verify(response: str, label: str) -> Verdict:
     """Return whether the response's answer is the label; the label is not empty."""
     option = _OPTION.fullmatch(label)
     if option:
-        return options.verify(response, option[1], LETTERS)
+        return choices.verify(response, option[1], LETTERS)
     read = _reader(label)
     answer = read(response)
     return Verdict(float(answer is not None and answer == read(label)), answer)
