@@ -37,6 +37,8 @@ class RayStart:
 
     def __init__(self, settings: Settings) -> None:
         """Begin to start Ray. Raises UsageError if the cluster to join does not answer."""
+        import ray  # noqa: F401  two threads that import Ray at the same time may see half of it
+
         # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)

@@ -37,11 +37,8 @@ class PartDied(RunError):
 def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
     """Train, with OpenRLHF's trainer in this process and the models and engines in actors.
 
-    Returns:
-        The trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone.
-
-    Raises:
-        PartDied: names the actor that has died. Any other exception ends the training too.
+    Returns the trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone. Raises
+    PartDied, which names the actor that has died, or another exception that ended the training.
     """
     import ray
 
