@@ -83,9 +83,9 @@ class Run:
             parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, {"run": self.record.run_id})]
             self._check_not_taken(connection)  # after reading: nobody else can have written what was read
         table = np.concatenate([np.empty(0, dtype=kind), *parts])
-        wanted = np.asarray(prompt_ids)
-        known = np.isin(wanted, table["prompt_id"])
-        rows = table[np.searchsorted(table["prompt_id"], wanted[known])]
+        stored, wanted = np.ascontiguousarray(table["prompt_id"]), np.asarray(prompt_ids)  # a copy is searched faster
+        known = np.isin(wanted, stored)
+        rows = table[np.searchsorted(stored, wanted[known])]
         state = np.full((len(wanted), len(self.record.state_fields)), np.nan)
         visits, steps = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), -1)
         state[known] = layout.from_columns(rows)
