@@ -25,7 +25,7 @@ from estimators.registry import Registry
 
 
 class Form(ABC):
-    """How rewards and an estimate become advantages.
+    """Turns rewards and an estimate into advantages.
 
     Class attributes:
         formula: the advantage in a few words.

@@ -1,4 +1,4 @@
-"""What goes into a store and what comes out: plain records of numpy arrays, and their checks.
+"""Defines the records that a store writes and reads, as numpy arrays, and checks them.
 
 Axes: P prompts of a step, Q probed prompts, K kept rollouts, F state fields of the run's estimator; of an evaluation R
 repeats (seeds) and P prompts of a benchmark.
@@ -90,7 +90,7 @@ class PosteriorTable:
 
 @dataclass(frozen=True)
 class Usage:
-    """Where the rollouts of one training step went; the comments are those of the columns of ``dbb_step``."""
+    """Counts the rollouts of one training step; the comments are those of the columns of ``dbb_step``."""
 
     generated: int = field(metadata={"comment": "rollouts generated"})
     generated_tokens: int = field(metadata={"comment": "their response tokens"})
@@ -303,7 +303,7 @@ SCORES = ("successes", "best", "majority")
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Where an estimator's state fields are stored: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
+    """Places an estimator's state fields in a row: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
 
     The packed fields are little-endian float64, in the order of ``fields``.
     """

@@ -1,4 +1,4 @@
-"""How far a training is, and what is wrong with it: for the driver's progress line."""
+"""Collects a training's progress and warnings for the driver's progress line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes about 0.01
 
 
 class StepOutcome(NamedTuple):
-    """How the generated rollouts of one step came out."""
+    """Counts the rollouts of one step and sums their scores."""
 
     rollouts: int  # with a reward
     right: float  # sum of their scores; NaN unless all are between 0 and 1

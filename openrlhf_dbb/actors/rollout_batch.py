@@ -1,4 +1,4 @@
-"""What is generated for one step: groups of rollouts, some to train on, the others to observe."""
+"""Defines the rollouts of one step. The actor trains on some groups; the estimator observes all of them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def _group(
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[dict[str, Any]]:
-        """As upstream's ``SingleTurnAgentExecutor.execute``, with one request for the group instead of N requests."""
+        """Do what upstream's ``SingleTurnAgentExecutor.execute`` does, with one request instead of N."""
         tokens, train_inputs, pictures = self._tokenized(prompt, images)
         new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
         room, shown = max_length - new_tokens, prompt

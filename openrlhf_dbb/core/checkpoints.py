@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are whole. A manifest, written last, lists the files of a checkpoint.
+"""Finds the whole checkpoints of a run. A manifest, written last, lists the files of a checkpoint.
 
 A run resumes from the newest checkpoint whose files all match its manifest. A checkpoint without a manifest was not
 finished. The layout of the checkpoint folder:

@@ -58,7 +58,7 @@ class Probes:
 
 @dataclass(frozen=True)
 class StepExtras:
-    """What a trainer may tell about a step besides prompts, labels and rewards.
+    """Holds the optional facts about a step; prompts, labels and rewards are passed beside it.
 
     Attributes:
         tokens: (R,) length of each response, for the token counts.

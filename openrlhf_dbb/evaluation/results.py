@@ -26,7 +26,7 @@ RESPONSES = "responses.jsonl"
 
 
 class Key(NamedTuple):
-    """What a row is about: run is 0 to R - 1, place (of the prompt in the benchmark) 0 to P - 1."""
+    """Identifies a row: run is 0 to R - 1, place (of the prompt in the benchmark) 0 to P - 1."""
 
     benchmark: str
     run: int

@@ -1,4 +1,4 @@
-"""What the integrations share: allowed releases, prompts as text, runs and their checkpoints, held-out results.
+"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints, held-out results.
 
 Axes: P prompts, N samples of a prompt.
 """

@@ -52,7 +52,7 @@ class Drawn:
 
 
 class Decision(Enum):
-    """What is done with a generated group. The estimator observes the group in every case."""
+    """Tells the trainer what to do with a generated group. The estimator observes every group."""
 
     TRAIN = auto()
     DISCARD = auto()  # not trained on
