@@ -200,12 +200,18 @@ class Database:
 
     def use_wal(self) -> None:
         """Let SQLite's readers and its writer work side by side; the setting stays in the file."""
-        try:
-            with self.engine.connect() as connection:
-                driver_connection: Any = connection.connection.dbapi_connection
-                driver_connection.execute("PRAGMA journal_mode = WAL")
-        except self._errors as error:  # SQLite's busy timeout does not apply to a change of the mode
-            raise self._store_error(error) from None
+        last_try = time.monotonic() + BUSY_TIMEOUT_S  # SQLite's own timeout does not apply to a change of the mode
+        while True:
+            try:
+                with self.engine.connect() as connection:
+                    driver_connection: Any = connection.connection.dbapi_connection
+                    driver_connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except self._errors as error:
+                refusal = self._store_error(error)
+                if not isinstance(refusal, Interrupted) or time.monotonic() > last_try:
+                    raise refusal from None
+            time.sleep(_FIRST_PAUSE_S)
 
     def close(self) -> None:
         self.engine.dispose()

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
     with open_store(url, create=False) as store:
         assert store.query("SELECT count(*) FROM prompts") == [(50,)]
         assert store.query("SELECT count(*) FROM dbb_version") == [(1,)]
+
+
+def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
+    url = new_url("sqlite")
+    other = sqlite3.connect(parse_url(url).path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    later = threading.Timer(1, other.execute, ["COMMIT"])
+    later.start()
+    with open_store(url) as store:
+        assert store.query("PRAGMA journal_mode") == [("wal",)]
+    later.join()
+    assert caplog.text == ""  # no false alarm of a lock that was held for 30 s
 
 
 def test_all_tables_and_views_are_there(store):
