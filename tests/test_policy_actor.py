@@ -17,7 +17,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_b
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer  # noqa: E402
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 
-from openrlhf_dbb.actors.policy_actor import ConstantLengthLoss, PolicyActor, deal  # noqa: E402
+from openrlhf_dbb.actors.policy_actor import PolicyActor, deal  # noqa: E402
+from openrlhf_dbb.actors.training_pass import ConstantLengthLoss  # noqa: E402
 from openrlhf_dbb.platform.backend import stand_in_for_torch_cuda  # noqa: E402
 
 # Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.

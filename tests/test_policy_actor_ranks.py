@@ -31,7 +31,7 @@ policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(le
 policy.fit()
 weights = sum(parameter.double().abs().sum().item() for parameter in policy.actor.parameters())
 print(json.dumps({
-    "loss": type(policy.trainer.actor_loss_fn).__name__, "length": policy.trainer.actor_loss_fn.length,
+    "loss": type(policy.trainer.actor_loss_fn.loss).__name__, "length": policy.trainer.actor_loss_fn.loss.length,
     "steps": policy.actor.model.global_steps, "rows": sizes, "weights": weights, "features": features,
 }))
 """

@@ -64,6 +64,18 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
     assert 0.1 < missing < 0.4
 
 
+def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(lane, tmp_path):
+    result = lane.train(tmp_path, "--estimator", "dbb", "--run_name", "once", *SMALL, "--train.batch_size", "128")
+    assert result.error is None, result.output[-4000:]
+    check_posteriors(tmp_path, steps=6)
+    # The engines' log-probs are stored in place of the policy's.
+    assert rows(tmp_path, "SELECT count(*) - count(log_prob) FROM rollouts") == [(0,)]
+    metrics = [json.loads(text) for (text,) in rows(tmp_path, "SELECT metrics FROM steps")]
+    assert metrics[0]["vllm/log_prob_difference"] < 0.01
+    assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
+    assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
+
+
 @pytest.fixture(scope="module")
 def probed(lane, tmp_path_factory):
     """A run with run-wide state and probes: 16 more rollouts of a quarter of the 32 prompts at every visit."""

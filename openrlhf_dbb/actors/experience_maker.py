@@ -16,7 +16,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from estimators import FORMS
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.actors.replays import Chosen, Replays
-from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch
+from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
@@ -35,6 +35,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         self._progress = progress
         self.posteriors = posteriors
         self.replays = replays
+        self._compared = False  # whether vLLM's log-probs have been compared with the policy's
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: RolloutBatch) -> list[Experience]:
@@ -42,12 +43,26 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         samples = self.split_rollout_samples(rollout_samples.trained)
         self._progress.enter(LOG_PROBS)
         experiences = self.make_experience(samples)
-        if all(experience.rollout_log_probs is not None for experience in experiences):
+        if all(e.rollout_log_probs is not None and e.action_log_probs is not None for e in experiences):
             rollout_samples.metrics[DIFFERENCE] = log_prob_difference(experiences)
+        self._compared = True
+        experiences = self.add_advantages(experiences, rollout_samples)
         if self.args.algo.advantage.is_correction_level == "off":
             for experience in experiences:
                 experience.rollout_log_probs = None
-        return self.add_advantages(experiences, rollout_samples)
+        return experiences
+
+    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
+        """Add log-probs, KL and a reward model's rewards, as upstream does.
+
+        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
+        """
+        if not self._compared or not one_update(self.args) or samples_list[0].rewards is None:
+            return super().make_experience(samples_list)
+        for samples in samples_list:
+            samples.kl = torch.zeros(samples.action_mask.shape)
+            samples.info |= {name: torch.zeros(len(samples.kl)) for name in ("kl", "logprobs_diff")}
+        return samples_list
 
     def add_advantages(self, experiences: list[Experience], batch: RolloutBatch) -> list[Experience]:
         """Observe all rollouts of a step, and give the trained ones (with log-probs and KL) their advantages, in place.

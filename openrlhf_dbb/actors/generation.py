@@ -17,7 +17,16 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, Group, Prompt, RolloutBatch, scores
+from openrlhf_dbb.actors.rollout_batch import (
+    INCLUSION,
+    VERSION,
+    WEIGHT,
+    Group,
+    Prompt,
+    RolloutBatch,
+    one_update,
+    scores,
+)
 from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Sampler
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
@@ -75,6 +84,7 @@ class RolloutGenerator(SamplesGenerator):
         self.generated = 0  # training rollouts so far
         self._max_rollouts, self._versions = max_rollouts, versions
         self._corrects = self.args.algo.advantage.is_correction_level != "off"
+        self._one_update = one_update(self.args)  # then nobody else takes the log-probs that are stored
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
         self._prompts_iter: Any = None  # None: the next call starts a new pass over the data
@@ -96,7 +106,7 @@ class RolloutGenerator(SamplesGenerator):
             openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
         """
         size, consumed = self.args.rollout.batch_size, 0
-        log_probs = self._corrects or self._compares
+        log_probs = self._corrects or self._compares or self._one_update
         if len(self._kept) < size:
             if self._prompts_iter is None:
                 self._prompts_iter = iter(self.prompts_dataloader)

@@ -1,4 +1,4 @@
-"""OpenRLHF's policy actor with Dr.GRPO's loss over a constant length, replayed rows, and a quicker weight sync."""
+"""OpenRLHF's policy actor with our training pass, replayed rows, and a quicker weight sync."""
 
 from __future__ import annotations
 
@@ -14,50 +14,22 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.hidden_features import last_hidden, projected
+from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
 with cpu.lean_imports("vllm"):
     import deepspeed
-    from openrlhf.models import PolicyLoss
     from openrlhf.trainer.ppo_utils.experience import Experience
     from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+    from openrlhf.trainer.ray import ppo_actor
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 
-class ConstantLengthLoss(torch.nn.Module):
-    """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
-
-    ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
-    have at least one action. L is the length of the longest response that can be generated, as published. A token of a
-    long response then weighs as much as a token of a short one. KL loss and entropy stay upstream's token means.
-
-    Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
-    """
-
-    def __init__(self, loss: PolicyLoss, length: int) -> None:
-        super().__init__()
-        if loss.policy_loss_type == "gspo":
-            raise ValueError(
-                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo"
-            )
-        loss.token_level_loss = True
-        self.loss, self.length = loss, length
-
-    def forward(
-        self, *args: Any, batch_num_tokens: Any = None, global_batch_size: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Return upstream's loss and metrics of one micro-batch."""
-        # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
-        # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
-        return self.loss(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
-
-
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
-    """OpenRLHF's policy actor with a third loss aggregation, with replays, and with fewer messages to vLLM.
+    """OpenRLHF's policy actor with our training pass, with replays, and with fewer messages to vLLM.
 
     Replayed rows are added to the micro-batches of the fresh rows. The number of micro-batches, and so of optimizer
     steps, stays the same. A micro-batch grows and needs more memory.
@@ -68,11 +40,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         self._replays: list[Experience] = []
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Load the model, as upstream does, and put in the loss of ``--actor.loss_agg_mode`` that upstream lacks."""
+        """Load the model, as upstream does, with our model wrapper and trainer."""
+        upstream.replace(ppo_actor, "Actor", ResponseActor)
+        upstream.replace(ppo_actor, "ActorPPOTrainer", PolicyTrainer)
         super().init_model_from_pretrained(strategy, *args, **kwargs)
-        if strategy.args.actor.loss_agg_mode == CONSTANT_LENGTH:
-            length = strategy.args.rollout.max_new_tokens
-            self.trainer.actor_loss_fn = ConstantLengthLoss(self.trainer.actor_loss_fn, length)
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,18 @@ def _to_observe(rollout: Experience) -> Experience:
         info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
         **{name: getattr(rollout, name) for name in names.split()},
     )
+
+
+def one_update(args: SimpleNamespace) -> bool:
+    """Return whether a step's rollouts are trained on in one optimizer update, which then needs no old log-probs.
+
+    The pass that takes them is still needed for a KL term, a critic, replayed rows, and the correction of vLLM's
+    log-probs.
+    """
+    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    one = args.train.batch_size == rollouts and args.train.max_epochs == 1
+    needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples
+    return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
 
 
 def scores(rollouts: Sequence[Experience]) -> NDArray[np.float64] | None:

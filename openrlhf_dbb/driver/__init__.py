@@ -8,6 +8,7 @@ settings   the values of all flags, frozen
 checks     refuses what would train wrongly in silence, or fail after an expensive start
 preflight  data, device, tokenizer and benchmarks; completes the settings
 capacity   estimates of memory and disk
+cpu_fit    threads, precision and memory without CUDA
 start      the run to train: new, resumed or warm-started
 cluster    Ray: start it or join it, check its hosts, wait for GPUs, stop it
 printed    the plan before the training, the summary after it

@@ -23,6 +23,7 @@ from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_clas
 from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.presets import smollm2
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -162,16 +163,18 @@ def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
 
 
 def _fill_placeholders(values: dict[str, Any]) -> None:
-    """Fill in the run's name, ``{run}``, ``{tiny}``, absolute output folders, and the file of a reward of ours."""
+    """Fill in the run's name, placeholders in braces, absolute output folders, and the file of a reward of ours."""
     if values["run_name"] is None:
         generic = values["preset"] in (presets.NONE, presets.DEFAULT)
         subject = Path(values[MODEL_FLAG] or "model" if generic else values["preset"].removesuffix(".toml")).name
         named = [values["method"]] if values["method"] not in (methods.NONE, "grpo") else []
         words = re.sub(r"[^\w.+-]", "_", "-".join([*named, values["estimator"].split(":")[-1], subject]))
         values["run_name"] = f"{words}-{datetime.now():%Y%m%d-%H%M%S}".lower()
+    places = {"run": values["run_name"], "tiny": tiny.default_folder(), "smollm2": smollm2.default_folder()}
     for flag, value in values.items():
-        if isinstance(value, str):
-            values[flag] = value.replace("{run}", values["run_name"]).replace("{tiny}", str(tiny.default_folder()))
+        for name, place in places.items():
+            if isinstance(value, str):
+                values[flag] = value = value.replace(f"{{{name}}}", str(place))
     for flag in OUTPUTS:
         if values[flag]:  # actors may run in another folder
             values[flag] = str(Path(values[flag]).absolute())

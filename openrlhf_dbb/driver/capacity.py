@@ -21,12 +21,13 @@ SHARE = 0.8  # of the memory that is left by these estimates, how much dynamic m
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a dense model: its parameters, layers, hidden units and words of its vocabulary."""
+    """The size of a dense model: parameters, layers, hidden units, words, and numbers in a token's keys and values."""
 
     parameters: int
     layers: int
     hidden: int
     vocabulary: int
+    key_values: int
 
     @classmethod
     def of(cls, config: Any) -> Shape | None:
@@ -42,7 +43,7 @@ class Shape:
         keys = getattr(config, "num_key_value_heads", None) or heads
         layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
         embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
-        return cls(embeddings + layers * layer, layers, hidden, vocabulary)
+        return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size)
 
 
 def states(shape: Shape, args: SimpleNamespace) -> float:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from openrlhf_dbb import presets, upstream
+from openrlhf_dbb.driver import cpu_fit
 from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.progress_line import ProgressLine
@@ -28,6 +29,13 @@ POLL_S = 0.5
 GRACE_S = 5.0
 LOOK_S = 10.0
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
+
+
+def actor_environment(settings: Settings) -> dict[str, Any]:
+    """Return options of a Ray actor that set the OpenMP threads of its process; none on CUDA."""
+    if not settings.on_cpu:
+        return {}
+    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}
 
 
 class PartDied(RunError):
@@ -60,7 +68,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
                 settings.openrlhf_args(),
                 trainer=watch,
                 rollout_actor=engines,
-                policy_actor=ray.remote(num_gpus=1)(PolicyActor),
+                policy_actor=ray.remote(num_gpus=1, **actor_environment(settings))(PolicyActor),
                 get_strategy=functools.partial(get_strategy, loads=start.checkpoint),
                 bars=settings.args.verbose,
             )
@@ -245,8 +253,12 @@ class Engines:
 
     def __init__(self, actor_class: Any, settings: Settings) -> None:
         args = settings.args
-        limits = {} if settings.on_cpu or settings.preset == presets.NONE else cuda.engine_limits(args)
+        if settings.on_cpu:
+            limits = cpu_fit.engine_arguments(settings)
+        else:
+            limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
         self._class, self._arguments = actor_class, {"param_dtype": args.ds.param_dtype, **limits}
+        self._environment = actor_environment(settings)
         self.made: list[Any] = []
 
     def options(self, **options: Any) -> SimpleNamespace:
@@ -254,6 +266,6 @@ class Engines:
         return SimpleNamespace(remote=functools.partial(self._make, options))
 
     def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:
-        engine = self._class.options(**options).remote(**self._arguments, **kwargs)
+        engine = self._class.options(**options, **self._environment).remote(**self._arguments, **kwargs)
         self.made.append(engine)
         return engine

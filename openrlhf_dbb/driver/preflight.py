@@ -10,7 +10,7 @@ from typing import Any
 import storage
 from openrlhf_dbb import presets, tiny, upstream
 from openrlhf_dbb.data import Prompts, choose, load_held_out, load_training
-from openrlhf_dbb.driver import capacity, checks, cluster, start
+from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.light_backend import LightBackend
@@ -21,6 +21,7 @@ from openrlhf_dbb.evaluation import benchmarks, loading, prompting
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.platform import cuda
+from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -57,8 +58,9 @@ def prepare(
         The complete settings, and the start; None for ``--estimator none``, which trains without a run.
     """
     args = settings.args
-    if _is_tiny(args.actor.model_name_or_path):
-        tiny.prepare(tiny.default_folder())
+    for made in (tiny, smollm2):
+        if args.actor.model_name_or_path.startswith(str(made.default_folder())):
+            made.prepare(made.default_folder())
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
     # The rows are read before torch is imported, which takes longer.
@@ -150,18 +152,16 @@ def _check_device(settings: Settings) -> None:
 
 
 def _fitted(settings: Settings, shape: capacity.Shape | None) -> Settings:
-    """Return the settings with dynamic micro-batches sized for the GPUs."""
-    if shape is None or settings.on_cpu or not settings.args.train.dynamic_batch_enable:
+    """Return the settings with the model's shape, fitted to the processor, or with micro-batches for the GPUs."""
+    settings = dataclasses.replace(settings, shape=shape)
+    if shape is not None and settings.on_cpu:
+        return cpu_fit.fitted(settings)
+    if shape is None or not settings.args.train.dynamic_batch_enable:
         return settings
     smallest = min(settings.machine.gpus, key=lambda gpu: gpu.memory)
     limits = capacity.token_limits(shape, settings.args, smallest)
     ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == cuda.PADDED}
     return settings.with_values(ours, f"fits on {settings.machine.describe()}, estimated")
-
-
-def _is_tiny(path: str) -> bool:
-    """Return whether a path belongs to the small model and its data, which are made when they are needed."""
-    return path.startswith(str(tiny.default_folder()))
 
 
 def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:

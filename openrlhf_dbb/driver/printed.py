@@ -15,6 +15,7 @@ import storage.read
 from openrlhf_dbb import __version__, methods, presets
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
+from openrlhf_dbb.driver import cpu_fit
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.overview import groups_in_words
@@ -90,15 +91,17 @@ def _values(settings: Settings, *, everything: bool) -> list[str]:
 
 
 def _machine(settings: Settings) -> list[str]:
-    """Return the GPUs that are used, or a warning that some are not."""
+    """Return the GPUs that are used, or how the run fits the processor and a warning about GPUs that are not used."""
     gpus = settings.machine.describe()
     if not settings.on_cpu:
         return [f"machine    {gpus}"]
+    fit = cpu_fit.describe(settings)
     if not gpus:
-        return []
+        return fit
     return [
+        *fit,
         f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
-        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it",
     ]
 
 

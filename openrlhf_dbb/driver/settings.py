@@ -14,6 +14,7 @@ from typing import Any
 
 from estimators.parameters import parameter_fields
 from openrlhf_dbb.core import strategies
+from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform.machine import Machine
@@ -36,6 +37,7 @@ class Settings:
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
     on_cpu: bool  # train without CUDA
     machine: Machine
+    shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
     def with_values(self, flags: Mapping[str, Any], origin: str) -> Settings:
         """Return these settings with other values of some flags, and where those come from."""

@@ -1,4 +1,8 @@
-"""Presets: flag values as data, one TOML file each, and the paper's own values with their sources."""
+"""Presets: flag values as data, one TOML file each, and the paper's own values with their sources.
+
+smollm2  the model and the data of preset smollm2, made from installed packages
+made     folders that are made once, whole
+"""
 
 from __future__ import annotations
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openrlhf_dbb.presets import made
 from openrlhf_dbb.tiny import task
 from openrlhf_dbb.tiny.task import CHARACTERS
 
@@ -72,14 +68,11 @@ class TinyAssets:
 
 def default_folder() -> Path:
     """Return the folder of the tiny preset's files."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "openrlhf_dbb" / "tiny"
+    return made.cache("tiny")
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     """Make the files unless they exist, in about 15 s. A seed, a recipe and a torch version always give the same files.
-
-    The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.
 
     Args:
         folder: for the files; files of another version, seed or recipe are replaced.
@@ -92,26 +85,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
         wanted["recipe"] = asdict(recipe)
-    if _read_stamp(folder) == wanted:
-        return assets
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{folder.name}.lock")):
-        stamp = _read_stamp(folder)
-        if stamp == wanted:
-            return assets
-        if stamp is None and folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(
-                f"{folder} holds no {_STAMP}, so its files are not the tiny preset's; move them away or name another "
-                "folder"
-            )
-        building = folder.with_name(f".{folder.name}.building")
-        shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
-        building.mkdir()
-        _write_files(building, seed, recipe)
-        (building / _STAMP).write_text(json.dumps(wanted))
-        if stamp is not None:
-            shutil.rmtree(folder)
-        building.rename(folder)
+    made.make_once(folder, _STAMP, wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
 
@@ -157,21 +131,6 @@ def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(config)
-
-
-def _read_stamp(folder: Path) -> dict[str, Any] | None:
-    path = folder / _STAMP
-    if not path.exists():
-        return None
-    stamp: dict[str, Any] = json.loads(path.read_text())
-    return stamp
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a process that is killed
-        yield
 
 
 def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:

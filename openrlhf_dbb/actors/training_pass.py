@@ -1,0 +1,149 @@
+"""Leaves out of the policy's passes what nobody reads; losses and gradients stay OpenRLHF's to rounding.
+
+- Logits, log-probs and entropy of tokens that are not part of a response.
+- The pass that takes the old log-probs, where a step has one optimizer update: the training pass takes the same.
+- Rows whose advantages are all 0, where no other term reads them. They count in the loss's mean all the same.
+
+Packed rows keep OpenRLHF's own pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from openrlhf_dbb.methods import CONSTANT_LENGTH
+from openrlhf_dbb.platform import cpu
+
+with cpu.lean_imports("vllm"):
+    from openrlhf.models import Actor, PolicyLoss
+    from openrlhf.models.utils import compute_entropy, log_probs_from_logits
+    from openrlhf.trainer.ppo_utils.experience import Experience
+    from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+
+
+class ResponseActor(Actor):
+    """OpenRLHF's wrapper of the policy, which takes logits at the response tokens only.
+
+    Attributes:
+        rows: (B,) bool, the rows of the next batch to compute; the others get 0. None: all rows.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.rows: torch.Tensor | None = None
+        # Models with code of their own may lack the parameter.
+        self._selects = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        return_output: bool = False,
+        return_entropy: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Return the log-probs (B, A) of the actions, and if asked the model's output with ``entropy`` (B, A)."""
+        given = any(value is not None and value is not False for value in options.values())
+        if action_mask is None or attention_mask is None or given or self.packing_samples or not self._selects:
+            return super().forward(
+                sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
+            )
+        every = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
+        rows = (every if self.rows is None else self.rows).nonzero()
+        columns = action_mask[rows[:, 0]].any(dim=0).nonzero()[:, 0]
+        predicted = columns + sequences.shape[1] - action_mask.shape[1]  # the places of these actions in a sequence
+        end = int(predicted[-1]) + 1 if len(predicted) else sequences.shape[1]
+        tokens, attention = sequences[rows[:, 0], :end], attention_mask[rows[:, 0], :end]
+        positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 1)
+        output = self.model(tokens, attention_mask=attention, position_ids=positions, logits_to_keep=predicted - 1)
+        logits = output["logits"].to(torch.float32)
+        if self.temperature != 1.0:
+            logits.div_(self.temperature)
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return values.new_zeros(action_mask.shape).index_put((rows, columns[None]), values)
+
+        if return_entropy:
+            output.entropy = spread(compute_entropy(logits))
+        log_probs = spread(log_probs_from_logits(logits, tokens[:, predicted])) * action_mask.float()
+        return (log_probs, output) if return_output else log_probs
+
+
+class FirstUpdateLoss(torch.nn.Module):
+    """The policy loss of a batch without old log-probs. They are the present ones, so that every ratio is 1."""
+
+    def __init__(self, loss: torch.nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        """Return what the loss returns."""
+        return self.loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *args, **kwargs)
+
+
+class ConstantLengthLoss(torch.nn.Module):
+    """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
+
+    ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
+    have at least one action. L is the length of the longest response that can be generated, as published. A token of a
+    long response then weighs as much as a token of a short one. KL loss and entropy stay upstream's token means.
+
+    Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
+    """
+
+    def __init__(self, loss: PolicyLoss, length: int) -> None:
+        super().__init__()
+        if loss.policy_loss_type == "gspo":
+            raise ValueError(
+                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo"
+            )
+        loss.token_level_loss = True
+        self.loss, self.length = loss, length
+
+    def forward(
+        self, *args: Any, batch_num_tokens: Any = None, global_batch_size: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return upstream's loss and metrics of one micro-batch."""
+        # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
+        # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
+        return self.loss(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
+
+
+class PolicyTrainer(ActorPPOTrainer):
+    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing."""
+
+    actor_loss_fn: torch.nn.Module
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.args.actor.loss_agg_mode == CONSTANT_LENGTH:
+            self.actor_loss_fn = ConstantLengthLoss(self.actor_loss_fn, self.args.rollout.max_new_tokens)
+        self.actor_loss_fn = FirstUpdateLoss(self.actor_loss_fn)
+
+    def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
+        """Train on one micro-batch, as upstream does."""
+        # With old log-probs the ratio and its metrics are of all rows.
+        if experience.action_log_probs is None and not reads_every_row(self.args):
+            self.actor.rows = contributing(experience.advantages)
+        try:
+            return super().training_step(experience, *args, **kwargs)
+        finally:
+            self.actor.rows = None
+
+
+def contributing(advantages: torch.Tensor) -> torch.Tensor:
+    """Return which rows (B,) of the advantages (B, A) are not all 0; at least one, since every rank needs a pass."""
+    rows = advantages.ne(0).any(dim=1)
+    if not rows.any():
+        rows[0] = True
+    return rows
+
+
+def reads_every_row(args: SimpleNamespace) -> bool:
+    """Return whether the loss or the log has a term beside the policy loss: entropy, KL, or balance of experts."""
+    return bool(args.actor.entropy_coef is not None or args.algo.kl.use_loss or args.actor.aux_loss_coef > 1e-8)

@@ -1,0 +1,146 @@
+"""Fits a run without CUDA to its model and to this machine: threads, precision, attention, memory.
+
+OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb import presets
+from openrlhf_dbb.driver.settings import Settings
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform.machine import GIB
+
+# With fewer parameters a second thread mostly waits for the first, and every choice below costs more than it saves.
+SMALL = 20_000_000
+ORIGIN = "fits the model and this machine"
+_BF16 = ("avx512_bf16", "amx_bf16")
+_PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
+_SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
+_BLOCK = 128  # tokens; vLLM takes whole blocks of a sequence
+_CACHE = 64 * 2**20, 2 * GIB  # of an engine at least, at most; vLLM queues rollouts that find no room
+_SEQUENCES = 256  # that an engine generates at a time at most
+_SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden unit; measured on SmolLM2 in float32
+
+
+def has_bf16() -> bool:
+    """Return whether the processor multiplies bfloat16; others emulate it, which takes 6 to 8 times as long."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in _BF16)
+
+
+def fitted(settings: Settings) -> Settings:
+    """Return the settings with the flags that fit the model; a small one keeps them.
+
+    Raises:
+        UsageError: the run needs more memory than is free.
+    """
+    if not memory(settings):
+        return settings
+    short = settings.args.data.max_len <= _SHORT
+    settings = _with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
+    settings = _with_free(settings, "ds.param_dtype", "bf16" if has_bf16() else "fp32")
+    if _ranks(settings.args) == 1 and settings.args.ds.param_dtype == "bf16":
+        # The others copy each gradient, also on one rank. In float32 only they give the norm of the gradient.
+        settings = _with_free(settings, "ds.zero_stage", 0)
+    needed, free = memory(settings, longest=False), _available()
+    if needed > free:
+        raise UsageError(
+            f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {needed / GIB:.1f} GiB "
+            f"of memory beside its rollouts, {free / GIB:.1f} are free; take a smaller model, or lower "
+            "--actor.num_gpus_per_node"
+        )
+    without = _with_free(settings, "actor.gradient_checkpointing_enable", False)
+    if memory(without) <= free:
+        return without
+    return _with_free(settings, "actor.gradient_checkpointing_enable", True)
+
+
+def _with_free(settings: Settings, flag: str, value: Any) -> Settings:
+    """Return the settings with this value unless somebody has chosen one."""
+    chosen = settings.origin.get(flag) not in (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
+    return settings if chosen else settings.with_values({flag: value}, ORIGIN)
+
+
+def engine_arguments(settings: Settings) -> dict[str, int]:
+    """Return vLLM's limits for an engine's share of a step's rollouts; none for a small model, which keeps ours."""
+    args, shape = settings.args, settings.shape
+    if shape is None or shape.parameters < SMALL:
+        return {}
+    prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
+    sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
+    tokens = sequences * (args.data.max_len + _BLOCK)
+    width = 4 if args.ds.param_dtype == "fp32" else 2
+    cache = min(max(tokens * shape.key_values * width, _CACHE[0]), _CACHE[1])
+    return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
+
+
+def threads(settings: Settings) -> int:
+    """Return the OpenMP threads of each rank and engine. Policy and engine take turns, so that each gets all cores."""
+    args, shape = settings.args, settings.shape
+    if "OMP_NUM_THREADS" in os.environ:
+        return int(os.environ["OMP_NUM_THREADS"])
+    if shape is None or shape.parameters < SMALL:
+        return 1
+    at_once = _ranks(args) * (1 if args.train.colocate_all and not args.train.async_enable else 2)
+    return max(1, len(os.sched_getaffinity(0)) // at_once)
+
+
+def memory(settings: Settings, *, longest: bool = True) -> float:
+    """Return an estimate of the bytes of all processes of a run on one host; 0 for a small model.
+
+    Args:
+        longest: with micro-batches of the longest rollouts allowed, most of which are shorter. Without, the estimate
+            is what the run needs in any case.
+    """
+    args, shape = settings.args, settings.shape
+    if shape is None or shape.parameters < SMALL:
+        return 0
+    width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), _ranks(args)
+    # Weight, gradient and Adam's two moments in float32; a bfloat16 model beside it with a gradient of its own.
+    policies = ranks * (shape.parameters * (16 + (4 if width == 2 else 0)) + _PROCESS)
+    engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
+    if not longest:
+        return float(policies + engines + _PROCESS)
+    rows, layers = args.train.micro_batch_size, 2 if args.actor.gradient_checkpointing_enable else shape.layers
+    saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
+    logits = 16 * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
+    cache = args.vllm.num_engines * engine_arguments(settings)["kv_cache_memory_bytes"]
+    return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
+
+
+def describe(settings: Settings) -> list[str]:
+    """Return one line about the choices for a model that is not small, and a warning where bfloat16 is emulated."""
+    args, needed = settings.args, memory(settings)
+    if not needed:
+        return []
+    saved = "with" if args.actor.gradient_checkpointing_enable else "without"
+    lines = [
+        f"machine    {threads(settings)} threads a process, {args.ds.param_dtype}, {args.ds.attn_implementation}, "
+        f"{saved} gradient checkpointing, ZeRO {args.ds.zero_stage}; at most {needed / GIB:.1f} GiB of memory"
+    ]
+    if needed > _available():
+        lines.append(
+            f"warning: {_available() / GIB:.1f} GiB of memory are free, too few if a micro-batch holds the longest "
+            "rollouts allowed: lower --train.micro_batch_size, --data.max_len or --rollout.max_new_tokens"
+        )
+    if args.ds.param_dtype == "bf16" and not has_bf16():
+        lines.append(
+            "warning: this processor has no bfloat16 instructions (avx512_bf16 or amx_bf16) and emulates them, which "
+            "takes 6 to 8 times as long; leave out --ds.param_dtype bf16"
+        )
+    return lines
+
+
+def _available() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def _ranks(args: SimpleNamespace) -> int:
+    return int(args.actor.num_nodes * args.actor.num_gpus_per_node)

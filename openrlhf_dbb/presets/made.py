@@ -1,0 +1,58 @@
+"""Makes the folder of a preset's model and data once, whole, whatever process comes first."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def cache(name: str) -> Path:
+    """Return a folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openrlhf_dbb" / name
+
+
+def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: Callable[[Path], None]) -> None:
+    """Fill the folder unless its stamp says that it holds what is wanted.
+
+    The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.
+
+    Args:
+        folder: to be made; a folder whose stamp says something else is replaced.
+        stamp_name: the file in the folder that says what it holds.
+        wanted: what it shall hold; JSON.
+        write: writes all files but the stamp into an empty folder.
+
+    Raises:
+        FileExistsError: the folder has files and no stamp, so that this function did not make it.
+    """
+    if _stamp(folder, stamp_name) == wanted:
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also by a process that is killed
+        stamp = _stamp(folder, stamp_name)
+        if stamp == wanted:
+            return
+        if stamp is None and folder.exists() and any(folder.iterdir()):
+            raise FileExistsError(
+                f"{folder} holds no {stamp_name}, so its files are not a preset's; move them away or name another "
+                "folder"
+            )
+        building = folder.with_name(f".{folder.name}.building")
+        shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
+        building.mkdir()
+        write(building)
+        (building / stamp_name).write_text(json.dumps(wanted))
+        if stamp is not None:
+            shutil.rmtree(folder)
+        building.rename(folder)
+
+
+def _stamp(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / name
+    return json.loads(path.read_text()) if path.exists() else None

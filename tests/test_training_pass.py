@@ -1,0 +1,111 @@
+"""What the training pass leaves out changes no log-prob, loss, gradient or metric of OpenRLHF's own pass."""
+
+import pytest
+import torch
+from trainings import RANK, rank_arguments
+
+from openrlhf_dbb import tiny
+from openrlhf_dbb.platform import cpu
+
+cpu.prepare_driver()
+
+from openrlhf.models import Actor  # noqa: E402
+
+from openrlhf_dbb.actors.training_pass import ResponseActor, contributing  # noqa: E402
+
+# Two actions apart, as agents make them; a row that is shorter; a row without a response.
+ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]])
+LENGTHS = torch.tensor([8, 4, 5, 7])
+
+
+@pytest.mark.parametrize("rows", [None, [True, False, False, True], [False, True, False, False]])
+def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, rows):
+    tiny.build_model(3).save_pretrained(tmp_path)
+    tokens = torch.randint(0, 14, (4, 8), generator=torch.Generator().manual_seed(1))
+    attention = (torch.arange(8)[None] < LENGTHS[:, None]).long()
+    options = {"attn_implementation": "eager", "param_dtype": "bf16", "temperature": 0.7}
+    kept = torch.tensor(rows or [True] * 4)[:, None] * ACTIONS
+    found = []
+    for wrapper in (Actor, ResponseActor):
+        actor = wrapper(str(tmp_path), **options)
+        actor.model.float()
+        if wrapper is ResponseActor:
+            actor.rows = rows and torch.tensor(rows)
+        with torch.compiler.set_stance("force_eager"):
+            log_probs, output = actor(tokens, ACTIONS, attention, return_output=True, return_entropy=True)
+        entropy = output.entropy[:, -7:] * kept
+        ((log_probs * kept * torch.arange(7)).sum() + entropy.sum()).backward()
+        found.append([log_probs * kept, entropy, *(weight.grad for weight in actor.model.parameters())])
+        if rows is not None and wrapper is ResponseActor:
+            assert torch.equal(log_probs, log_probs * kept)  # rows that are left out are 0
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_that_change_nothing():
+    advantages = torch.tensor([[0.0, 0.0], [0.0, -1.0], [2.0, 0.0]])
+    assert contributing(advantages).tolist() == [False, True, True]
+    assert contributing(torch.zeros(3, 2)).tolist() == [True, False, False]  # every rank needs a pass
+
+
+COMPARE = """
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf_dbb import upstream
+
+theirs = ppo_actor.Actor, ppo_actor.ActorPPOTrainer
+
+def plain(values):
+    ppo_actor.Actor, ppo_actor.ActorPPOTrainer = theirs
+    made = PolicyActor(ranks, rank, "127.0.0.1", port)
+    args = settings.with_values(values, "the test").openrlhf_args()
+    super(PolicyActor, made).init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+    return made
+
+def train(policy, ours):
+    tokens = torch.randint(0, 14, (8, 8), generator=torch.Generator().manual_seed(rank))
+    lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
+    attention = (torch.arange(8)[None] < lengths[:, None]).long()
+    actions = (torch.arange(7)[None] > 2) & attention[:, 1:].bool()
+    # On the second rank all rows but one are left out.
+    rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
+    advantages = torch.tensor(rewarded)[:, None] * actions
+    made = Experience(sequences=tokens, attention_mask=attention, action_mask=actions, advantages=advantages,
+                      returns=advantages.clone(), response_length=actions.sum(1), info={"reward": torch.ones(8)})
+    if not ours:
+        made.action_log_probs = policy.forward(tokens, actions, attention)
+    computed = []
+    policy.actor.model.register_forward_pre_hook(
+        lambda _, inputs: computed.append(len(inputs[0])) if torch.is_grad_enabled() else None)
+    policy.append(made)
+    torch.manual_seed(2)  # the order of the rows
+    status = policy.fit()
+    # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
+    weights = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
+    return {key: float(value) for key, value in status.items()}, weights, sum(computed)
+
+results = []
+for mode, kind in (("token-mean", "ppo"), ("seq-mean-token-mean", "ppo"), ("seq-mean-token-sum-norm", "ppo"),
+                   ("seq-mean-token-mean", "gspo")):
+    values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind}
+    ours = train(actor(values), True)
+    if mode == "seq-mean-token-sum-norm":  # upstream has no such mode: ours, with old log-probs and all rows
+        results.append([train(actor(values), False), ours])
+    else:
+        results.append([train(plain(values), False), ours])
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (1, 2), (2, 3)])
+def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(two_ranks, tmp_path, ranks, stage):
+    arguments = rank_arguments(
+        tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8",
+        "--train.batch_size", str(8 * ranks), "--rollout.max_new_tokens", "5", "--ds.zero_stage", str(stage),
+        "--ds.param_dtype", "fp32", "--actor.adam.lr", "0.01",
+    )  # fmt: skip
+    for results in two_ranks(RANK + COMPARE, *arguments, count=ranks):
+        for (theirs, their_weights, all_rows), (status, weights, rows) in results:
+            assert status == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+            assert weights == pytest.approx(their_weights, rel=1e-5, abs=1e-4)
+            assert all_rows == 8 and rows < 8
