@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.parameters import check, parameter_fields
+from estimators.parameters import check
 from estimators.text_features import WIDTH
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def baseline(self) -> Floats:
-        """What an advantage form subtracts from the rewards: ``without_each``, or the mean, shape (P, 1)."""
+        """The value that a form subtracts from the rewards: ``without_each``, or the mean, shape (P, 1)."""
         return self.mean[:, None] if self.without_each is None else self.without_each
 
 
@@ -111,7 +111,7 @@ class RewardEstimator(ABC):
 
     @property
     def features(self) -> str:
-        """Which of ``FEATURES`` the estimator reads as ``state["features"]``; may be a class attribute."""
+        """The one of ``FEATURES`` that the estimator reads as ``state["features"]``; may be a class attribute."""
         return "none"
 
     @property
@@ -119,9 +119,9 @@ class RewardEstimator(ABC):
         """Rewards that :meth:`observe` accepts; may be a class attribute."""
         return "real"
 
-    @abstractmethod
     def initial_state(self, num_prompts: int) -> State:
-        """Return the state of ``num_prompts`` prompts, and of the run, before any rollout."""
+        """Return the state of ``num_prompts`` prompts, and of the run, before any rollout; by default 0 per prompt."""
+        return {field: np.zeros(num_prompts) for field in self.state_fields}
 
     @abstractmethod
     def update(self, state: State, rewards_P_G: Floats) -> State:
@@ -142,11 +142,7 @@ class RewardEstimator(ABC):
         """Return mean and variance of one reward of every prompt, given a state and the current group."""
 
     def learn(self, state: State) -> State:
-        """Return the shared fields that change at the end of a step; by default none.
-
-        Args:
-            state: of ALL prompts, after the step. :meth:`observe` knows only the prompts that it is given.
-        """
+        """Return the shared fields that change at the end of a step; by default none. ``state`` is of ALL prompts."""
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
@@ -293,11 +289,6 @@ class RewardEstimator(ABC):
                 "state['features'], or choose features='none'"
             )
         return {"features": state["features"]}
-
-    @classmethod
-    def parameter_names(cls) -> list[str]:
-        """Return the names of the parameters: the dataclass's fields."""
-        return [field.name for field in parameter_fields(cls)]
 
 
 class BetaPosterior(RewardEstimator):

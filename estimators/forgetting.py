@@ -19,11 +19,7 @@ def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]
 
 
 def faded(discount: float, updates: Floats, updates_per_epoch: float) -> Floats:
-    """Return the weight that is left of a group after some policy updates: discount ** (updates / updates_per_epoch).
-
-    Raises:
-        ValueError: ``updates_per_epoch`` is 0.
-    """
+    """Return the weight that is left of a group after some updates: discount ** (updates / updates_per_epoch)."""
     if not updates_per_epoch:
         raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
     return np.asarray(discount ** (updates / updates_per_epoch))

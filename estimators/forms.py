@@ -45,12 +45,7 @@ class Form(ABC):
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
 
 
-FORMS: Registry[Form] = Registry(
-    "advantage form",
-    Form,  # type: ignore[type-abstract]
-    "estimators.forms",
-    "openrlhf_dbb.forms",
-)
+FORMS: Registry[Form] = Registry("advantage form", Form, "estimators.forms", "openrlhf_dbb.forms")
 """The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
 
 register = FORMS.register
@@ -126,7 +121,7 @@ class Rloo(Form):
 
 
 @register
-class ReinforceBaseline(Form):
+class ReinforceBaseline(DrGrpo):
     """``X - p`` here; the trainer then whitens over all response tokens of the batch.
 
     With A_t the advantage of a token, and m and s its mean and standard deviation over all response tokens of verified
@@ -140,6 +135,3 @@ class ReinforceBaseline(Form):
     name: ClassVar[str] = "reinforce_baseline"
     formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
     whitened: ClassVar[bool] = True
-
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        return centered(rewards_P_G, estimate)

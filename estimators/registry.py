@@ -23,7 +23,7 @@ class Registry(Generic[_Base]):
         group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
     """
 
-    def __init__(self, kind: str, base: type[_Base], package: str, group: str) -> None:
+    def __init__(self, kind: str, base: Any, package: str, group: str) -> None:
         self._kind, self._base, self._package, self._group = kind, base, package, group
         self._classes: dict[str, type[_Base]] = {}
         self._declared: list[EntryPoint] | None = None
@@ -91,10 +91,5 @@ class Registry(Generic[_Base]):
         return cls
 
 
-ESTIMATORS: Registry[RewardEstimator] = Registry(
-    "estimator",
-    RewardEstimator,  # type: ignore[type-abstract]
-    "estimators",
-    "openrlhf_dbb.estimators",
-)
+ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, "estimators", "openrlhf_dbb.estimators")
 register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build

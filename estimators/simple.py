@@ -26,9 +26,6 @@ class PointEstimator(RewardEstimator):
     name: ClassVar[str] = "point"
     min_rollouts: ClassVar[int] = 2
 
-    def initial_state(self, num_prompts: int) -> State:
-        return {}
-
     def update(self, state: State, rewards_P_G: Floats) -> State:
         return {}
 
@@ -65,9 +62,6 @@ class LaplaceSmoothing(RewardEstimator):
     name: ClassVar[str] = "laplace"
     support: ClassVar[Support] = "unit"
     never_collapses: ClassVar[bool] = True
-
-    def initial_state(self, num_prompts: int) -> State:
-        return {}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         return {}
@@ -108,9 +102,6 @@ class MovingAverage(RewardEstimator):
     name: ClassVar[str] = "ema"
     support: ClassVar[Support] = "unit"
     state_fields: ClassVar[tuple[str, ...]] = ("mean", "visits")
-
-    def initial_state(self, num_prompts: int) -> State:
-        return {"mean": np.zeros(num_prompts), "visits": np.zeros(num_prompts)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)

@@ -21,7 +21,6 @@ class Training:
         self.version, self.steps, self.go = 0, steps, {}
         self.begun = []
         self.ahead = Ahead(make or self.make, step=0, version=lambda: self.version, **options)
-        self.ahead.start()
 
     def make(self, step):
         self.begun.append(step)

@@ -15,7 +15,7 @@ SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_ze
 def save(folder, step, run="mine", *, finish=True, replays=False):
     """A checkpoint of two ranks: each file is as long as in any other checkpoint, with another content."""
     tag = f"global_step{step}"
-    checkpoints.begin(folder, tag)
+    checkpoints.delete(folder, tag)
     actor = folder / "_actor" / tag
     actor.mkdir(parents=True)
     for shard in SHARDS:
@@ -25,7 +25,7 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
         replay.parent.mkdir(exist_ok=True)
         replay.write_bytes(f"replays of {tag:>24}".encode())
     if finish:
-        checkpoints.complete(folder, tag, run, [checkpoints.listing(folder, tag)] * 2)
+        checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
 
 FAULTS = {
@@ -76,7 +76,7 @@ def test_saving_a_step_once_more_leaves_nothing_of_the_first_time(tmp_path):
     save(tmp_path, 4)
     stale = tmp_path / "_actor/global_step4/bf16_zero_pp_rank_7_optim.pt"
     stale.write_bytes(b"of eight ranks")
-    checkpoints.begin(tmp_path, "global_step4")
+    checkpoints.delete(tmp_path, "global_step4")
     assert checkpoints.tags(tmp_path) == []
     save(tmp_path, 4)
     assert newest_whole(tmp_path, "mine", 4)[0] == "global_step4" and not stale.exists()
@@ -99,7 +99,7 @@ def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_p
     path.parent.mkdir(parents=True)
     for place in (0, 9, 40, 49, 80, 120, 129):  # blocks of 10 at 0, 40, 80 and 120 of 130 bytes
         path.write_bytes(bytes(130))
-        checkpoints.complete(tmp_path, "global_step1", "mine", [checkpoints.listing(tmp_path, "global_step1")])
+        checkpoints.complete(tmp_path, "global_step1", "mine", [checkpoints.sizes(path.parent)])
         assert newest_whole(tmp_path, "mine", 1)[0] is not None
         changed = bytearray(130)
         changed[place] = 1
@@ -110,8 +110,8 @@ def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_p
 def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SHARED_WAIT_S", 0)
     save(tmp_path, 4, finish=False)
-    here = checkpoints.listing(tmp_path, "global_step4")
-    there = here | {"_actor/global_step4/zero_pp_rank_2_optim.pt": 7}
+    here = checkpoints.sizes(tmp_path / "_actor/global_step4")
+    there = here | {"zero_pp_rank_2_optim.pt": 7}
     with pytest.raises(RunError, match=r"zero_pp_rank_2_optim.pt \(1 of 4 files\) was written on another one"):
         checkpoints.complete(tmp_path, "global_step4", "mine", [here, there])
     assert newest_whole(tmp_path, "mine", 4)[0] is None

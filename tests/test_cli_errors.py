@@ -12,7 +12,7 @@ import pytest
 
 import storage
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.core.strategies import SamplingError
+from openrlhf_dbb.errors import RunError
 
 SIZES = [
     "--rollout.batch_size", "4", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "8",
@@ -168,7 +168,7 @@ def test_the_store_may_be_named_in_the_environment(command, monkeypatch, tmp_pat
 
 def test_a_strategy_that_gives_up_ends_the_command_in_one_line(command, monkeypatch, capfd):
     def give_up(*_):
-        raise SamplingError("no batch")
+        raise RunError("no batch")
 
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
     assert command("--run_name", "mine") == (1, "error: no batch")

@@ -462,7 +462,7 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     labels = [MIXED] * 8
     handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
-    until(lambda: handed._ahead.waiting == 3)  # the second to the fourth are made
+    until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
     assert handed.generated == 3 * GROUP  # a round is of three prompts
     resumed = generator(labels, Resting(a_round=3), versions=versions())
     resumed = continued(resumed, handed.state(), handed.position(0))

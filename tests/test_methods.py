@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import methods, presets
-from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision
 from openrlhf_dbb.driver import arguments, checks, printed
 from openrlhf_dbb.errors import UsageError
@@ -103,15 +102,19 @@ def test_a_run_is_named_after_its_method_unless_it_is_grpo():
     assert re.fullmatch(r"dr_grpo-dbb-tiny-\d{8}-\d{6}", parse("--method", "dr_grpo", "--estimator", "dbb").run_name)
 
 
+def decided(settings, scores):
+    return settings.strategy.sampler(settings.facts).judge(0, scores)
+
+
 def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     settings = parse("--algo.dynamic_filtering_enable")
     assert look_up(settings, "rollout.strategy") == "dynamic"
     assert settings.origin["rollout.strategy"] == "--algo.dynamic_filtering_enable"
     scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-    assert strategies.build(settings.args).judge(0, scores) is Decision.REPLACE
-    assert strategies.build(parse("--rollout.strategy", "dynamic").args).judge(0, scores) is Decision.TRAIN
+    assert decided(settings, scores) is Decision.REPLACE
+    assert decided(parse("--rollout.strategy", "dynamic"), scores) is Decision.TRAIN
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
-    assert strategies.build(parse(*wider).args).judge(0, scores) is Decision.TRAIN
+    assert decided(parse(*wider), scores) is Decision.TRAIN
 
 
 PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"

@@ -69,7 +69,6 @@ def test_the_command_line_chooses_it(name):
     settings, facts = parse(name), RunFacts(groups=64, rollouts=8, seed=42)
     checks.check(settings)
     assert (settings.facts, settings.strategy) == (facts, strategies.get(name)())
-    assert type(strategies.build(settings.args)) is type(settings.strategy.sampler(facts))
     text = settings.strategy.describe()
     assert text and "\n" not in text
     assert f": {text}; " in methods.describe("none", settings.args, settings.estimator)

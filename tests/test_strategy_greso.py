@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from openrlhf_dbb.core.strategies import Decision, RunFacts, SamplingError
+from openrlhf_dbb.core.strategies import Decision, RunFacts
 from openrlhf_dbb.core.strategies.greso import MOST_IDLE_PASSES, Greso
+from openrlhf_dbb.errors import RunError
 
 NAN = np.nan
 GROUPS = {
@@ -145,5 +146,5 @@ def test_passes_in_which_every_prompt_is_skipped_end_the_run():
         show(sampler, "h")  # one group in 200 passes is enough
     for _ in range(MOST_IDLE_PASSES):
         sampler.end_pass()
-    with pytest.raises(SamplingError, match=r"every prompt in 200 passes .* raise greso.floor"):
+    with pytest.raises(RunError, match=r"every prompt in 200 passes .* raise greso.floor"):
         sampler.end_pass()

@@ -5,7 +5,7 @@ import pytest
 
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import StepExtras
-from openrlhf_dbb.core.strategies import Predictive, RunFacts, SamplingError
+from openrlhf_dbb.core.strategies import Predictive, RunFacts
 from openrlhf_dbb.core.strategies.posterior import (
     PosteriorSampling,
     expected_variance,
@@ -13,7 +13,7 @@ from openrlhf_dbb.core.strategies.posterior import (
     systematic,
 )
 from openrlhf_dbb.driver import arguments, checks
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)
 
@@ -111,7 +111,7 @@ def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():
 
 
 def test_more_prompts_a_batch_than_there_are():
-    with pytest.raises(SamplingError, match="batch of 2 prompts, but only 1 prompts differ; lower"):
+    with pytest.raises(RunError, match="batch of 2 prompts, but only 1 prompts differ; lower"):
         drawn_by(PosteriorSampling(), predictive((1, 1)))
 
 

@@ -103,7 +103,7 @@ class RolloutGenerator(SamplesGenerator):
 
         Raises:
             BudgetSpent: the budget does not allow the batch to be filled.
-            openrlhf_dbb.core.strategies.SamplingError: the strategy gives up.
+            openrlhf_dbb.errors.RunError: the strategy gives up.
         """
         size, consumed = self.args.rollout.batch_size, 0
         log_probs = self._corrects or self._compares or self._one_update

@@ -63,7 +63,6 @@ class GenerationAhead:
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
             )
-            self._ahead.start()
         filled = self._ahead.take()
         if filled is None:  # the last pass is over
             return RolloutBatch(), None, 0, True

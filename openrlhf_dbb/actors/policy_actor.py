@@ -85,11 +85,11 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             self.save_model()
         finally:
             ckpt.output_dir = last
-        return checkpoints.sizes(Path(folder), Path(folder))
+        return checkpoints.sizes(Path(folder))
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
-        """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.listing``."""
-        return checkpoints.listing(Path(self.strategy.args.ckpt.path), tag)
+        """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.sizes``."""
+        return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
 
     def prompt_features(self, tokens: list[list[int]]) -> NDArray[np.float32]:
         """Return features (S, D) of S prompts, given as token ids. Every rank must be given as many prompts."""

@@ -32,6 +32,7 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
 from openrlhf_dbb.data import train_on
+from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -105,8 +106,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _generator(self, strategy: Any) -> RolloutGenerator | GenerationAhead:
         """Return the generator of rollout batches, and put the data loader into its hands."""
-        sampler, loader = strategies.build(self.args), self.prompts_dataloader
-        if strategies.of(self.args).draws:
+        rollouts, loader = strategies.of(self.args), self.prompts_dataloader
+        sampler = rollouts.sampler(strategies.facts(self.args))
+        if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
         self.prompts_dataloader = _Loader(loader)
         step = self._posteriors.step
@@ -150,7 +152,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if self._ahead is not None:
                 self._ahead.close()
         if not self.progress.step:
-            raise strategies.SamplingError(
+            raise RunError(
                 f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
@@ -304,7 +306,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         phase = self.progress.phase
         if saves:
             self.progress.enter("saving")
-            checkpoints.begin(self._folder, tag)
+            checkpoints.delete(self._folder, tag)  # an earlier one's files must not count as files of the new one
             self._save_beside(global_step)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if saves:

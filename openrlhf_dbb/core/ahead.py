@@ -48,15 +48,7 @@ class Ahead(Generic[_Batch]):
         self._changed = threading.Condition()
         # A daemon, since the end of the training must not wait for a batch.
         self._thread = threading.Thread(target=self._run, name="generation ahead", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """The number of batches that were made and not yet taken."""
-        return len(self._batches)
 
     def take(self) -> _Batch | None:
         """Return the next batch, in the order of making; None after the last.

@@ -45,12 +45,6 @@ class Best:
     value: float
     evaluated: list[str]
 
-    def is_beaten_by(self, other: Best) -> bool:
-        """Return whether another model replaces this one: its value is higher, or the two cannot be compared."""
-        if (self.measure, self.evaluated) != (other.measure, other.evaluated):
-            return True
-        return other.value > self.value and other.step != self.step
-
 
 def read(folder: Path) -> Best | None:
     """Return the ``best.json`` of a folder; None if there is no whole model."""
@@ -61,12 +55,7 @@ def read(folder: Path) -> Best | None:
 
 
 class BestModel:
-    """Writes the best model of a run.
-
-    Args:
-        checkpoint_folder: of the run.
-        run: uuid of the run.
-    """
+    """Writes the best model of a run; ``run`` is its uuid."""
 
     def __init__(self, checkpoint_folder: Path, run: str) -> None:
         beside = checkpoint_folder.name == "checkpoints"  # else several runs with folders like this would share one
@@ -83,9 +72,11 @@ class BestModel:
         return max(candidates, key=lambda best: best.step, default=None)
 
     def wants(self, candidate: Best) -> bool:
-        """Return whether the candidate is the best model so far; NaN never is."""
+        """Return whether the candidate is the best model so far, or cannot be compared with it; NaN never is."""
         best = self.newest()
-        return not math.isnan(candidate.value) and (best is None or best.is_beaten_by(candidate))
+        if best is None or (best.measure, best.evaluated) != (candidate.measure, candidate.evaluated):
+            return not math.isnan(candidate.value)
+        return candidate.value > best.value and candidate.step != best.step
 
     def begin(self) -> Path:
         """Return an empty folder to save the model into."""

@@ -31,7 +31,7 @@ BLOCKS, BLOCK_BYTES = 64, 2**20
 SHARED_WAIT_S = 90.0
 """How long a network file system may take to show the files of another host."""
 
-_TAG = re.compile(r"global_step(\d+)")
+_TAG = re.compile(r"global_step\d+")
 
 
 def actor_folder(folder: Path, tag: str = "") -> Path:
@@ -54,9 +54,7 @@ _BESIDE = (replay_file, features_file)
 
 def step_of(tag: str) -> int:
     """Return the step of a checkpoint."""
-    match = _TAG.fullmatch(tag)
-    assert match is not None, tag
-    return int(match[1])
+    return int(tag.removeprefix("global_step"))
 
 
 def tags(folder: Path) -> list[str]:
@@ -65,44 +63,33 @@ def tags(folder: Path) -> list[str]:
     return sorted(names, key=step_of, reverse=True)
 
 
-def listing(folder: Path, tag: str) -> dict[str, int]:
-    """Return the ranks' files of a checkpoint as this host sees them: size in bytes by path below ``folder``."""
-    return sizes(folder, actor_folder(folder, tag))
-
-
-def sizes(folder: Path, part: Path) -> dict[str, int]:
-    """Return the files in a part of a folder as this host sees them: size in bytes by path below ``folder``."""
-    paths = [path for path in part.rglob("*") if path.is_file() and path.name != MANIFEST]
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the files in a folder as this host sees them: size in bytes by path below ``folder``."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
     return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
-
-
-def begin(folder: Path, tag: str) -> None:
-    """Delete an earlier checkpoint of this name, so that its files do not count as files of the new one."""
-    _delete(actor_folder(folder, tag))
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
     """Write the manifest. From here on the checkpoint is whole, also after a power failure.
 
     Args:
-        folder: the checkpoint folder.
         run: uuid of the run.
-        listings: the files that the host of each rank sees, from :func:`listing`.
+        listings: the files of the checkpoint that the host of each rank sees, from :func:`sizes`.
 
     Raises:
         RunError: this host does not see all files.
     """
-    step = step_of(tag)
-    names = wait_for(folder, f"checkpoint {tag}", listings)
-    names += [str(file(folder, step).relative_to(folder)) for file in _BESIDE if file(folder, step).is_file()]
+    ranks, step = actor_folder(folder, tag), step_of(tag)
+    paths = [ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)]
+    paths += [file(folder, step) for file in _BESIDE if file(folder, step).is_file()]
     files = {}
-    for name in sorted(names):
-        with (folder / name).open("rb") as file:
+    for path in sorted(paths):
+        with path.open("rb") as file:
             os.fsync(file.fileno())  # the manifest must not be durable before the files that it lists
-            files[name] = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
-    target = actor_folder(folder, tag) / MANIFEST
-    write_json(target, {"run": run, "step": step, "files": files})
-    flush_folders({(folder / name).parent for name in files} | {target.parent.parent})
+            saved = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
+        files[str(path.relative_to(folder))] = saved
+    write_json(ranks / MANIFEST, {"run": run, "step": step, "files": files})
+    flush_folders({path.parent for path in paths} | {ranks.parent})
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -127,7 +114,6 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
     """Wait until this host sees the files that the other hosts see, and return their names.
 
     Args:
-        folder: the names in ``listings`` are relative to it.
         name: of the files together, for the error.
         listings: the files that the host of each rank sees, from :func:`sizes`.
 
@@ -149,12 +135,7 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
 
 
 def newest_whole(folder: Path, run: str, last_step: int) -> tuple[str | None, list[str]]:
-    """Find the newest whole checkpoint of a run.
-
-    Args:
-        folder: the checkpoint folder.
-        run: uuid of the run.
-        last_step: the last step of the stored posteriors; a later checkpoint cannot be used.
+    """Find the newest whole checkpoint of the run with this uuid, up to ``last_step`` of the stored posteriors.
 
     Returns:
         The checkpoint's tag, or None; and a line for each newer checkpoint that says why it is passed over.
@@ -194,7 +175,7 @@ def delete_after(folder: Path, run: str, step: int) -> None:
     """Delete the run's checkpoints of steps after ``step``. The run continues from there, so these steps are undone."""
     for tag in tags(folder):
         if step_of(tag) > step and _manifest(folder, tag).get("run", run) == run:
-            _delete(actor_folder(folder, tag))
+            delete(folder, tag)
 
 
 def delete_stale(folder: Path) -> None:
@@ -207,7 +188,9 @@ def delete_stale(folder: Path) -> None:
                 path.unlink()
 
 
-def _delete(checkpoint: Path) -> None:
+def delete(folder: Path, tag: str) -> None:
+    """Delete a checkpoint, or what a kill has left of it."""
+    checkpoint = actor_folder(folder, tag)
     if checkpoint.is_dir():
         # Without its manifest a checkpoint does not count, even if a kill leaves half of the other files.
         (checkpoint / MANIFEST).unlink(missing_ok=True)

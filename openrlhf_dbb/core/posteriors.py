@@ -43,6 +43,7 @@ class Posteriors:
         store: the database.
         prompt_ids: the store's id of every prompt, by (text, label).
         warm_start: how many prompts began with another run's posteriors; None without a warm start.
+        step: the last observed step; 0 before the first.
 
     Example:
         >>> import tempfile
@@ -83,7 +84,6 @@ class Posteriors:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
-        self._last_step = 0
         self._load()
 
     @classmethod
@@ -126,13 +126,8 @@ class Posteriors:
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        if isinstance(estimator, str):
-            name, parameters = estimator, dict(parameters or {})
-            estimator = estimators.build(name, **parameters)
-        elif parameters is None:
-            name, parameters = _registered_name(estimator), dataclasses.asdict(estimator)  # type: ignore[call-overload]
-        else:
-            raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+        name = estimator if isinstance(estimator, str) else _registered_name(estimator)
+        estimator = as_estimator(estimator, parameters)
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
@@ -143,7 +138,7 @@ class Posteriors:
                 _free_name(opened, run_name) if if_exists == "new" else run_name,
                 estimator=name,
                 estimator_version=estimator.version,
-                parameters=parameters,
+                parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
                 model=model,
                 dataset=dataset,
@@ -214,11 +209,6 @@ class Posteriors:
 
     def __repr__(self) -> str:
         return f"Posteriors({self.run.record.name!r}, {len(self._ids)} prompts, step {self.step})"
-
-    @property
-    def step(self) -> int:
-        """The last observed step; 0 before the first."""
-        return self._last_step
 
     def set_features(self, features: ArrayLike) -> None:
         """Set the prompts' features for an estimator of "hidden" features, before the first step and on every change.
@@ -353,7 +343,7 @@ class Posteriors:
         initial = self.estimator.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
         self._known, self._visited_at = table.step >= 0, table.step.copy()
-        self._last_step = self.run.record.last_step
+        self.step = self.run.record.last_step
         self._state: State = {
             field: np.where(self._known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
@@ -361,9 +351,9 @@ class Posteriors:
         self._state |= self._features
 
     def _check_step(self, step: int) -> None:
-        if step != self._last_step + 1:
+        if step != self.step + 1:
             raise ValueError(
-                f"run {self.run.record.name!r} is at step {self._last_step}; the next step is {self._last_step + 1}, "
+                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
                 f"not {step}; to do a step again, roll back first"
             )
         if self.estimator.features == "hidden" and not self._features:
@@ -412,7 +402,7 @@ class Posteriors:
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
         # Only now, since a score that the estimator refuses must change nothing.
-        self._known[at_V], self._visited_at[at_V], self._last_step = True, step, step
+        self._known[at_V], self._visited_at[at_V], self.step = True, step, step
         inclusion_R = rollouts.inclusion
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
@@ -445,6 +435,15 @@ class Posteriors:
         if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
             hint = f"with partial_credit, {name} accepts scores in [0, 1]"
         return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
+
+
+def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+    """Return an estimator that is given by name and parameters, or as an object."""
+    if isinstance(estimator, str):
+        return estimators.build(estimator, **(parameters or {}))
+    if parameters is not None:
+        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    return estimator
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 import estimators
 from estimators import FORMS
-
-Floats = NDArray[np.float64]
+from estimators.base import Floats
 
 
 class CachedRollout(NamedTuple):

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 import storage
 from estimators import Estimate, Form
 from estimators.probe_error import squared_errors
+from estimators.simple import PointEstimator
 from openrlhf_dbb.core import KEEP
 
 Floats = NDArray[np.float64]
@@ -217,12 +218,7 @@ class Scored:
 
 
 def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) -> Scored:
-    """Compute the advantages of a step.
-
-    Args:
-        estimate: of the V prompts that have a verified rollout.
-        form: how a reward becomes an advantage.
-    """
+    """Compute the advantages of a step from the estimates of its V prompts."""
     rewards_V_G = groups.matrix(rollouts.rewards)
     advantages_V_G = form.advantages(rewards_V_G, estimate)
     if rollouts.weights is not None:
@@ -234,17 +230,10 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
         variance=groups.rows(estimate.variance),
         zero_variance=groups.rows(zero_variance_V),
         rescued=groups.rows(zero_variance_V & (np.abs(advantages_V_G).max(axis=1) > 0)),
-        group_std=groups.rows(_sample_std(rewards_V_G)),
+        group_std=groups.rows(np.sqrt(PointEstimator().estimate({}, rewards_V_G).variance)),
     )
     scored.metrics.update(_means(scored, rollouts, groups))
     return scored
-
-
-def _sample_std(rewards_V_G: Floats) -> Floats:
-    """Return the N-1 standard deviation of each group's rewards; 0 for a single reward."""
-    counts_V = np.sum(~np.isnan(rewards_V_G), axis=1)
-    means_V = np.nansum(rewards_V_G, axis=1) / counts_V
-    return np.sqrt(np.nansum((rewards_V_G - means_V[:, None]) ** 2, axis=1) / np.maximum(counts_V - 1, 1))
 
 
 def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, float]:
@@ -292,8 +281,7 @@ def kept_rows(
 ) -> storage.RolloutRows | None:
     """Return the rollouts of a step that are stored with their texts; None if there are none.
 
-    Args:
-        ids_P: the store's id of each group's prompt.
+    ``ids_P`` has the store's id of each group's prompt.
     """
     rows_K = rows_to_keep(rollouts.prompts, step, responses.keep)
     if not len(rows_K):
@@ -322,11 +310,8 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
 
     Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
     belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
-    are stored whole, except for the last one of either half. A resume chooses the same rows.
-
-    Args:
-        prompts: (R,) prompt and label of each rollout.
-        keep: number of rows, >= 0; None: all.
+    are stored whole, except for the last one of either half. A resume chooses the same rows. ``keep`` is
+    their number; None keeps all.
 
     Example:
         >>> rows_to_keep([("a", ""), ("b", ""), ("a", ""), ("b", "")], 1, 3).tolist()
@@ -334,8 +319,6 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
     """
     if keep is None or keep >= len(prompts):
         return np.arange(len(prompts))
-    if keep == 0:
-        return np.empty(0, dtype=np.int64)
     # Hashes, not random numbers: a resume and another database must choose the same rows.
     rows_of: dict[Key, list[int]] = {}
     for row, prompt in enumerate(prompts):
@@ -368,11 +351,7 @@ def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Ke
 def measure(
     probes: Probes, positions_Q: Positions, groups: Groups, rows: storage.StepRows
 ) -> tuple[storage.ProbeRows, dict[str, float]]:
-    """Compare a step's estimates and group means with its probes.
-
-    Args:
-        positions_Q: the probed prompts as positions in the run's prompts.
-        rows: the step's estimates.
+    """Compare a step's estimates and group means with its probes. The probed prompts are at ``positions_Q``.
 
     Returns:
         The probes to store: those with a score and an estimate; and the mean squared errors for the log.

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from packaging.specifiers import SpecifierSet
 
-import estimators
 import storage
 from estimators import RewardEstimator
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Key, Positions
 from storage import TRAINING
 
@@ -36,11 +35,8 @@ def check_release(distribution: str) -> None:
 
 
 def build_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
-    """Build an estimator from its name and parameters; return an object as it is."""
-    if isinstance(estimator, str):
-        estimator = estimators.build(estimator, **(parameters or {}))
-    elif parameters is not None:
-        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    """Build an estimator as ``Posteriors.create`` does; refuse one of features that this trainer does not have."""
+    estimator = as_estimator(estimator, parameters)
     if estimator.features == "hidden":
         raise ValueError(
             f"estimator {estimator.name!r} reads features 'hidden', which this trainer does not have; choose "

@@ -47,12 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class PosteriorState(TrainerCallback, ExportableState):
-    """Puts run and step into the ``trainer_state.json`` of every checkpoint.
-
-    Attributes:
-        run: uuid of the run.
-        step: the last observed step.
-    """
+    """Puts the uuid of the run and its last observed step into the ``trainer_state.json`` of every checkpoint."""
 
     def __init__(self, run: str = "", step: int = 0) -> None:
         self.run, self.step = run, step
@@ -249,12 +244,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self.add_callback(self._state)
 
     def _read_prompts(self) -> dict[Key, int]:
-        """Return text and label of every distinct prompt with its place among them.
-
-        Raises:
-            ValueError: the training would go wrong unnoticed: rewards that have no sum, or prompts that are not known
-                or that only their images tell apart.
-        """
+        """Return text and label of every distinct prompt with its place; refuse what would go wrong unnoticed."""
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} normalizes each reward function by "
@@ -415,11 +405,7 @@ def _tag(global_step: int) -> str:
 
 
 def _newest_whole(output_dir: str, posteriors: Posteriors) -> tuple[str | None, int]:
-    """Return the run's newest whole checkpoint and its step of the run; (None, 0) if there is none yet.
-
-    Raises:
-        ValueError: there is none here, and the run has recorded some.
-    """
+    """Return the run's newest whole checkpoint and its step of the run; (None, 0) if there is none yet."""
     folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
     for folder in sorted(folders, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
         try:
@@ -431,11 +417,7 @@ def _newest_whole(output_dir: str, posteriors: Posteriors) -> tuple[str | None, 
 
 
 def _step_of(folder: Path, posteriors: Posteriors) -> int:
-    """Return the step of the run that a checkpoint belongs to.
-
-    Raises:
-        ValueError: the checkpoint is not whole, or not of this run as it now is.
-    """
+    """Return the step of a checkpoint; refuse one that is not whole, or not of this run as it now is."""
     try:  # transformers writes this file after the model, the optimizer and the random state
         saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
     except (OSError, ValueError, TypeError) as error:

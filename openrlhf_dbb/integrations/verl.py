@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
@@ -76,7 +75,7 @@ class Settings:
         """Read the settings from verl's configuration, before verl loads a model."""
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-        settings.build()
+        shared.build_estimator(settings.estimator, settings.parameters)
         filtering = config.algorithm.get("filter_groups")
         if filtering is not None and filtering.get("enable", False):
             raise ValueError(
@@ -84,10 +83,6 @@ class Settings:
                 "would never see a prompt that is always or never solved; use False"
             )
         return settings
-
-    def build(self) -> RewardEstimator:
-        """Build the estimator."""
-        return shared.build_estimator(self.estimator, self.parameters)
 
 
 @dataclass(frozen=True)
@@ -277,8 +272,9 @@ class WithPosteriors(PPOTrainer):
                 dataset=", ".join(Path(file).name for file in _files(self.config.data.train_files)),
                 method=f"verl {trainer.v1.trainer_mode}",
             )
+        estimator = shared.build_estimator(settings.estimator, settings.parameters)
         posteriors = shared.resume_run(
-            settings.store, name, prompts, labels, estimator=settings.build(), take_over=settings.take_over
+            settings.store, name, prompts, labels, estimator=estimator, take_over=settings.take_over
         )
         try:
             posteriors.roll_back(self._step_of_checkpoint(posteriors))
@@ -288,11 +284,7 @@ class WithPosteriors(PPOTrainer):
         return posteriors
 
     def _step_of_checkpoint(self, posteriors: Posteriors) -> int:
-        """Return the step of the run that the loaded checkpoint belongs to; 0 if verl starts over.
-
-        Raises:
-            ValueError: the checkpoint is not one of this run as it now is.
-        """
+        """Return the step of the loaded checkpoint, 0 if verl starts over; refuse one that is not of this run."""
         trainer, name = self.config.trainer, _tag(self.global_steps)
         if self.global_steps == 0:
             shared.check_start_over(posteriors, Path(trainer.default_local_dir))

@@ -74,7 +74,7 @@ def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator
 
 def knob(estimator: RewardEstimator) -> str | None:
     """Return the parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
-    names = estimator.parameter_names()
+    names = [field.name for field in parameter_fields(type(estimator))]
     return next((name for name in _KNOBS if name in names), None)
 
 

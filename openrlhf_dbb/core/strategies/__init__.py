@@ -22,7 +22,6 @@ from openrlhf_dbb.core.strategies.contract import (
     RolloutStrategy,
     RunFacts,
     Sampler,
-    SamplingError,
     register,
 )
 
@@ -33,9 +32,7 @@ __all__ = [
     "RolloutStrategy",
     "RunFacts",
     "Sampler",
-    "SamplingError",
     "available",
-    "build",
     "facts",
     "get",
     "of",
@@ -64,8 +61,3 @@ def facts(args: SimpleNamespace) -> RunFacts:
         seed=args.train.seed,
         score_range=tuple(args.algo.dynamic_filtering_range) if filtering else None,
     )
-
-
-def build(args: SimpleNamespace) -> Sampler:
-    """Return the sampler of a training."""
-    return of(args).sampler(facts(args))

@@ -15,11 +15,6 @@ from numpy.typing import NDArray
 
 from estimators.parameters import check
 from estimators.registry import Registry
-from openrlhf_dbb.errors import RunError
-
-
-class SamplingError(RunError):
-    """No batch can be filled; the run ends, since going on would only cost rollouts."""
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimators.parameters import parameter
-from openrlhf_dbb.core.strategies.contract import (
-    Decision,
-    RolloutStrategy,
-    RunFacts,
-    Sampler,
-    SamplingError,
-    register,
-    varies,
-)
+from openrlhf_dbb.core.strategies.contract import Decision, RolloutStrategy, RunFacts, Sampler, register, varies
+from openrlhf_dbb.errors import RunError
 
 # GRESO's published settings.
 INITIAL_P = 0.5
@@ -134,7 +127,7 @@ class GresoSampler(Sampler):
         self._passes += 1
         self._idle_passes += 1
         if self._idle_passes > MOST_IDLE_PASSES:
-            raise SamplingError(
+            raise RunError(
                 f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, or use "
                 "more prompts"
             )

@@ -13,18 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from estimators.base import Floats
 from estimators.parameters import parameter
-from openrlhf_dbb.core.strategies.contract import (
-    Drawn,
-    Predictive,
-    RolloutStrategy,
-    RunFacts,
-    Sampler,
-    SamplingError,
-    register,
-)
-
-Floats = NDArray[np.float64]
+from openrlhf_dbb.core.strategies.contract import Drawn, Predictive, RolloutStrategy, RunFacts, Sampler, register
+from openrlhf_dbb.errors import RunError
 
 
 @register
@@ -85,7 +77,7 @@ class PosteriorSampler(Sampler):
     def _draw(self, predictive: Predictive) -> list[Drawn]:
         prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
         if batch > prompts:
-            raise SamplingError(
+            raise RunError(
                 f"strategy posterior draws each prompt at most once in a batch of {batch} prompts, but only {prompts} "
                 "prompts differ; lower the batch size"
             )
@@ -146,11 +138,7 @@ def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
 
 
 def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
-    """Draw as many different prompts as ``pi_P`` sums to, each with its probability, in random order.
-
-    Args:
-        pi_P: in (0, 1], with a whole sum.
-    """
+    """Draw as many different prompts as ``pi_P``, in (0, 1], sums to, each with its probability, in random order."""
     certain = np.flatnonzero(pi_P == 1)
     others = random.permutation(np.flatnonzero(pi_P < 1))
     size = round(float(pi_P.sum())) - len(certain)
