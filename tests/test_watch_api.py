@@ -206,7 +206,7 @@ ROWS = [
 def of_rows(rows):
     """What becomes of prompts 7, 8, 9 by rows of step, prompt, successes of 4, mean."""
     visits = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in rows], dtype=float)
-    return summed(np.array([[7, 0], [8, 0], [9, 0]], dtype=float), visits)
+    return summed(np.array([7, 8, 9]), np.zeros(3), visits)
 
 
 def test_states_and_epochs():

@@ -22,8 +22,8 @@ from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
     TEXT_WIDTH,
     Styled,
+    json_text,
     print_facts,
-    print_json,
     print_table,
     print_title,
     shown,
@@ -54,7 +54,7 @@ def add_commands(add: Any) -> None:
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     if arguments.json:
-        print_json(_numbers(store, run))
+        print(json_text(_numbers(store, run)))
     elif arguments.config:
         for key, value in configuration(run):
             print(f"{key}: {value}")
@@ -189,7 +189,7 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
-        print_json({"run": run.name, **prompt, "visits": visits})
+        print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
     longest = None if arguments.wide else _LONGEST
     print_facts(

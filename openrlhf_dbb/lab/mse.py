@@ -20,7 +20,7 @@ from openrlhf_dbb import options
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, RecordedRun, earlier_visits
-from openrlhf_dbb.terminal import print_json, records, table
+from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 
@@ -60,7 +60,7 @@ def _command(arguments: argparse.Namespace) -> None:
     if arguments.json:
         tables = {"moments": records(_MOMENTS, by_visit), "discounts": records(_SWEPT, rows)}
         tables |= {"own_errors": records(_OWN, own)} if own else {}
-        print_json({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables)
+        print(json_text({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables))
         return
     print(f"{name}, N = {rollouts}: mean over {len(p_Q_T)} prompts\n")
     print(table(_MOMENTS, by_visit))

@@ -13,7 +13,7 @@ from openrlhf_dbb import options
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
-from openrlhf_dbb.terminal import print_json, records, table
+from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
 """The default candidates: the estimators of the paper, and ``auto``."""
@@ -51,7 +51,9 @@ def _command(arguments: argparse.Namespace) -> None:
     ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
     advice = recommendation(ranking, run.visits)
     if arguments.json:
-        print_json({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
+        print(
+            json_text({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
+        )
         return
     print("\n".join(introduction(run, own)))
     print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
