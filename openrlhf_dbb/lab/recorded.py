@@ -53,21 +53,10 @@ class Visits:
 
 
 @dataclass(frozen=True)
-class ProbedVisits:
-    """The probe rollouts of K visits.
-
-    Attributes:
-        visit: (K,) position of the visit.
-        samples: (K,) M >= 2, number of scores.
-        successes, squares: (K,) sum and sum of squares of the scores.
-        mean: (K,) the estimate that the run scored the visit with.
-    """
+class ProbedVisits(ProbeLog):
+    """The probes of K visits, of 2 or more rollouts each; ``visit`` is the position of the visit, (K,)."""
 
     visit: Integers
-    samples: Floats
-    successes: Floats
-    squares: Floats
-    mean: Floats
 
 
 @dataclass(frozen=True)
@@ -220,5 +209,4 @@ def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
     use = (logged[row] == wanted) & (probes.samples >= 2)
     if not use.any():
         return None
-    samples = probes.samples[use].astype(np.float64)
-    return ProbedVisits(row[use], samples, probes.successes[use], probes.squares[use], probes.mean[use])
+    return ProbedVisits(**{name: values[use] for name, values in vars(probes).items()}, visit=row[use])

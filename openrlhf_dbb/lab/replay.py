@@ -95,7 +95,7 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
     if visits.prompts < _FEW_PROMPTS:
         lines.append(f"only {visits.prompts} prompts: the intervals below say little")
-    best = ranking.candidates[ranking.best]
+    best = ranking.candidates[0]
     names = np.array([outcome.estimator.name for outcome in ranking.candidates])
     first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
@@ -109,7 +109,7 @@ def _second(ranking: Ranking) -> list[str]:
     if not others:
         return []
     name, second = (ranking.candidates[at].label for at in (best, others[0]))
-    excess, low, high = (values[others[0]] for values in ranking.excess(best))
+    excess, low, high = (values[others[0]] for values in ranking.excess())
     relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
     lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
     return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
@@ -147,12 +147,12 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
 def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return every candidate with all its numbers, ready for JSON."""
     names = ("excess over best", "excess low", "excess high")
-    excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1).tolist()
-    places = {outcome.label: at for at, outcome in enumerate(ranking.candidates)}
+    excess_C_3 = np.stack(ranking.excess(), axis=1).tolist()
+    excess = {o.label: values for o, values in zip(ranking.candidates, records(names, excess_C_3), strict=True)}
     return [
         {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
         | _measures(outcome)
         | {"mse (probes), first visits": outcome.first_visits, "criterion": ranking.criterion}
-        | (records(names, [excess_C_3[places[outcome.label]]])[0] if outcome.label in places else {})
+        | excess.get(outcome.label, {})
         for outcome in outcomes
     ]

@@ -67,11 +67,6 @@ def family(estimator: RewardEstimator) -> str:
     return estimator.name + _others(estimator)
 
 
-def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator]:
-    """Return one estimator for each family that has a discount or smoothing, by the family's name."""
-    return {family(estimator): estimator for estimator in estimators if knob(estimator)}
-
-
 def knob(estimator: RewardEstimator) -> str | None:
     """Return the parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
     names = estimator.parameter_names()
@@ -84,30 +79,26 @@ def knob_value(estimator: RewardEstimator) -> float | None:
     return None if name is None else float(getattr(estimator, name))
 
 
-def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, RewardEstimator]:
-    """Return the estimator with each of the discounts (or smoothings) that it allows."""
-    name, variants = knob(estimator), {}
-    assert name is not None
+def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEstimator]:
+    """Return the estimator with each of the discounts (or smoothings) that it allows; itself if it has neither."""
+    name = knob(estimator)
+    if name is None:
+        return [estimator]
+    variants = []
     for value in values:
         try:
-            variants[value] = _replaced(estimator, **{name: value})
+            variants.append(_replaced(estimator, **{name: value}))
         except ValueError:
             continue  # outside its range, such as 1 for ema
     return variants
 
 
 def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
-    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``.
-
-    Raises:
-        UsageError: as :func:`parse`.
-    """
+    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``."""
     candidates: dict[str, RewardEstimator] = {}
     for text in texts:
         estimator = parse(text)
-        name = knob(estimator)
-        fixed = name is None or f"{name}=" in text
-        variants = [estimator] if fixed else list(swept(estimator, discounts).values())
+        variants = [estimator] if f"{knob(estimator)}=" in text else swept(estimator, discounts)
         candidates |= {label(variant): variant for variant in variants}
     return list(candidates.values())
 
