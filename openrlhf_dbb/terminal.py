@@ -60,6 +60,11 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1:***@", text)
 
 
+def safe(text: str) -> str:
+    """Return the whole text with passwords masked and unprintable characters escaped."""
+    return shown(without_passwords(text), width=None)
+
+
 class Styled(str):
     """A text with one of rich's styles, such as "bold" or "yellow", which a terminal with colour shows."""
 
@@ -72,10 +77,7 @@ class Styled(str):
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = TEXT_WIDTH) -> str:
-    """Return aligned text: numbers right-aligned with 4 digits, None and NaN as "-".
-
-    Args:
-        width: the most characters of a text; None for any number.
+    """Return aligned text: numbers with 4 digits at the right, None and NaN as "-", texts cut to ``width``.
 
     Example:
         >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
@@ -97,11 +99,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | Non
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
-    """Print a :func:`table` whose texts are complete, in colour on a terminal.
-
-    Args:
-        cut: columns whose texts are cut if the terminal is too narrow for the table.
-    """
+    """Print a :func:`table`, in colour on a terminal; one too narrow cuts the texts of the columns in ``cut``."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table

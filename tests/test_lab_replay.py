@@ -10,11 +10,17 @@ from estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.lab import recorded, scores, specs
-from openrlhf_dbb.lab.recorded import rerun, visits
+from openrlhf_dbb.lab.recorded import rerun
 from openrlhf_dbb.lab.replay import introduction, recommendation
 from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
 from storage import ProbeRows, open_store
-from storage.read import read_log
+from storage.read import StepLog, read_log
+
+
+def visits(step, prompt_id, successes, rollouts):
+    """On-policy visits of a log that has no estimates."""
+    none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
+    return recorded.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):

@@ -250,7 +250,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]
     assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)]
     posteriors = asked("posteriors")
-    assert posteriors["state_counts"] == [0, 2, 0, 1, 1] and posteriors["all_prompts"] == 4
+    assert posteriors["state_counts"] == [0, 2, 0, 1, 1]
     assert posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
     curves = asked("series")["curves"]
     assert curves["m:shared/discount"] == [0.5, 0.5] and "m:shared/v" not in curves  # the longer vector is not drawn

@@ -111,11 +111,7 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 
 def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
-    """Return the log-probability (nats) of a visit's S before it was seen, (V,); NaN at first visits.
-
-    Args:
-        alpha, beta: (V,) forecast before the visit.
-    """
+    """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
 

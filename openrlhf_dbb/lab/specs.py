@@ -87,7 +87,7 @@ def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEst
     variants = []
     for value in values:
         try:
-            variants.append(_replaced(estimator, **{name: value}))
+            variants.append(dataclasses.replace(estimator, **{name: value}))  # type: ignore[type-var]
         except ValueError:
             continue  # outside its range, such as 1 for ema
     return variants
@@ -107,7 +107,7 @@ def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEs
     """Return the estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
     if getattr(estimator, "updates_per_epoch", None) != 0:
         return estimator
-    return _replaced(estimator, updates_per_epoch=float(updates))
+    return dataclasses.replace(estimator, updates_per_epoch=float(updates))  # type: ignore[type-var]
 
 
 def flags(estimator: RewardEstimator) -> str:
@@ -126,11 +126,6 @@ def flags(estimator: RewardEstimator) -> str:
         elif value != field.default or field.name == knob(estimator):
             parts.append(f"--{flag} {value}")
     return " ".join(parts)
-
-
-def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
-    changed: RewardEstimator = dataclasses.replace(estimator, **parameters)  # type: ignore[type-var]
-    return changed
 
 
 def _others(estimator: RewardEstimator) -> str:

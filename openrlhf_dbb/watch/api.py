@@ -85,11 +85,7 @@ class Api:
         self.runs: list[Listed] = []
 
     def refresh(self) -> None:
-        """Read the list of runs, unless that was done a moment ago.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Read the list of runs, unless that was done a moment ago; raise StoreError if it cannot be read."""
         self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, lambda: listed(self._store, self._cache.get))
 
     def ask(self, path: str, prompt: str | None = None) -> bytes:
@@ -163,11 +159,8 @@ class Api:
         return {
             "last": of_run.last,
             "unit": of_run.unit,
-            "states": visits.STATES,
             "thresholds": visits.THRESHOLDS,
             "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
-            "all_prompts": len(of_run.prompt_id),
-            "bins": visits.BINS,
             "epochs": of_run.epochs,
         }
 
