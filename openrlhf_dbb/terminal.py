@@ -13,7 +13,7 @@ TEXT_WIDTH = 60
 WIDE_HELP = "all columns, and no text cut to fit the terminal"
 
 _LEAST = 12  # no text is cut to less to make a table fit
-_WIDEST = 10_000
+_WIDEST = 10_000  # characters; wider than any table
 _GAP = 2
 _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
