@@ -124,7 +124,7 @@ def look(measured: Measured, url: str, folder: Path) -> None:
         measured.add("whole history read s", time.perf_counter() - began, f"{rows:,} rows")
         browser.open(f"{server.address}#view=prompts&run=1")
         drawn = float(browser("document.documentElement.dataset.ready")) / 1000
-        measured.add("table of prompts drawn s", drawn, f"{answer['all_prompts']:,} prompts")
+        measured.add("table of prompts drawn s", drawn, f"{sum(answer['state_counts']):,} prompts")
     finally:
         browser.close()
         server.close()

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -90,18 +89,6 @@ def add_store(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url)
 
 
-def add_folder(parser: argparse._ActionsContainer, text: str, *, default: Path | None) -> None:
-    """Add ``--output DIR`` for a command that writes several files."""
-    text = f"{text} (default: {default or 'not written'})"
-    parser.add_argument("-o", "--output", metavar="DIR", type=_folder, default=default, help=text)
-
-
 def add_json(parser: argparse._ActionsContainer) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document; what is not known is null")
-
-
-def _folder(text: str) -> Path:
-    if text == "-":
-        raise argparse.ArgumentTypeError("several files are written; name a folder, not -")
-    return Path(text)

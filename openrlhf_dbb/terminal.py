@@ -13,6 +13,7 @@ TEXT_WIDTH = 60
 WIDE_HELP = "all columns, and no text cut to fit the terminal"
 
 _LEAST = 12  # no text is cut to less to make a table fit
+_WIDEST = 10_000  # characters; wider than any table
 _GAP = 2
 _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
@@ -59,6 +60,11 @@ def without_passwords(text: str) -> str:
     return _PASSWORD.sub(r"\1:***@", text)
 
 
+def safe(text: str) -> str:
+    """Return the whole text with passwords masked and unprintable characters escaped."""
+    return shown(without_passwords(text), width=None)
+
+
 class Styled(str):
     """A text with one of rich's styles, such as "bold" or "yellow", which a terminal with colour shows."""
 
@@ -71,10 +77,7 @@ class Styled(str):
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = TEXT_WIDTH) -> str:
-    """Return aligned text: numbers right-aligned with 4 digits, None and NaN as "-".
-
-    Args:
-        width: the most characters of a text; None for any number.
+    """Return aligned text: numbers with 4 digits at the right, None and NaN as "-", texts cut to ``width``.
 
     Example:
         >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
@@ -96,11 +99,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | Non
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
-    """Print a :func:`table` whose texts are complete, in colour on a terminal.
-
-    Args:
-        cut: columns whose texts are cut if the terminal is too narrow for the table.
-    """
+    """Print a :func:`table`, in colour on a terminal; one too narrow cuts the texts of the columns in ``cut``."""
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
@@ -112,17 +111,18 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Co
         return
     cells = [[Text(_cell(value, None), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
              for row in rows]  # fmt: skip
-    longest = [max((row[place].cell_len for row in cells), default=0) for place in range(len(header))]
-    widths = [max(width, cell_len(name)) for width, name in zip(longest, header, strict=True)]
-    if _total(widths) > console.width:  # a header may take several lines
-        words = (max(map(cell_len, name.split()), default=0) for name in header)
-        widths = _fitted(header, list(map(max, longest, words)), console.width, cut)
     grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for name, width, is_text in zip(header, widths, _are_texts(header, rows), strict=True):
-        grid.add_column(Text(name), width=width, justify="left" if is_text else "right", vertical="bottom")
-    console.width = max(console.width, _total(widths))
+    for place, (name, is_text) in enumerate(zip(header, _are_texts(header, rows), strict=True)):
+        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))))
+        least = min(longest, _LEAST) if name in cut else longest
+        grid.add_column(Text(name), min_width=least, justify="left" if is_text else "right", vertical="bottom")
     for row in cells:
         grid.add_row(*row)
+    if console.measure(grid, options=console.options.update(width=_WIDEST)).maximum > console.width:
+        for name, column in zip(header, grid.columns, strict=True):  # a header may take several lines
+            column.width = None if name in cut else column.min_width
+    least_of_all = sum(column.min_width or 0 for column in grid.columns) + _GAP * (len(header) - 1)
+    console.width = max(console.width, least_of_all)
     console.print(grid)
 
 
@@ -151,10 +151,7 @@ def print_line(text: str = "", style: str = "") -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(Text(shown(text, None), style))
-    else:
-        print(shown(text, None))
+    console.print(Text(shown(text, None), style), soft_wrap=not console.is_terminal)
 
 
 def print_title(text: str) -> None:
@@ -163,18 +160,13 @@ def print_title(text: str) -> None:
     print_line(text, "bold")
 
 
-def print_json(value: Any) -> None:
-    """Print :func:`json_text`."""
-    print(json_text(value))
-
-
 def json_text(value: Any) -> str:
     """Return the value as one JSON document in ASCII; NaN becomes null."""
     return json.dumps(_without_nan(value), indent=2, allow_nan=False)
 
 
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table as objects for :func:`print_json`.
+    """Return the rows of a table as objects for :func:`json_text`.
 
     Example:
         >>> records(("name", "mse"), [("dbb", 0.5)])
@@ -189,22 +181,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(entry) for entry in value]
     return None if value != value else value
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _fitted(header: Sequence[str], needed: list[int], width: int, cut: Collection[str]) -> list[int]:
-    """Return widths of the columns: those in ``cut`` give up what the table is too wide, the widest first."""
-    widths = needed.copy()
-    may_shrink = [place for place, name in enumerate(header) if name in cut]
-    for _ in range(_total(needed) - width):
-        widest = max(may_shrink, key=lambda place: widths[place], default=None)
-        if widest is None or widths[widest] <= _LEAST:
-            break
-        widths[widest] -= 1
-    return widths
 
 
 def _are_texts(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

@@ -31,7 +31,8 @@ TRAINING = "training"
 _LARGEST_ID = 2**63 - 1
 
 # The sum of big integers is a decimal on PostgreSQL.
-_SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
+SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
+"""SQL that sums every count of :class:`storage.Usage` over steps."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
         FROM (SELECT count(*) AS steps, CAST(coalesce(sum(prompts), 0) AS BIGINT) AS visits,
                      CAST(coalesce(sum(rollouts), 0) AS BIGINT) AS rollouts, coalesce(sum(successes), 0) AS successes,
-                     max(created_at) AS last_step_at, CAST(sum(generated - trained) AS BIGINT) AS filtered, {_SUMS}
+                     max(created_at) AS last_step_at, CAST(sum(generated - trained) AS BIGINT) AS filtered, {SUMS}
               FROM dbb_step WHERE run_id = :run) s
         CROSS JOIN (SELECT count(*) AS prompts, avg(mean) AS mean,
                            coalesce(sum(CASE WHEN visits > 0 THEN 1 ELSE 0 END), 0) AS visited

@@ -173,13 +173,13 @@ def simulate(
     runs = [training(regime, drawn, rollouts, setting, setting.seed + later) for later in range(setting.seeds)]
     measured = [[measure(estimator, run) for run in runs] for estimator in estimators]
     values = [[[getattr(cell, name) for cell in row] for row in measured] for name in MEASURES]
-    families = {"dbb": specs.parse("dbb")} | specs.families(estimators)
+    families = {"dbb": specs.parse("dbb")} | {specs.family(e): e for e in estimators if specs.knob(e)}
     errors = {}
     for name, estimator in families.items():
         swept = specs.swept(estimator, discounts)
         errors[name] = (
-            np.array(list(swept)),
-            np.array([[measure(e, run).visits for run in runs] for e in swept.values()]),
+            np.array([specs.knob_value(e) for e in swept]),
+            np.array([[measure(e, run).visits for run in runs] for e in swept]),
         )
     dbb_X_K = errors["dbb"][1]
     sweeps = {name: (x, mse_X_K.mean(axis=1)) for name, (x, mse_X_K) in errors.items()}

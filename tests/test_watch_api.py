@@ -206,7 +206,7 @@ ROWS = [
 def of_rows(rows):
     """What becomes of prompts 7, 8, 9 by rows of step, prompt, successes of 4, mean."""
     visits = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in rows], dtype=float)
-    return summed(np.array([[7, 0], [8, 0], [9, 0]], dtype=float), visits)
+    return summed(np.array([7, 8, 9]), np.zeros(3), visits)
 
 
 def test_states_and_epochs():
@@ -250,7 +250,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]
     assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)]
     posteriors = asked("posteriors")
-    assert posteriors["state_counts"] == [0, 2, 0, 1, 1] and posteriors["all_prompts"] == 4
+    assert posteriors["state_counts"] == [0, 2, 0, 1, 1]
     assert posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
     curves = asked("series")["curves"]
     assert curves["m:shared/discount"] == [0.5, 0.5] and "m:shared/v" not in curves  # the longer vector is not drawn

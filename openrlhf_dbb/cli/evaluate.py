@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import options
@@ -26,12 +27,7 @@ def add_commands(add: Any) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Run ``evaluate``.
-
-    Raises:
-        UsageError, storage.StoreError: the request cannot be carried out.
-        ray.exceptions.RayError: an engine failed.
-    """
+    """Evaluate a model. Raise UsageError or StoreError if that is not possible, RayError if an engine fails."""
     if arguments.model is None or arguments.benchmarks is None:
         raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
     options.require_stack("openrlhf-dbb evaluate --model")
@@ -74,7 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines.add_argument("--gpu_memory_utilization", type=float, default=0.9, metavar="F", help=memory)
     engines.add_argument("--verbose", action="store_true", help="show the output of the engines")
     places = parser.add_argument_group("output")
-    options.add_folder(places, "folder for evaluations", default=results.FOLDER)
+    folder = f"folder for evaluations (default: {results.FOLDER})"
+    places.add_argument("-o", "--output", metavar="DIR", type=_folder, default=results.FOLDER, help=folder)
     places.add_argument("--name", help="name of this evaluation (default: the model's)")
     places.add_argument("--run", help="training run that made this model; the results are stored with it")
     options.add_store(places)
+
+
+def _folder(text: str) -> Path:
+    if text == "-":
+        raise argparse.ArgumentTypeError("several files are written; name a folder, not -")
+    return Path(text)

@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 import openrlhf_dbb
 from openrlhf_dbb.errors import UsageError
@@ -17,25 +16,19 @@ PROGRAM = "openrlhf-dbb"
 REFUSED, INTERRUPTED = 2, 130
 
 
-class Command(NamedTuple):
-    """A command's help, and the module whose ``add_commands`` declares it; None: it reads its own arguments."""
-
-    module: str | None
-    help: str
-
-
 COMMANDS = {
-    "train": Command(None, "train a model with GRPO and stored posteriors"),
-    "evaluate": Command("openrlhf_dbb.cli.evaluate", "measure models on benchmarks and compare them"),
-    "lab": Command("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
-    "runs": Command("openrlhf_dbb.inspect.lists", "list all runs, newest first, with their held-out accuracy"),
-    "show": Command("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
-    "history": Command("openrlhf_dbb.inspect.show", "every visit of one prompt"),
-    "compare": Command("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy, posterior means, costs"),
-    "costs": Command("openrlhf_dbb.inspect.lists", "where the rollouts of each run went, and for what"),
-    "serve": Command("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
-    "report": Command("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
+    "train": (None, "train a model with GRPO and stored posteriors"),
+    "evaluate": ("openrlhf_dbb.cli.evaluate", "measure models on benchmarks and compare them"),
+    "lab": ("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
+    "runs": ("openrlhf_dbb.inspect.lists", "list all runs, newest first, with their held-out accuracy"),
+    "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
+    "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),
+    "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy, posterior means, costs"),
+    "costs": ("openrlhf_dbb.inspect.lists", "where the rollouts of each run went, and for what"),
+    "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
+    "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }
+"""The module of each command, whose ``add_commands`` declares it (None: it reads its own arguments), and its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,7 +107,7 @@ def build(names: Collection[str]) -> Parser:
             add_store(parsers[name])
         return parsers[name]
 
-    for module in dict.fromkeys(COMMANDS[name].module for name in names):
+    for module in dict.fromkeys(COMMANDS[name][0] for name in names):
         if module is not None:
             importlib.import_module(module).add_commands(add)
     return parser

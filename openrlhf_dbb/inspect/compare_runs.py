@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import (
     WIDE_HELP,
+    json_text,
     print_facts,
-    print_json,
     print_line,
     print_table,
     print_title,
@@ -53,8 +52,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             f"runs {runs[0].name!r} and {runs[1].name!r} have no prompt in common; compare runs on the same data set"
         )
     if arguments.json:
-        tested = None if accuracy is None else asdict(accuracy) | {"verdict": accuracy.verdict}
-        print_json({"runs": numbers, "held_out": tested, "training": training})
+        print(json_text({"runs": numbers, "held_out": accuracy, "training": training}))
         return
     print_facts([(which, _described(run)) for which, run in zip(_WHICH, runs, strict=True)])
     print_title("held-out accuracy")
@@ -81,38 +79,18 @@ def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tup
     return named, next(run for run in newest if run.run_id != named.run_id)
 
 
-@dataclass(frozen=True)
-class HeldOutDifference:
-    """The difference in held-out accuracy of two runs, second minus first, after the last evaluated step of each.
+def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
+    """Compare the last evaluations of two runs, ready for JSON; None unless both were measured on some prompt of both.
 
-    Attributes:
+    Returns:
         first, second: accuracy over the shared prompts, benchmarks weighted equally.
         steps: the last evaluated step of each.
         samples: responses to each prompt, of each run.
         prompts: shared by both, of all shared benchmarks together.
-        difference: in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
+        difference: second minus first, in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
         p: of the paired t-test over prompts, two-sided; NaN for a single prompt.
+        verdict: the result of the test in words.
     """
-
-    first: float
-    second: float
-    steps: tuple[int, int]
-    samples: tuple[int, int]
-    prompts: int
-    difference: float
-    low: float
-    high: float
-    p: float
-
-    @property
-    def verdict(self) -> str:
-        if not self.p < paired_tests.ALPHA:
-            return "no difference shown"
-        return "the second is higher" if self.difference > 0 else "the second is lower"
-
-
-def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunRecord) -> HeldOutDifference | None:
-    """Compare the last evaluations of two runs; None unless both were measured on some prompt of both."""
     measured, other_measured = held_out(store, first), held_out(store, second)
     if measured is None or other_measured is None:
         return None
@@ -129,17 +107,19 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
         return None
     test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
     low, high = paired_tests.t_interval(test)
-    return HeldOutDifference(
-        first=float(np.mean([first_P.mean() for first_P, _ in pairs])),
-        second=float(np.mean([second_P.mean() for _, second_P in pairs])),
-        steps=steps,
-        samples=(measured.samples, other_measured.samples),
-        prompts=sum(len(first_P) for first_P, _ in pairs),
-        difference=test.difference,
-        low=low,
-        high=high,
-        p=test.p,
-    )
+    higher = "the second is higher" if test.difference > 0 else "the second is lower"
+    return {
+        "first": float(np.mean([first_P.mean() for first_P, _ in pairs])),
+        "second": float(np.mean([second_P.mean() for _, second_P in pairs])),
+        "steps": steps,
+        "samples": (measured.samples, other_measured.samples),
+        "prompts": sum(len(first_P) for first_P, _ in pairs),
+        "difference": test.difference,
+        "low": low,
+        "high": high,
+        "p": test.p,
+        "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
+    }
 
 
 def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
@@ -174,7 +154,7 @@ def _described(run: RunRecord) -> str:
     return shown(f"{run.name} (number {run.run_id}), {status(run)} at step {run.last_step}; {trained}", width=None)
 
 
-def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: HeldOutDifference | None) -> None:
+def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mapping[str, Any] | None) -> None:
     """Print the accuracy of both at the start, the best and the last, then the paired difference."""
     if not any(numbers):
         print_line("not measured in either")
@@ -187,13 +167,13 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: HeldO
     if accuracy is None:
         print_line("not measured in both on the same prompts, so there is no test")
         return
-    low, high = (f"{100 * bound:+.1f}" for bound in (accuracy.low, accuracy.high))
-    samples = " and ".join(map(str, dict.fromkeys(accuracy.samples)))
+    low, high = (f"{100 * bound:+.1f}" for bound in (accuracy["low"], accuracy["high"]))
+    samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
     print_line(
-        f"second - first, last evaluations: {100 * accuracy.difference:+.1f} points, 95 % interval {low} to {high} "
-        f"({accuracy.prompts} prompts x {samples} samples)"
+        f"second - first, last evaluations: {100 * accuracy['difference']:+.1f} points, 95 % interval {low} to {high} "
+        f"({accuracy['prompts']} prompts x {samples} samples)"
     )
-    print_line(accuracy.verdict, "bold")
+    print_line(accuracy["verdict"], "bold")
     print_line(ONE_PAIR)
 
 

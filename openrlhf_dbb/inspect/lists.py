@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf_dbb.inspect.overview import FATES, age, method, overview, status
 from openrlhf_dbb.options import add_json
-from openrlhf_dbb.terminal import WIDE_HELP, Styled, print_json, print_table, shown
+from openrlhf_dbb.terminal import WIDE_HELP, Styled, json_text, print_table, shown
 from storage import PosteriorStore, RunRecord
 
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
@@ -34,7 +34,7 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = store.runs()[::-1]
     numbers = [overview(store, run) for run in runs]
     if arguments.json:
-        print_json(numbers)
+        print(json_text(numbers))
     elif not runs:
         print(f"no runs in {shown(store.location, width=None)}")
     else:
@@ -62,7 +62,7 @@ def list_costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
     numbers = [overview(store, run) for run in sorted(runs, key=lambda run: (run.method, run.name))]
     if arguments.json:
-        print_json(numbers)
+        print(json_text(numbers))
     elif not runs:
         print(f"no runs in {shown(store.location, width=None)}")
     else:

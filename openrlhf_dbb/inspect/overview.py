@@ -9,20 +9,10 @@ from typing import Any
 from openrlhf_dbb.terminal import Styled, without_passwords
 from storage import PosteriorStore, RunRecord
 from storage.owner import has_ended
-from storage.read import held_out
+from storage.read import SUMS, held_out
 
 FATES = ("trained", "filtered", "skipped", "replayed")
 """The totals that say where rollouts (or prompts) went."""
-
-USAGE = (
-    "generated", "generated_tokens", "trained", "zero_variance", "informative", "rescued", "replayed", "skipped",
-    "groups",
-)  # fmt: skip
-"""Columns of ``dbb_step`` that count rollouts, tokens or prompts."""
-
-# The sum of big integers is a decimal on PostgreSQL.
-SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in USAGE)
-"""SQL that sums ``USAGE``."""
 
 _STYLES = {"running": "green", "stale": "yellow", "finished": ""}
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
@@ -58,7 +48,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
 
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return the sums of ``USAGE``, "filtered" (generated, not trained on), and what a mixed group cost.
+    """Return the sums of a run's usage, "filtered" (generated, not trained on), and what a mixed group cost.
 
     All numbers are None if usage was not recorded.
     """

@@ -20,12 +20,12 @@ from openrlhf_dbb.inspect.overview import (
 )
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
-    TEXT_WIDTH,
     Styled,
+    json_text,
     print_facts,
-    print_json,
     print_table,
     print_title,
+    safe,
     shown,
     without_passwords,
 )
@@ -33,7 +33,6 @@ from storage import PosteriorStore, RunRecord, StoreError
 from storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
-_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
 _BAR = 20
 _LONGEST = 200
 
@@ -54,7 +53,7 @@ def add_commands(add: Any) -> None:
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     if arguments.json:
-        print_json(_numbers(store, run))
+        print(json_text(_numbers(store, run)))
     elif arguments.config:
         for key, value in configuration(run):
             print(f"{key}: {value}")
@@ -65,7 +64,7 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             if rows:
                 print_title(title)
                 names = ("prompt_id", "mean", "variance", "visits")
-                cells = [(*(row[name] for name in names), shown(row["prompt"], TEXT_WIDTH)) for row in rows]
+                cells = [(*(row[name] for name in names), shown(row["prompt"])) for row in rows]
                 print_table(("prompt id", *names[1:], "text"), cells, cut=("text",))
 
 
@@ -107,12 +106,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     # A stale run is not lost: it goes on from its last checkpoint.
     if state(run) == "stale":
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
-    return {name: _safe(value) for name, value in texts.items()}
-
-
-def _safe(value: str) -> str:
-    safe = shown(without_passwords(value), width=None)
-    return Styled(safe, value.style) if isinstance(value, Styled) else safe
+    return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items()}
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
@@ -161,8 +155,7 @@ def _lineage(run: RunRecord) -> str:
 def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield the run's flags and their values as JSON, by name, safe to print."""
     for key in sorted(run.config):
-        value = json.dumps(run.config[key], ensure_ascii=False)
-        yield shown(key, width=None), shown(without_passwords(value), width=None)
+        yield safe(key), safe(json.dumps(run.config[key], ensure_ascii=False))
 
 
 def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
@@ -189,7 +182,7 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
-        print_json({"run": run.name, **prompt, "visits": visits})
+        print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
     longest = None if arguments.wide else _LONGEST
     print_facts(
@@ -200,7 +193,7 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         ]
     )
     if visits:
-        columns = [name for name in _VISIT if name != "lag" or any(row["lag"] for row in visits)]
+        columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
         print_table((*columns, ""), [(*(row[name] for name in columns), _bar(row["mean"])) for row in visits])
     else:
         print("not visited in this run; its posterior comes from the warm start")

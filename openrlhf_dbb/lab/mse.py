@@ -20,7 +20,7 @@ from openrlhf_dbb import options
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, RecordedRun, earlier_visits
-from openrlhf_dbb.terminal import print_json, records, table
+from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 
@@ -55,12 +55,14 @@ def _command(arguments: argparse.Namespace) -> None:
         usual = int(np.bincount(run.visits.rollouts.astype(np.int64)).argmax())
     rollouts = usual if arguments.rollouts is None else arguments.rollouts
     by_visit = moments_by_visit(p_Q_T, estimators, rollouts)
-    swept = [(e, float(np.nanmean(_moments(e, p_Q_T, rollouts).mse))) for e in _all_discounts(estimators)]
-    rows = [(specs.family(e), specs.knob_value(e), mse) for e, mse in swept]
+    families = {specs.family(estimator): estimator for estimator in estimators}
+    swept = [variant for member in families.values() for variant in specs.swept(member, specs.DISCOUNTS)]
+    errors = [float(np.nanmean(_moments(estimator, p_Q_T, rollouts).mse)) for estimator in swept]
+    rows = [(specs.family(e), specs.knob_value(e), mse) for e, mse in zip(swept, errors, strict=True)]
     if arguments.json:
         tables = {"moments": records(_MOMENTS, by_visit), "discounts": records(_SWEPT, rows)}
         tables |= {"own_errors": records(_OWN, own)} if own else {}
-        print_json({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables)
+        print(json_text({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables))
         return
     print(f"{name}, N = {rollouts}: mean over {len(p_Q_T)} prompts\n")
     print(table(_MOMENTS, by_visit))
@@ -87,13 +89,6 @@ def _given(texts: Sequence[str]) -> Floats:
             if not 0 <= p_Q_T[row, column] <= 1:
                 raise UsageError(f"--p, row {row + 1}: {text!r} is not a probability in [0, 1]")
     return p_Q_T
-
-
-def _all_discounts(estimators: Sequence[RewardEstimator]) -> list[RewardEstimator]:
-    """Return the estimators without a discount, and the others at every discount that they allow."""
-    alone = [estimator for estimator in estimators if specs.knob(estimator) is None]
-    families = specs.families(estimators).values()
-    return alone + [variant for family in families for variant in specs.swept(family, specs.DISCOUNTS).values()]
 
 
 def _moments(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> Moments:
@@ -138,9 +133,6 @@ def own_errors(run: RecordedRun) -> list[tuple[str, float, float]]:
     """Return name, mean squared error without the probes' noise, and its standard error over prompts.
 
     The rows are the estimates that the run was trained with ("as trained"), and its groups' own means ("point").
-
-    Raises:
-        UsageError: as :func:`probed`.
     """
     probes, visits = _probes(run), run.visits
     _, row = np.unique(visits.prompt[probes.visit], return_inverse=True)

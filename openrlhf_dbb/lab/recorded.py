@@ -53,21 +53,10 @@ class Visits:
 
 
 @dataclass(frozen=True)
-class ProbedVisits:
-    """The probe rollouts of K visits.
-
-    Attributes:
-        visit: (K,) position of the visit.
-        samples: (K,) M >= 2, number of scores.
-        successes, squares: (K,) sum and sum of squares of the scores.
-        mean: (K,) the estimate that the run scored the visit with.
-    """
+class ProbedVisits(ProbeLog):
+    """The probes of K visits, of 2 or more rollouts each; ``visit`` is the position of the visit, (K,)."""
 
     visit: Integers
-    samples: Floats
-    successes: Floats
-    squares: Floats
-    mean: Floats
 
 
 @dataclass(frozen=True)
@@ -107,8 +96,7 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
         texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    recorded = visits(log.step, log.prompt_id, log.successes, log.rollouts, log.lag, texts)
-    return RecordedRun(record, recorded, _probed_visits(log, probe_log))
+    return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
@@ -119,37 +107,26 @@ def own_estimator(record: RunRecord) -> RewardEstimator | None:
         return None
 
 
-def visits(
-    step: Integers,
-    prompt_id: Integers,
-    successes: Floats,
-    rollouts: Integers,
-    lag: Floats | None = None,
-    texts: Sequence[str] = (),
-) -> Visits:
-    """Return visits from the columns of a run's log, each (V,) and ordered by step.
-
-    Args:
-        lag: None if all groups are on-policy.
-        texts: of the distinct prompts, by ascending id.
+def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
+    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id.
 
     Raises:
         UsageError: a group's successes are not a whole number from 0 to N.
     """
+    rollouts, successes = log.rollouts, log.successes
     wrong = (successes != np.round(successes)) | (successes < 0) | (successes > rollouts)
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
-            f"step {step[at]}, prompt {prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; only "
-            "rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
+            f"step {log.step[at]}, prompt {log.prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; "
+            "only rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
         )
     # Ids of a store may have gaps; the estimators want prompts numbered from 0.
-    ids, prompt = np.unique(prompt_id, return_inverse=True)
+    ids, prompt = np.unique(log.prompt_id, return_inverse=True)
     slot = np.arange(rollouts.max(initial=0))
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
-    lag = np.zeros(len(step)) if lag is None else lag
-    counted = rollouts.astype(np.float64)
-    return Visits(step, prompt, earlier_visits(prompt), successes, counted, rewards_V_G, len(ids), lag, texts)
+    counted, earlier = rollouts.astype(np.float64), earlier_visits(prompt)
+    return Visits(log.step, prompt, earlier, successes, counted, rewards_V_G, len(ids), log.lag, texts)
 
 
 def earlier_visits(prompt: Integers) -> Integers:
@@ -220,5 +197,4 @@ def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
     use = (logged[row] == wanted) & (probes.samples >= 2)
     if not use.any():
         return None
-    samples = probes.samples[use].astype(np.float64)
-    return ProbedVisits(row[use], samples, probes.successes[use], probes.squares[use], probes.mean[use])
+    return ProbedVisits(**{name: values[use] for name, values in vars(probes).items()}, visit=row[use])

@@ -13,7 +13,7 @@ from openrlhf_dbb import options
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
-from openrlhf_dbb.terminal import print_json, records, table
+from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
 """The default candidates: the estimators of the paper, and ``auto``."""
@@ -42,8 +42,7 @@ def _command(arguments: argparse.Namespace) -> None:
     run = recorded.read(arguments.store_url, arguments.run)
     own = recorded.own_estimator(run.record)
     candidates = specs.sweep(arguments.estimators or ESTIMATORS)
-    replayable = own is not None and own.features != "hidden"
-    if own is not None and replayable and not arguments.estimators:
+    if own is not None and own.features != "hidden" and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
     # Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
@@ -51,7 +50,9 @@ def _command(arguments: argparse.Namespace) -> None:
     ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
     advice = recommendation(ranking, run.visits)
     if arguments.json:
-        print_json({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
+        print(
+            json_text({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
+        )
         return
     print("\n".join(introduction(run, own)))
     print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
@@ -93,7 +94,7 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
     if visits.prompts < _FEW_PROMPTS:
         lines.append(f"only {visits.prompts} prompts: the intervals below say little")
-    best = ranking.candidates[ranking.best]
+    best = ranking.candidates[0]
     names = np.array([outcome.estimator.name for outcome in ranking.candidates])
     first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
@@ -107,7 +108,7 @@ def _second(ranking: Ranking) -> list[str]:
     if not others:
         return []
     name, second = (ranking.candidates[at].label for at in (best, others[0]))
-    excess, low, high = (values[others[0]] for values in ranking.excess(best))
+    excess, low, high = (values[others[0]] for values in ranking.excess())
     relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
     lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
     return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
@@ -145,12 +146,12 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
 def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return every candidate with all its numbers, ready for JSON."""
     names = ("excess over best", "excess low", "excess high")
-    excess_C_3 = np.stack(ranking.excess(ranking.best), axis=1).tolist()
-    places = {outcome.label: at for at, outcome in enumerate(ranking.candidates)}
+    excess_C_3 = np.stack(ranking.excess(), axis=1).tolist()
+    excess = {o.label: values for o, values in zip(ranking.candidates, records(names, excess_C_3), strict=True)}
     return [
         {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
         | _measures(outcome)
         | {"mse (probes), first visits": outcome.first_visits, "criterion": ranking.criterion}
-        | (records(names, [excess_C_3[places[outcome.label]]])[0] if outcome.label in places else {})
+        | excess.get(outcome.label, {})
         for outcome in outcomes
     ]

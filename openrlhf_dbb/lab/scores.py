@@ -62,11 +62,7 @@ class Outcome:
 
 
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
-    """Replay the visits with ``estimator`` and measure it by every criterion that applies.
-
-    Raises:
-        UsageError: as :func:`recorded.rerun`.
-    """
+    """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
     again = rerun(estimator, visits)
     losses, first_visits, calibration = {}, None, None
     if probes is not None:
@@ -115,11 +111,7 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 
 def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
-    """Return the log-probability (nats) of a visit's S before it was seen, (V,); NaN at first visits.
-
-    Args:
-        alpha, beta: (V,) forecast before the visit.
-    """
+    """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
 
@@ -139,7 +131,7 @@ def calibration_error(forecast_V: Floats, share_V: Floats) -> float:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates that a criterion can judge.
+    """The candidates that a criterion can judge, best first.
 
     Attributes:
         mean_C: mean loss over visits.
@@ -151,22 +143,17 @@ class Ranking:
     mean_C: Floats
     draws_B_C: Floats
 
-    @property
-    def best(self) -> int:
-        """Position of the candidate with the lowest mean loss."""
-        return int(self.mean_C.argmin())
-
     def best_of_each(self) -> list[int]:
         """Return the position of the best candidate of every registered name, best first."""
         best: dict[str, int] = {}
-        for at in np.argsort(self.mean_C, kind="stable").tolist():
-            best.setdefault(self.candidates[at].estimator.name, at)
+        for at, outcome in enumerate(self.candidates):
+            best.setdefault(outcome.estimator.name, at)
         return list(best.values())
 
-    def excess(self, over: int) -> tuple[Floats, Floats, Floats]:
-        """Return the loss beyond that of candidate ``over``, and the ends of its 95 % interval; (C,) each."""
-        low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [over]], [2.5, 97.5], axis=0)
-        return self.mean_C - self.mean_C[over], low, high
+    def excess(self) -> tuple[Floats, Floats, Floats]:
+        """Return the loss beyond that of the best candidate, and the ends of its 95 % interval; (C,) each."""
+        low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
+        return self.mean_C - self.mean_C[0], low, high
 
     def best_discount(self, name: str) -> tuple[float, float, float] | None:
         """Return the best discount of estimator ``name`` and the ends of its 95 % interval; None for fewer than two."""
@@ -205,4 +192,6 @@ def rank(outcomes: Sequence[Outcome], visits: Visits, criterion: str) -> Ranking
     for _ in range(DRAWS):
         times_P = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
         draws.append(times_P @ sums_P_C / (times_P @ visits_P))
-    return Ranking(criterion, able, sums_P_C.sum(axis=0) / visits_P.sum(), np.stack(draws))
+    mean_C = sums_P_C.sum(axis=0) / visits_P.sum()
+    order = np.argsort(mean_C, kind="stable")
+    return Ranking(criterion, [able[at] for at in order], mean_C[order], np.stack(draws)[:, order])

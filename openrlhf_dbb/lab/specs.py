@@ -67,11 +67,6 @@ def family(estimator: RewardEstimator) -> str:
     return estimator.name + _others(estimator)
 
 
-def families(estimators: Iterable[RewardEstimator]) -> dict[str, RewardEstimator]:
-    """Return one estimator for each family that has a discount or smoothing, by the family's name."""
-    return {family(estimator): estimator for estimator in estimators if knob(estimator)}
-
-
 def knob(estimator: RewardEstimator) -> str | None:
     """Return the parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
     names = [field.name for field in parameter_fields(type(estimator))]
@@ -84,30 +79,26 @@ def knob_value(estimator: RewardEstimator) -> float | None:
     return None if name is None else float(getattr(estimator, name))
 
 
-def swept(estimator: RewardEstimator, values: Iterable[float]) -> dict[float, RewardEstimator]:
-    """Return the estimator with each of the discounts (or smoothings) that it allows."""
-    name, variants = knob(estimator), {}
-    assert name is not None
+def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEstimator]:
+    """Return the estimator with each of the discounts (or smoothings) that it allows; itself if it has neither."""
+    name = knob(estimator)
+    if name is None:
+        return [estimator]
+    variants = []
     for value in values:
         try:
-            variants[value] = _replaced(estimator, **{name: value})
+            variants.append(dataclasses.replace(estimator, **{name: value}))  # type: ignore[type-var]
         except ValueError:
             continue  # outside its range, such as 1 for ema
     return variants
 
 
 def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
-    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``.
-
-    Raises:
-        UsageError: as :func:`parse`.
-    """
+    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``."""
     candidates: dict[str, RewardEstimator] = {}
     for text in texts:
         estimator = parse(text)
-        name = knob(estimator)
-        fixed = name is None or f"{name}=" in text
-        variants = [estimator] if fixed else list(swept(estimator, discounts).values())
+        variants = [estimator] if f"{knob(estimator)}=" in text else swept(estimator, discounts)
         candidates |= {label(variant): variant for variant in variants}
     return list(candidates.values())
 
@@ -116,7 +107,7 @@ def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEs
     """Return the estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
     if getattr(estimator, "updates_per_epoch", None) != 0:
         return estimator
-    return _replaced(estimator, updates_per_epoch=float(updates))
+    return dataclasses.replace(estimator, updates_per_epoch=float(updates))  # type: ignore[type-var]
 
 
 def flags(estimator: RewardEstimator) -> str:
@@ -135,11 +126,6 @@ def flags(estimator: RewardEstimator) -> str:
         elif value != field.default or field.name == knob(estimator):
             parts.append(f"--{flag} {value}")
     return " ".join(parts)
-
-
-def _replaced(estimator: RewardEstimator, **parameters: Any) -> RewardEstimator:
-    changed: RewardEstimator = dataclasses.replace(estimator, **parameters)  # type: ignore[type-var]
-    return changed
 
 
 def _others(estimator: RewardEstimator) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -86,11 +85,7 @@ class Api:
         self.runs: list[Listed] = []
 
     def refresh(self) -> None:
-        """Read the list of runs, unless that was done a moment ago.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
+        """Read the list of runs, unless that was done a moment ago; raise StoreError if it cannot be read."""
         self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, lambda: listed(self._store, self._cache.get))
 
     def ask(self, path: str, prompt: str | None = None) -> bytes:
@@ -134,7 +129,8 @@ class Api:
                     self._store, self._run(run).record, last, None if prompt is None else _integer(prompt)
                 )
             case ["runs", run, "compare", other]:
-                return self._compare(self._run(run), self._run(other))
+                first, second = self._run(run).record, self._run(other).record
+                return {"difference": held_out_difference(self._store, first, second), "caution": ONE_PAIR}
             case ["runs", run, "about"]:
                 return details.about(self._store, self._run(run).record)
         raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
@@ -163,11 +159,8 @@ class Api:
         return {
             "last": of_run.last,
             "unit": of_run.unit,
-            "states": visits.STATES,
             "thresholds": visits.THRESHOLDS,
             "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
-            "all_prompts": len(of_run.prompt_id),
-            "bins": visits.BINS,
             "epochs": of_run.epochs,
         }
 
@@ -191,12 +184,6 @@ class Api:
         if described is None:
             raise NoSuchAnswer(f"run {run.record.name!r} has no prompt {name[:80]!r}")
         return described
-
-    def _compare(self, first: Listed, second: Listed) -> dict[str, Any]:
-        difference = held_out_difference(self._store, first.record, second.record)
-        if difference is None:
-            return {"difference": None}
-        return {"difference": asdict(difference), "verdict": difference.verdict, "caution": ONE_PAIR}
 
 
 def _integer(text: str) -> int:

@@ -53,7 +53,6 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
     low, high = _intervals(alpha, beta, mean_V, np.sqrt(visits["variance"] / visits["rollouts"]))
     state_V = states(mean_V, visits["successes"])
     return {
-        "id": prompt_id,
         "text": readable(text),
         "label": readable(label),
         "state": state_V[-1] if len(state_V) else NO_VISITS,
@@ -77,12 +76,9 @@ def _intervals(alpha: Floats, beta: Floats, mean: Floats, standard_error: Floats
 
 
 def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id: int | None = None) -> dict[str, Any]:
-    """Return the kept rollouts of a step, or of one prompt in it, with the texts of their prompts.
+    """Return the kept rollouts of a step (None: the last that has any), or of one prompt in it, with their prompts.
 
     A long text is cut; its "cut" is its full length, and 0 for other texts.
-
-    Args:
-        step: None for the last step that has any.
     """
     (extent,) = store.query(_EXTENT, run=run.run_id)
     step = extent.last if step is None else step

@@ -178,10 +178,10 @@ function drawComparison(drawn) {
   byId("comparison").hidden = !answer?.difference;
   if (!answer?.difference) return;
   const [first, second] = [...drawn].sort((a, b) => a.id - b.id).map((run) => run.name);
-  const { difference, low, high, prompts, samples } = answer.difference, points = or((value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`);
+  const { difference, low, high, prompts, samples, verdict } = answer.difference, points = or((value) => `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}`);
   byId("comparison").replaceChildren(`Held-out accuracy, ${second} (second) minus ${first} (first), last evaluations: ${points(difference)} points, `
     + `95\u00a0% interval ${points(low)} to ${points(high)} (${plural(prompts, "prompt")} \u00d7 ${[...new Set(samples)].join(" and ")} samples): `,
-  element("strong", {}, answer.verdict), `. ${answer.caution}`);
+  element("strong", {}, verdict), `. ${answer.caution}`);
 }
 
 function setUpCurves() {

@@ -77,7 +77,7 @@ VIEWS.posteriors = {
   draw() {
     const answer = got(this.path());
     if (!answer) return 0;
-    const { epochs, states, thresholds } = answer, size = epochs.epoch.length, meanName = theRun().mean_name;
+    const { epochs, thresholds } = answer, size = epochs.epoch.length, meanName = theRun().mean_name;
     setText(byId("posteriors-note"), !size ? "No prompt was visited yet."
       : `${MEANINGS[meanName]} Epoch 2 is every prompt's second visit of this run, and so on.`
       + " The view Prompts lists them by state, by mean and by change."
@@ -85,7 +85,7 @@ VIEWS.posteriors = {
     byId("posteriors-body").hidden = !size;
     if (!size) return theRun().step ?? 0;
     const e = size - 1;
-    const bins = answer.bins, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
+    const bins = epochs.histogram[e].length, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
     byId("histogram").hidden = !answer.unit; // its bins are of [0, 1]
     const tallest = Math.max(1, ...epochs.histogram.flat());
     chartOf(byId("histogram")).update({ title: `Prompts by ${meanName} after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
@@ -99,7 +99,7 @@ VIEWS.posteriors = {
       legend: measures.map((name, i) => [lineMark(i), name]) });
     const x = epochs.epoch, ends = [...x.map((epoch) => epoch - 0.5), x[size - 1] + 0.5];
     const share = (s) => epochs.states.map((counts, i) => epochs.prompts[i] ? counts[s] / epochs.prompts[i] : 0);
-    const parts = states.slice(0, 4).map((name, s) => ({ name, className: stateClass(name), y: share(s) }));
+    const parts = STATE_NAMES.slice(0, 4).map((name, s) => ({ name, className: stateClass(name), y: share(s) }));
     chartOf(byId("state-shares")).update({ ...overEpochs, title: "Share of the prompts in each state", high: 1, ...percentAxis,
       bars: { x, edges: ends, parts }, from: ends[0], to: ends[size],
       legend: parts.map((part) => [() => swatch(part.className), part.name]) });
@@ -107,8 +107,8 @@ VIEWS.posteriors = {
       `${meanName} at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
       `not one success so far, and a ${meanName} of ${thresholds.impossible} or less.`,
       "known only from the warm start."];
-    const now = states.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
-    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.all_prompts);
+    const now = STATE_NAMES.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
+    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.state_counts.reduce((all, count) => all + count, 0));
     return answer.last;
   },
 };

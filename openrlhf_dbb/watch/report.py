@@ -56,11 +56,7 @@ class Collected:
     """
 
     def __init__(self, store: PosteriorStore, run_ids: Sequence[int], size: float) -> None:
-        """Collect the answers.
-
-        Args:
-            size: bytes that the details may take together.
-        """
+        """Collect the answers; their details may take ``size`` bytes together."""
         self.prompts = self.steps = 0
         self.is_cut = False
         self._store, self._api = store, Api(store, live=False)

@@ -12,7 +12,7 @@ import numpy as np
 from sqlalchemy import text
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
-from openrlhf_dbb.terminal import readable, shown, without_passwords
+from openrlhf_dbb.terminal import readable, safe
 from storage import PosteriorStore, RunRecord
 
 _RECENT = 20  # steps, for the success rate and the time per step of the list
@@ -88,10 +88,10 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
-    numbers = {name: _safe(value) for name, value in overview(store, run).items()}
+    numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
     return numbers | {
         "id": run.run_id,
-        "method": _safe(method(run)),
+        "method": safe(method(run)),
         "planned": planned,
         "reward": sum(row.successes for row in recent[:_RECENT]) / rollouts if rollouts else None,
         "seconds_per_step": seconds,
@@ -121,7 +121,3 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
     start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
     end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
     return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
-
-
-def _safe(value: Any) -> Any:
-    return shown(without_passwords(value), width=None) if isinstance(value, str) else value

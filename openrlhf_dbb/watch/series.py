@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from estimators.probe_error import squared_errors
-from openrlhf_dbb.inspect.overview import SUMS, USAGE, usage_totals
+from openrlhf_dbb.inspect.overview import usage_totals
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
-from storage.read import held_out
+from storage.read import SUMS, held_out
+from storage.records import TOTALS
 
 Floats = NDArray[np.float64]
 
@@ -81,7 +82,7 @@ def _width(first: int, last: int, points: int) -> int:
 
 def _curves(connection: Connection, run_id: int, width: int) -> dict[str, Floats]:
     rows = connection.execute(text(_POINTS), {"run": run_id, "width": width}).all()
-    names = ("step", "rewards", "successes", "steps", "counted", *USAGE)
+    names = ("step", "rewards", "successes", "steps", "counted", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
     # After a step that was not counted, the number of rollouts until a later step is not known.

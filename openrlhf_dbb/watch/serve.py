@@ -28,7 +28,7 @@ def add_commands(add: Any) -> None:
     parser.add_argument("--port", type=int, default=PORT, help=f"0 is any free one (default: {PORT})")
 
 
-def serve(arguments: argparse.Namespace) -> int:
+def serve(arguments: argparse.Namespace) -> None:
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
             raise UsageError(f"serve needs {module}; run: pip install 'openrlhf-dbb[serve]'")
@@ -37,7 +37,6 @@ def serve(arguments: argparse.Namespace) -> int:
         _listening(arguments.host, arguments.port) as listener,
     ):
         _run(store, listener, arguments.host)
-    return 0
 
 
 def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
@@ -60,11 +59,7 @@ def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address and port.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Return a socket that listens at an address and port; raise UsageError if none can."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:

@@ -27,11 +27,7 @@ HEADERS = {
 
 
 def application(api: Api, hosts: Collection[str] = ()) -> Any:
-    """Return the ASGI application.
-
-    Args:
-        hosts: names by which a browser may call this server; none: any.
-    """
+    """Return the ASGI application; ``hosts`` are the names by which a browser may call it, none: any."""
     html = page.render("openrlhf-dbb", {"live": True})
     policy = f"{page.policy(live=True)}; frame-ancestors 'none'"
 

@@ -7,15 +7,16 @@ Axes: P prompts, V visits (one group of rollouts each), E epochs, B bins of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.lab.recorded import earlier_visits
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
+from storage.read import current_means
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -30,7 +31,6 @@ BINS = 20
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
-_PROMPTS = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class Visits:
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
     """Read the whole history of a run: about 2 s for a million visits."""
-    key = {"run": run.run_id}
+    now = current_means(store, run)
     with store.database.transaction() as connection:
-        prompts = _table(chunks(connection, _PROMPTS, key), 2)
-        visits = _table(chunks(connection, _VISITS, key), 5)
-    return summed(prompts, visits)
+        # Part by part to save memory.
+        parts = [np.array(rows, dtype=np.float64) for rows in chunks(connection, _VISITS, {"run": run.run_id})]
+    return summed(now.prompt_id, now.mean, np.concatenate([np.empty((0, 5)), *parts]))
 
 
-def summed(prompts: Floats, visits: Floats) -> Visits:
+def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
     """Return the states of prompts, from their visits.
 
     Args:
-        prompts: (P, 2) id, ascending, and mean now.
+        prompt_id, mean_now: (P,) of the prompts with a posterior, ids ascending.
         visits: (V, 5) step, prompt id, rollouts, successes and mean afterwards, ordered by step.
     """
     step_V, id_V, rollouts_V, successes_V, mean_V = visits.T
-    ids = np.union1d(prompts[:, 0], id_V).astype(np.int64)
+    ids = np.union1d(prompt_id, id_V).astype(np.int64)
     row_V = np.searchsorted(ids, id_V)
     first, peak = np.full(len(ids), np.nan), np.full(len(ids), -np.inf)
     mean = np.full(len(ids), np.nan)
-    mean[np.searchsorted(ids, prompts[:, 0])] = prompts[:, 1]
+    mean[np.searchsorted(ids, prompt_id)] = mean_now
     solved, state = np.zeros(len(ids), dtype=bool), np.full(len(ids), NO_VISITS)
     names = ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
     epochs: dict[str, list[Any]] = {name: [] for name in names}
@@ -131,13 +131,5 @@ def _by_epoch(row_V: Whole) -> list[Whole]:
     """Return the places of all first visits, of all second visits, ..."""
     if not len(row_V):
         return []
-    by_prompt = np.argsort(row_V, kind="stable")
-    counts = np.bincount(row_V)
-    epoch = np.arange(len(row_V)) - np.repeat(np.cumsum(counts) - counts, counts)
-    by_epoch = np.argsort(epoch, kind="stable")
-    return np.split(by_prompt[by_epoch], np.cumsum(np.bincount(epoch))[:-1])
-
-
-def _table(parts: Iterable[Any], columns: int) -> Floats:
-    """Return rows of numbers as one (rows, columns) array, converting part by part to save memory."""
-    return np.concatenate([np.empty((0, columns)), *(np.array(rows, dtype=np.float64) for rows in parts)])
+    epoch_V = earlier_visits(row_V)
+    return np.split(np.argsort(epoch_V, kind="stable"), np.cumsum(np.bincount(epoch_V))[:-1])
