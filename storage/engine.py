@@ -140,8 +140,7 @@ class Database:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with self._durable(connection, durable), connection.begin():
                     if self.is_sqlite:
-                        # Immediate: a transaction that turns from reader into writer fails at once if another has
-                        # written.
+                        # Immediate: a reader that turns into a writer fails at once if another has written.
                         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
                     yield connection
         except self._errors as error:
@@ -234,11 +233,11 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 
 def table(
-    connection: Connection, kind: Sequence[tuple[str, str]], sql: str, parameters: dict[str, Any]
+    connection: Connection, kind: list[tuple[str, str]], sql: str, parameters: dict[str, Any]
 ) -> NDArray[np.void]:
     """Return the result as records with these names and types; NULL becomes NaN."""
-    parts = [np.array(rows, dtype=list(kind)) for rows in chunks(connection, sql, parameters)]
-    return np.concatenate([np.empty(0, dtype=list(kind)), *parts])
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, parameters)]
+    return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 
 @cache

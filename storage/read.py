@@ -250,7 +250,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
         StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
-    named = cast(prompt.prompt_id, Text) == ref
+    named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
     query = (
         select(prompt.prompt_id, prompt.prompt, prompt.label)
         .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
