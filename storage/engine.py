@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
@@ -114,8 +114,6 @@ class Database:
         self._pid = os.getpid()
         self._reached = False
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
-        if self.is_sqlite:
-            event.listen(self.engine, "begin", _begin_sqlite)
 
     @contextmanager
     def transaction(self, *, write: bool = False, durable: bool = False) -> Iterator[Connection]:
@@ -135,14 +133,15 @@ class Database:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
         if write and self._read_only:
             raise StoreError(f"{self.location} was opened for reading only; open it again to write")
-        options: dict[str, Any] = {"dbb_write": write}
-        if not self.is_sqlite and not write:
-            options |= {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         try:
             with self.engine.connect() as connection:
                 self._reached = True
-                connection = connection.execution_options(**options)
+                if not self.is_sqlite and not write:
+                    connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with self._durable(connection, durable), connection.begin():
+                    if self.is_sqlite:
+                        # Immediate: a reader that turns into a writer fails at once if another has written.
+                        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
                     yield connection
         except self._errors as error:
             raise self._store_error(error) from None  # the driver's own exception may show statements and values
@@ -233,6 +232,14 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
             yield rows
 
 
+def table(
+    connection: Connection, kind: list[tuple[str, str]], sql: str, parameters: dict[str, Any]
+) -> NDArray[np.void]:
+    """Return the result as records with these names and types; NULL becomes NaN."""
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, parameters)]
+    return np.concatenate([np.empty(0, dtype=kind), *parts])
+
+
 @cache
 def _psycopg_sql(sql: str) -> str:
     """Return the statement with parameters in psycopg's style: %(name)s."""
@@ -271,7 +278,7 @@ def file_system(path: str, mounts: str) -> str:
 def _sqlite_engine(address: Address, read_only: bool) -> Engine:
     def connect() -> sqlite3.Connection:
         # Threads may share it: the pool below lends a connection to one user at a time.
-        # Isolation level None: the driver leaves BEGIN to _begin_sqlite.
+        # Isolation level None: the driver leaves BEGIN to Database.transaction.
         timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
         connection = sqlite3.connect(address.path, timeout=timeout, isolation_level=None, check_same_thread=False)
         for setting in (*_SQLITE_SETTINGS, *(["PRAGMA query_only = ON"] if read_only else [])):
@@ -303,9 +310,3 @@ def _postgresql_engine(address: Address, read_only: bool) -> Engine:
         raise StoreError(
             f"{address.location} needs the driver psycopg; run: pip install 'openrlhf-dbb[postgres]'"
         ) from None
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # Immediate: a transaction that turns from reader into writer fails at once if another has written.
-    write = connection.get_execution_options().get("dbb_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -53,12 +53,9 @@ SILENT_S = 3600.0
 
 
 def has_ended(owner: Owner, silent_s: float) -> bool:
-    """Return whether the owner of an unfinished run seems to have ended.
+    """Return whether the owner of an unfinished run, which wrote ``silent_s`` seconds ago, seems to have ended.
 
     A process of this host is looked up. A process of another host, and nobody, counts as ended after ``SILENT_S``.
-
-    Args:
-        silent_s: time since its last write, in seconds.
     """
     return not owner.is_alive() if owner.is_local else silent_s > SILENT_S
 

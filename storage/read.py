@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import or_, select
+from sqlalchemy import Text, cast, or_, select
 
 from storage import schema
-from storage.engine import chunks, retried
+from storage.engine import chunks, retried, table
 from storage.records import TOTALS, RunRecord, SharedState, shared_from_text
 from storage.store import PosteriorStore
 from storage.url import StoreError
@@ -27,8 +27,6 @@ Rows = list[dict[str, Any]]
 
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
-
-_LARGEST_ID = 2**63 - 1
 
 # The sum of big integers is a decimal on PostgreSQL.
 SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
@@ -82,23 +80,6 @@ class ProbeLog:
 
 
 @dataclass(frozen=True)
-class Means:
-    """Current posterior means of a run's prompts, ordered by prompt_id.
-
-    Attributes, each (V,):
-        prompt_id: int64.
-        mean: float64, estimated mean of one reward; NaN if the run has not estimated it.
-        visits: int64, steps of this run that trained on the prompt; 0: warm start only.
-        step: int64, the last of them.
-    """
-
-    prompt_id: Integers
-    mean: Floats
-    visits: Integers
-    step: Integers
-
-
-@dataclass(frozen=True)
 class HeldOut:
     """The evaluations made during a run's training.
 
@@ -126,7 +107,7 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """Return all groups of rollouts of a run; empty columns if the run has no steps."""
     query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag, alpha, beta FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*_columns(store, run, query, integer=3, real=6))
+    return StepLog(*_columns(store, query, integer=3, real=6, run=run.run_id))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
@@ -134,26 +115,24 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     query = """SELECT p.step, p.prompt_id, p.samples, p.successes, p.squares, h.mean, h.variance FROM dbb_probe p
                LEFT JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
                WHERE p.run_id = :run ORDER BY p.step, p.prompt_id"""
-    return ProbeLog(*_columns(store, run, query, integer=3, real=4))
+    return ProbeLog(*_columns(store, query, integer=3, real=4, run=run.run_id))
 
 
-def current_means(store: PosteriorStore, run: RunRecord) -> Means:
-    """Return the posterior mean of every prompt of a run that has a posterior."""
-    query = "SELECT prompt_id, visits, step, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-    prompt_id, visits, step, mean = _columns(store, run, query, integer=3, real=1)
-    return Means(prompt_id, mean, visits, step)
+def current_means(store: PosteriorStore, run: RunRecord) -> tuple[Integers, Floats]:
+    """Return the ids, ascending, and the posterior means of a run's prompts, both (V,); NaN if not estimated."""
+    query = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
+    prompt_id, mean = _columns(store, query, integer=1, real=1, run=run.run_id)
+    return prompt_id, mean
 
 
 @retried
-def _columns(store: PosteriorStore, run: RunRecord, query: str, *, integer: int, real: int = 0) -> list[NDArray[Any]]:
+def _columns(store: PosteriorStore, query: str, *, integer: int, real: int, **parameters: Any) -> list[NDArray[Any]]:
     """Return the query's columns: ``integer`` of int64, then ``real`` of float64, where NULL is NaN."""
-    types = [np.int64] * integer + [np.float64] * real
-    parts: list[list[NDArray[Any]]] = [[np.empty(0, dtype=kind)] for kind in types]
+    types = ["<i8"] * integer + ["<f8"] * real
+    kind = [(f"column {place}", name) for place, name in enumerate(types)]
     with store.database.transaction() as connection:
-        for rows in chunks(connection, query, {"run": run.run_id}):
-            for part, values, kind in zip(parts, zip(*rows, strict=True), types, strict=True):
-                part.append(np.array(values, dtype=kind))
-    return [np.concatenate(part) for part in parts]
+        found = table(connection, kind, query, parameters)
+    return [np.ascontiguousarray(found[name]) for name, _ in kind]
 
 
 def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
@@ -161,20 +140,14 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
 
     Steps at which a benchmark has no verified response are left out.
     """
-    query = """SELECT step, avg(accuracy) AS accuracy, count(*) AS benchmarks, CAST(sum(prompts) AS BIGINT) AS prompts,
-                      max(samples * repeats) AS samples
+    query = """SELECT step, count(*), CAST(sum(prompts) AS BIGINT), max(samples * repeats), avg(accuracy)
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    rows = store.query(query, run=run.run_id, name=TRAINING)
-    if not rows:
+    columns = _columns(store, query, integer=4, real=1, run=run.run_id, name=TRAINING)
+    step, benchmarks, prompts, samples, accuracy = columns
+    if not len(step):
         return None
-    return HeldOut(
-        step=np.array([row.step for row in rows], dtype=np.int64),
-        accuracy=np.array([row.accuracy for row in rows], dtype=np.float64),
-        benchmarks=rows[-1].benchmarks,
-        prompts=rows[-1].prompts,
-        samples=rows[-1].samples,
-    )
+    return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats]]:
@@ -250,7 +223,7 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
                 FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
     with store.database.transaction() as connection:
         for rows in chunks(connection, query, {"ids": store.database.ids(prompt_ids), "length": length}):
-            yield from ((prompt_id, prompt, label, size) for prompt_id, prompt, label, size in rows)
+            yield from rows
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
@@ -278,8 +251,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
         StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
-    number = int(ref) if ref.isascii() and ref.isdigit() else 0
-    named = prompt.prompt_id == (number if number <= _LARGEST_ID else 0)
+    named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
     query = (
         select(prompt.prompt_id, prompt.prompt, prompt.label)
         .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)

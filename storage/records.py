@@ -136,8 +136,8 @@ class ProbeRows:
         return ProbeRows(
             prompt_ids=ids,
             samples=column("probes.samples", self.samples, ids.shape, np.int64)[order],
-            successes=_finite("probes.successes", self.successes, ids, order),
-            squares=_finite("probes.squares", self.squares, ids, order),
+            successes=_finite("probes.successes", column("probes.successes", self.successes, ids.shape)[order], ids),
+            squares=_finite("probes.squares", column("probes.squares", self.squares, ids.shape)[order], ids),
         )
 
 
@@ -174,14 +174,13 @@ class RolloutRows:
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         shape = np.shape(self.prompt_ids)
         order = np.lexsort((self.sample, self.prompt_ids))
-        integer, real = ("prompt_ids", "sample", "length"), ("reward", "score", "advantage", "truncated", "log_prob")
+        integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
+        if self.policy_version is not None:
+            real.append("policy_version")
         columns = {name: column(f"rollouts.{name}", getattr(self, name), shape, np.int64)[order] for name in integer}
         columns |= {name: column(f"rollouts.{name}", getattr(self, name), shape)[order] for name in real}
-        versions = self.policy_version
-        if versions is not None:
-            versions = column("rollouts.policy_version", versions, shape)[order]
         texts = [storable(self.text[at]) for at in order.tolist()]
-        return RolloutRows(**columns, text=texts, policy_version=versions)
+        return RolloutRows(**columns, text=texts)
 
 
 @dataclass
@@ -230,25 +229,24 @@ class StepRows:
         ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
         table = (len(ids), num_fields)
 
-        def optional(name: str) -> NDArray[np.float64] | None:
-            values = getattr(self, name)
-            return None if values is None else column(name, values, ids.shape)[order]
+        def sorted_column(name: str, shape: tuple[int, ...] = ids.shape, dtype: type = np.float64) -> NDArray[Any]:
+            return column(name, getattr(self, name), shape, dtype)[order]
 
         return StepRows(
             prompt_ids=ids,
-            rollouts=column("rollouts", self.rollouts, ids.shape, np.int64)[order],
-            successes=_finite("successes", self.successes, ids, order),
-            mean=_finite("mean", self.mean, ids, order),
-            variance=_finite("variance", self.variance, ids, order),
-            state=_finite("state", self.state, ids, order, table),
-            previous_state=column("previous_state", self.previous_state, table)[order],
-            previous_step=column("previous_step", self.previous_step, ids.shape, np.int64)[order],
+            rollouts=sorted_column("rollouts", dtype=np.int64),
+            successes=_finite("successes", sorted_column("successes"), ids),
+            mean=_finite("mean", sorted_column("mean"), ids),
+            variance=_finite("variance", sorted_column("variance"), ids),
+            state=_finite("state", sorted_column("state", table), ids),
+            previous_state=sorted_column("previous_state", table),
+            previous_step=sorted_column("previous_step", dtype=np.int64),
             shared={name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)},
             probes=None if self.probes is None else self.probes.checked(),
             usage=self.usage,
             kept=None if self.kept is None else self.kept.checked(),
-            policy_version=optional("policy_version"),
-            inclusion=optional("inclusion"),
+            policy_version=None if self.policy_version is None else sorted_column("policy_version"),
+            inclusion=None if self.inclusion is None else sorted_column("inclusion"),
         )
 
     def digest(self, step: int) -> bytes:
@@ -401,21 +399,14 @@ def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.i
     return ids, order
 
 
-def _finite(
-    name: str,
-    values: Any,
-    ids: NDArray[np.int64],
-    order: NDArray[np.int64],
-    shape: tuple[int, ...] | None = None,
-) -> NDArray[np.float64]:
-    """Return the values of the prompts ``ids`` in ``order``; NaN would be stored as NULL, and is refused."""
-    array = column(name, values, shape or ids.shape)[order]
-    finite = np.isfinite(array)
-    bad = ~(finite.all(axis=1) if array.ndim == 2 else finite)
+def _finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the values of the prompts ``ids``; NaN would be stored as NULL, and is refused."""
+    finite = np.isfinite(values)
+    bad = ~(finite.all(axis=1) if values.ndim == 2 else finite)
     if bad.any():
         at = int(bad.argmax())
-        raise StoreError(f"{name} of prompt {ids[at]} is {array[at].tolist()}; it must be finite")
-    return array
+        raise StoreError(f"{name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
+    return values
 
 
 def _add(digest: hashlib.blake2b, value: Any) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
 from storage import schema, warm_start, write
-from storage.engine import Database, chunks, retried
+from storage.engine import Database, retried, table
 from storage.owner import NOBODY, Owner
 from storage.records import (
     EvaluationRows,
@@ -24,8 +24,6 @@ from storage.records import (
     WarmStart,
     metrics_to_text,
     shared_from_text,
-    storable,
-    to_json,
 )
 from storage.url import StoreError
 
@@ -49,8 +47,7 @@ _CHECKPOINT = text(
 class HasDatabase(Protocol):
     """The part of :class:`storage.PosteriorStore` that a warm start reads from."""
 
-    @property
-    def database(self) -> Database: ...
+    database: Database
 
 
 class Run:
@@ -80,12 +77,11 @@ class Run:
         query = f"""SELECT {", ".join(name for name, _ in kind)} FROM dbb_posterior
                     WHERE run_id = :run ORDER BY prompt_id"""
         with self._database.transaction() as connection:
-            parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, {"run": self.record.run_id})]
+            found = table(connection, kind, query, {"run": self.record.run_id})
             self._check_not_taken(connection)  # after reading: nobody else can have written what was read
-        table = np.concatenate([np.empty(0, dtype=kind), *parts])
-        stored, wanted = np.ascontiguousarray(table["prompt_id"]), np.asarray(prompt_ids)  # a copy is searched faster
+        stored, wanted = np.ascontiguousarray(found["prompt_id"]), np.asarray(prompt_ids)  # a copy is searched faster
         known = np.isin(wanted, stored)
-        rows = table[np.searchsorted(stored, wanted[known])]
+        rows = found[np.searchsorted(stored, wanted[known])]
         state = np.full((len(wanted), len(self.record.state_fields)), np.nan)
         visits, steps = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), -1)
         state[known] = layout.from_columns(rows)
@@ -194,15 +190,11 @@ class Run:
     ) -> int:
         """Store an evaluation of the model after ``step``; one of the same step and name is replaced.
 
-        Args and errors as in :meth:`storage.PosteriorStore.record_evaluation`, and:
-
-        Raises:
-            StoreError: the run is no longer this owner's.
+        Args, result and errors as in :meth:`storage.PosteriorStore.record_evaluation`.
         """
-        values = evaluation_values(self.record.run_id, step, name, model, config, generated_total)
         with self._database.transaction(write=True) as connection:
             self._check_reached(self._hold(connection), step, f"store evaluation {name!r} of")
-            return write.evaluation(connection, values, [result.checked() for result in rows])
+            return write.evaluation(connection, self.record.run_id, step, name, rows, model, config, generated_total)
 
     @retried
     def roll_back(self, step: int) -> int:
@@ -246,16 +238,8 @@ class Run:
         posteriors = warm_start.read_source(source_store.database, source)
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
-            parent, outcome = warm_start.begin(
-                connection,
-                self._database,
-                own,
-                source,
-                source_store.database.location,
-                posteriors,
-                np.unique(prompt_ids),
-                weight,
-            )
+            ids = np.unique(prompt_ids)
+            parent, outcome = warm_start.begin(connection, self._database, own, posteriors, ids, weight)
         self.record = replace(self.record, parent=parent)
         return outcome
 
@@ -264,14 +248,10 @@ class Run:
         with self._database.transaction(write=True) as connection:
             self._hold(connection)
             mine = schema.run.update().where(schema.run.c.run_id == self.record.run_id)
-            connection.execute(mine.values(ownership(secrets.token_hex(16), NOBODY)))
+            connection.execute(mine.values(ownership(NOBODY)))
 
     def discard(self) -> None:
-        """Delete the run, which must have no steps; its name is free again.
-
-        Raises:
-            StoreError: it has steps, or is no longer this owner's.
-        """
+        """Delete the run, which must have no steps; its name is free again."""
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)
             if last_step:
@@ -289,9 +269,6 @@ class Run:
         Args:
             unused_rollouts, unused_tokens: rollouts generated after the last step that belong to no step (an
                 incomplete last batch), and their response tokens.
-
-        Raises:
-            StoreError: the run is no longer this owner's.
         """
         unused = {"unused_rollouts": unused_rollouts, "unused_tokens": unused_tokens} if unused_rollouts else {}
         key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
@@ -340,29 +317,10 @@ class Run:
         return stored
 
 
-def evaluation_values(
-    run_id: int | None,
-    step: int | None,
-    name: str,
-    model: str,
-    config: Mapping[str, Any],
-    generated_total: int | None,
-) -> dict[str, Any]:
-    """Return the columns of ``dbb_evaluation`` that the caller gives."""
+def ownership(owner: Owner) -> dict[str, Any]:
+    """Return the columns of ``dbb_run`` that say who may write, with a new token: a former owner has another one."""
     return {
-        "run_id": run_id,
-        "step": step,
-        "name": name,
-        "model": storable(model),
-        "config": to_json(f"the config of evaluation {name!r}", dict(config)),
-        "generated_total": generated_total,
-    }
-
-
-def ownership(token: str, owner: Owner) -> dict[str, Any]:
-    """Return the columns of ``dbb_run`` that say who may write."""
-    return {
-        "writer_token": token,
+        "writer_token": secrets.token_hex(16),
         "owner_host": owner.host,
         "owner_pid": owner.pid,
         "owner_started": owner.started,

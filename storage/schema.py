@@ -35,11 +35,6 @@ metadata = MetaData()
 # SQLite generates ids only in a column of exactly this type.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
-
-def _run_id() -> Column[int]:
-    return Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run")
-
-
 schema_version = Table(
     "dbb_version",
     metadata,
@@ -169,7 +164,7 @@ rollout = Table(
 step = Table(
     "dbb_step",
     metadata,
-    _run_id(),
+    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
     Column("rollouts", BigInteger, nullable=False, comment="rewards seen in this step"),
@@ -187,7 +182,7 @@ step = Table(
 checkpoint = Table(
     "dbb_checkpoint",
     metadata,
-    _run_id(),
+    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="step the model was saved at"),
     Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),

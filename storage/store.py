@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from storage import prompt_ids, schema, write
 from storage.engine import Database, check_sqlite_path, retried
 from storage.owner import NOBODY, Owner
 from storage.records import EvaluationRows, RunRecord, storable, to_json
-from storage.run import Run, evaluation_values, finished_text, ownership
+from storage.run import Run, finished_text, ownership
 from storage.url import StoreError, choose_url, mask_url, parse_url
 
 _POLL_S = 0.2
@@ -95,6 +94,9 @@ class PosteriorStore:
 
         Returns:
             (P,) int64; the same prompt and label have the same id in every run of this database.
+
+        Raises:
+            StoreError: the numbers of labels and of prompts differ.
         """
         return prompt_ids.register(self.database, prompts, labels)
 
@@ -128,7 +130,7 @@ class PosteriorStore:
         Raises:
             StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
-        values = evaluation_values(None if run is None else run.run_id, step, name, model, config, generated_total)
+        run_id = None if run is None else run.run_id
         with self.database.transaction(write=True) as connection:
             if run is None:  # there is no row to lock
                 schema.lock(connection, self.database)
@@ -143,7 +145,7 @@ class PosteriorStore:
                     raise StoreError(
                         f"run {run.name!r} is at step {stored.last_step} and cannot store an evaluation of step {step}"
                     )
-            return write.evaluation(connection, values, [result.checked() for result in rows])
+            return write.evaluation(connection, run_id, step, name, rows, model, config, generated_total)
 
     def create_run(
         self,
@@ -175,7 +177,7 @@ class PosteriorStore:
         """
         if not name or not name.isprintable() or name != name.strip():
             raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
-        token, owner, now = secrets.token_hex(16), Owner.of_this_process(), write.utc_now()
+        now = write.utc_now()
         values = {
             "uuid": uuid.uuid4().hex,
             "name": name,
@@ -193,7 +195,7 @@ class PosteriorStore:
             "method": storable(method) or None,
             "created_at": now,
             "heartbeat_at": now,
-            **ownership(token, owner),
+            **ownership(Owner.of_this_process()),
         }
         by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction(write=True) as connection:
@@ -202,7 +204,7 @@ class PosteriorStore:
             row = connection.execute(by_name).one()
         if row.uuid != values["uuid"]:
             raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another name")
-        return Run(self.database, _record(row), token)
+        return Run(self.database, _record(row), row.writer_token)
 
     @retried
     def runs(self) -> list[RunRecord]:
@@ -231,15 +233,10 @@ class PosteriorStore:
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
-    @retried
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
         """Return the newest run, or the newest unfinished run; None if there is none."""
-        query = schema.run.select().order_by(schema.run.c.run_id.desc()).limit(1)
-        if unfinished:
-            query = query.where(schema.run.c.status == "running")
-        with self.database.transaction() as connection:
-            row = connection.execute(query).one_or_none()
-        return None if row is None else _record(row)
+        runs = [run for run in self.runs() if run.status == "running" or not unfinished]
+        return runs[-1] if runs else None
 
     def checkpoints(self, run: RunRecord) -> list[tuple[int, str]]:
         """Return step and tag of the model checkpoints that a run has recorded and not rolled back, ascending."""
@@ -260,12 +257,11 @@ class PosteriorStore:
             StoreError: there is no such run, the run is finished, or its owner keeps it.
         """
         deadline = time.monotonic() + wait_s
-        claimant = Owner.of_this_process()
         while True:
             row = self._claimable(run_id)
             holder = _holder(row)
             if holder is None or take_over:
-                run = self._claim(row, claimant, "claim" if holder is None else "take_over", secrets.token_hex(16))
+                run = self._claim(row, "claim" if holder is None else "take_over")
                 if run is not None:
                     return run
             elif not holder.is_local or time.monotonic() >= deadline:
@@ -290,22 +286,23 @@ class PosteriorStore:
             raise StoreError(finished_text(row.name, row.last_step))
         return row
 
-    def _claim(self, row: Row[Any], claimant: Owner, kind: str, token: str) -> Run | None:
+    def _claim(self, row: Row[Any], kind: str) -> Run | None:
         """Take the run from the owner in ``row``; return None if another process was faster."""
+        claimant = Owner.of_this_process()
         with self.database.transaction(write=True) as connection:
             changed = connection.execute(
                 schema.run.update()
                 .where(schema.run.c.run_id == row.run_id, schema.run.c.writer_token == row.writer_token)
                 .where(schema.run.c.status == "running")
-                .values(heartbeat_at=write.utc_now(), **ownership(token, claimant))
+                .values(heartbeat_at=write.utc_now(), **ownership(claimant))
             )
-            now = connection.execute(schema.run.select().where(schema.run.c.run_id == row.run_id)).one()
             if changed.rowcount != 1:
                 return None
+            now = connection.execute(schema.run.select().where(schema.run.c.run_id == row.run_id)).one()
             detail = {"from": {"host": row.owner_host, "pid": row.owner_pid}}
             detail["to"] = {"host": claimant.host, "pid": claimant.pid}
             write.event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
-        return Run(self.database, _record(now), token)
+        return Run(self.database, _record(now), now.writer_token)
 
 
 def _holder(row: Row[Any]) -> Owner | None:

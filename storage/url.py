@@ -55,7 +55,9 @@ def parse_url(text: str) -> Address:
         StoreError: the text is neither, the database is not supported, SQLite is in memory, or the password holds
             characters that must be encoded.
     """
-    url = URL.create("sqlite", database=text) if _is_file_name(text) else _make_url(text)
+    # A mistyped address may hold a password, so that only texts with a known end are taken for file names.
+    is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
+    url = URL.create("sqlite", database=text) if is_file_name else _make_url(text)
     if url is None:
         raise StoreError(
             f"the store URL {mask_url(text)!r} cannot be parsed; write {FORMS}, "
@@ -89,11 +91,6 @@ def mask_url(text: str) -> str:
         for value in ([values] if isinstance(values, str) else values)
     ]
     return masked + ("?" + "&".join(options) if options else "")
-
-
-def _is_file_name(text: str) -> bool:
-    # A mistyped address may hold a password, so that only texts with a known end are taken for file names.
-    return text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
 
 
 def _make_url(text: str) -> URL | None:

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from storage import schema, write
-from storage.engine import Database, chunks
+from storage.engine import Database, table
 from storage.prompt_ids import HASH_BYTES
 from storage.records import RunRecord, StateLayout, WarmStart
 from storage.url import StoreError
+
+_HASH = ("hash", f"S{HASH_BYTES}")
 
 # A step without run-wide state leaves it unchanged.
 _SHARED = """
@@ -26,13 +28,15 @@ class Posteriors(NamedTuple):
     """The posteriors of a run at one moment.
 
     Attributes:
-        step: the run's last step.
+        source: the run at that moment.
+        location: of its database.
         shared: text of the run-wide state; None if there is none.
         hashes: (P,) bytes, the prompts' hashes.
         state: (P, F) float64.
     """
 
-    step: int
+    source: RunRecord
+    location: str
     shared: str | None
     hashes: NDArray[np.bytes_]
     state: NDArray[np.float64]
@@ -69,7 +73,7 @@ def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
 def read_source(database: Database, source: RunRecord) -> Posteriors:
     """Return the current posteriors of a run, which may be training meanwhile."""
     layout = StateLayout(source.state_fields)
-    kind = [("hash", f"V{HASH_BYTES}"), *layout.columns]
+    kind = [_HASH, *layout.columns]
     query = f"""SELECT {", ".join(name for name, _ in kind)}
                 FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = :run"""
     key = {"run": source.run_id}
@@ -78,33 +82,25 @@ def read_source(database: Database, source: RunRecord) -> Posteriors:
         if step is None:
             raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
         shared = newest_shared(connection, source.run_id)
-        parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, key)]
-    table = np.concatenate([np.empty(0, dtype=kind), *parts])
-    return Posteriors(int(step), shared, _sortable(table["hash"]), layout.from_columns(table))
+        found = table(connection, kind, query, key)
+    now = replace(source, last_step=int(step))
+    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(found))
 
 
 def begin(
     connection: Connection,
     database: Database,
     own: RunRecord,
-    source: RunRecord,
-    source_location: str,
     posteriors: Posteriors,
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[dict[str, Any], WarmStart]:
-    """Warm-start run ``own`` in this transaction, which has locked it.
-
-    Args:
-        posteriors: of the source.
-        ids: (P,) prompts of the run, unique, ascending.
+    """Warm-start run ``own`` in this transaction, which has locked it; errors as in :meth:`storage.Run.warm_start`.
 
     Returns:
         The new parent, as ``RunRecord.parent``, and the outcome.
-
-    Raises:
-        StoreError: the run has steps or posteriors, or no prompt has a posterior in the source.
     """
+    source = posteriors.source
     filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
     if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
         raise StoreError(
@@ -114,7 +110,7 @@ def begin(
     if not len(found_ids):
         raise StoreError(
             f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a "
-            f"posterior in run {source.name!r} (data set {source.dataset!r}, step {posteriors.step}); "
+            f"posterior in run {source.name!r} (data set {source.dataset!r}, step {source.last_step}); "
             "name another run"
         )
     columns = StateLayout(own.state_fields).to_columns(state)
@@ -124,33 +120,24 @@ def begin(
     parent = {
         "name": source.name,
         "uuid": source.uuid,
-        "step": posteriors.step,
+        "step": source.last_step,
         "weight": float(weight),
-        "database": source_location,
+        "database": posteriors.location,
     }
     mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
     columns_of_run = {f"parent_{name}": value for name, value in parent.items()}
     connection.execute(mine.values(columns_of_run | {"shared_start": posteriors.shared}))
     counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
     write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
-    return parent, WarmStart(**counts, source=replace(source, last_step=posteriors.step))
+    return parent, WarmStart(**counts, source=source)
 
 
 def _matched(
     connection: Connection, database: Database, ids: NDArray[np.int64], posteriors: Posteriors
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return those of the ids that have a posterior, ascending as in the key of the table, and their states."""
-    kind = [("hash", f"V{HASH_BYTES}"), ("prompt_id", "<i8")]
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, query, {"ids": database.ids(ids)})]
-    table = np.concatenate([np.empty(0, dtype=kind), *parts])
-    _, own, theirs = np.intersect1d(
-        _sortable(table["hash"]), posteriors.hashes, assume_unique=True, return_indices=True
-    )
+    found = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
+    _, own, theirs = np.intersect1d(found["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
     order = np.argsort(own)
-    return table["prompt_id"][own[order]], posteriors.state[theirs[order]]
-
-
-def _sortable(values: NDArray[np.void]) -> NDArray[np.bytes_]:
-    # numpy can sort bytes of a fixed length, but not its void type.
-    return np.ascontiguousarray(values).view(f"S{HASH_BYTES}")
+    return found["prompt_id"][own[order]], posteriors.state[theirs[order]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from storage import schema
 from storage.records import (
@@ -23,6 +23,8 @@ from storage.records import (
     StateLayout,
     StepRows,
     shared_to_text,
+    storable,
+    to_json,
 )
 from storage.url import StoreError
 
@@ -36,16 +38,10 @@ the bytes of K little-endian float64, a row of NaN for NULL.
 _ROWS_PER_STATEMENT = 32
 """Of SQLite: a statement costs more than a row, and older releases allow 999 values."""
 
-_RECORD = text(
-    f"""INSERT INTO dbb_step
-    (run_id, step, prompts, rollouts, successes, shared, digest, created_at, {", ".join(TOTALS)})
-    VALUES (:run, :step, :prompts, :rollouts, :successes, :shared, :digest, :now, :{", :".join(TOTALS)})"""
-)
-
 _STALE = text(
     """SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
     FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
-    WHERE h.run_id = :run AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
+    WHERE h.run_id = :run_id AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
     LIMIT 1"""
 )
 
@@ -53,7 +49,7 @@ _STALE = text(
 _APPLY = text(
     """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT run_id, prompt_id, alpha, beta, state, 1, step
-    FROM dbb_history WHERE run_id = :run AND step = :step
+    FROM dbb_history WHERE run_id = :run_id AND step = :step
     ON CONFLICT (run_id, prompt_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
         visits = dbb_posterior.visits + 1, step = excluded.step"""
@@ -77,12 +73,6 @@ _UNDO_NEW = text(
     (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
 )
 
-_FIND_EVALUATION = text(
-    """SELECT evaluation_id FROM dbb_evaluation
-    WHERE coalesce(run_id, -1) = coalesce(CAST(:run_id AS BIGINT), -1)
-      AND coalesce(step, -1) = coalesce(CAST(:step AS BIGINT), -1) AND name = :name"""
-)
-
 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
     """Write checked rows as a step of the run, which the transaction has advanced to it.
@@ -90,31 +80,30 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     Raises:
         StoreError: the rows do not start from the stored posteriors.
     """
-    key = {"run": run.run_id, "step": number}
+    of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
     totals: dict[str, Any] = {
         "prompts": len(rows.prompt_ids),
         "rollouts": int(rows.rollouts.sum()),
         "successes": float(rows.successes.sum()),
         "shared": shared_to_text(rows.shared),
         "digest": digest,
-        "now": utc_now(),
+        "created_at": utc_now(),
         **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.columns()),
     }
-    connection.execute(_RECORD, key | totals)
-    of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
+    connection.execute(schema.step.insert(), of_step | totals)
     insert(connection, "dbb_history", of_step | _history_columns(rows, StateLayout(run.state_fields)))
     if rows.probes is not None:
         probes = vars(rows.probes).copy()
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
     if rows.kept is not None:
         insert(connection, "dbb_rollout", of_step | _rollout_columns(rows.kept))
-    stale = connection.execute(_STALE, key).first()
+    stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
             f"step {number} of run {run.name!r}: previous_step of prompt {stale[0]} is "
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
-    connection.execute(_APPLY, key)
+    connection.execute(_APPLY, of_step)
 
 
 def _history_columns(rows: StepRows, layout: StateLayout) -> dict[str, NDArray[Any] | None]:
@@ -149,40 +138,52 @@ def undo(connection: Connection, run_id: int, last_step: int, target: int) -> in
     connection.execute(_UNDO_NEW, key)
     connection.execute(_UNDO_CHANGED, key)
     # Deleting the rows of the steps also restores the run-wide state, which lies in them.
-    undone, steps, checkpoints, probes, rollouts = (
-        connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step"), key).rowcount
-        for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout")
-    )
-    evaluations = delete_evaluations(connection, run_id, after_step=target)
+    names = ("history_rows", "steps", "checkpoints", "probes", "rollouts")
+    tables = ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout")
+    deleted = {}
+    for name, table in zip(names, tables, strict=True):
+        delete = text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step")
+        deleted[name] = connection.execute(delete, key).rowcount
+    deleted["evaluations"] = delete_evaluations(connection, run_id, after_step=target)
     connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
-    detail = {"history_rows": undone, "steps": steps, "checkpoints": checkpoints, "probes": probes}
-    event(
-        connection, run_id, "roll_back", last_step, target, detail | {"rollouts": rollouts, "evaluations": evaluations}
-    )
-    return undone
+    event(connection, run_id, "roll_back", last_step, target, deleted)
+    return deleted["history_rows"]
 
 
-def evaluation(connection: Connection, values: dict[str, Any], rows: Sequence[EvaluationRows]) -> int:
-    """Write checked rows, and return the id of their evaluation; nobody else may write it meanwhile.
+def evaluation(
+    connection: Connection,
+    run_id: int | None,
+    step: int | None,
+    name: str,
+    rows: Sequence[EvaluationRows],
+    model: str,
+    config: Mapping[str, Any],
+    generated_total: int | None,
+) -> int:
+    """Write an evaluation, and return its id; nobody else may write it meanwhile.
 
     An evaluation of the same run, step and name is replaced and keeps its id.
-
-    Args:
-        values: of the columns run_id, step, name, model, config and generated_total of ``dbb_evaluation``.
     """
-    values = values | {"created_at": utc_now()}
-    stored = connection.scalar(_FIND_EVALUATION, values)
+    key = {"run_id": run_id, "step": step, "name": name}
+    values = {
+        "model": storable(model),
+        "config": to_json(f"the config of evaluation {name!r}", dict(config)),
+        "generated_total": generated_total,
+        "created_at": utc_now(),
+    }
+    columns = schema.evaluation.c
+    same = [columns[column].is_not_distinct_from(value) for column, value in key.items()]
+    stored = connection.scalar(select(columns.evaluation_id).where(*same))
     if stored is None:
-        (stored,) = connection.execute(schema.evaluation.insert().values(values)).inserted_primary_key or (0,)
+        (stored,) = connection.execute(schema.evaluation.insert().values(key | values)).inserted_primary_key or (0,)
     else:
-        mine = schema.evaluation.update().where(schema.evaluation.c.evaluation_id == stored)
-        connection.execute(mine.values(values))
+        connection.execute(schema.evaluation.update().where(columns.evaluation_id == stored).values(values))
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
-    for result in rows:
+    for result in (benchmark.checked() for benchmark in rows):
         repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
-        columns = {name: getattr(result, name).ravel() for name in (*COUNTS, *SCORES)}
-        key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
-        insert(connection, "dbb_evaluation_result", key | {"prompt_id": result.prompt_ids[place]} | columns)
+        place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
+        numbers = {name: getattr(result, name).ravel() for name in (*COUNTS, *SCORES)}
+        insert(connection, "dbb_evaluation_result", place_key | {"prompt_id": result.prompt_ids[place]} | numbers)
     return int(stored)
 
 

@@ -129,18 +129,18 @@ def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) 
         prompts: how many are in both, only in the first, only in the second.
         posterior_mean: of both, and their difference, second minus first; None if a run has no estimate yet.
     """
-    means = [current_means(store, run) for run in (first, second)]
-    ids_P, *rows = np.intersect1d(means[0].prompt_id, means[1].prompt_id, assume_unique=True, return_indices=True)
+    (first_ids, first_means), (second_ids, second_means) = (current_means(store, run) for run in (first, second))
+    ids_P, first_rows, second_rows = np.intersect1d(first_ids, second_ids, assume_unique=True, return_indices=True)
     if not len(ids_P):
         return None
-    first_P, second_P = (run_means.mean[row] for run_means, row in zip(means, rows, strict=True))
+    first_P, second_P = first_means[first_rows], second_means[second_rows]
     columns_P = {"first": first_P, "second": second_P, "difference": second_P - first_P}
     known = ~np.isnan(columns_P["difference"])
     return {
         "prompts": {
             "both": len(ids_P),
-            "only_first": len(means[0].prompt_id) - len(ids_P),
-            "only_second": len(means[1].prompt_id) - len(ids_P),
+            "only_first": len(first_ids) - len(ids_P),
+            "only_second": len(second_ids) - len(ids_P),
         },
         "posterior_mean": {name: float(values_P[known].mean()) for name, values_P in columns_P.items()}
         if known.any()
