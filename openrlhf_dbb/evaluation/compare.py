@@ -124,7 +124,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
     # Of each prompt over its runs.
     by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
     test = paired_tests.stratified_t(by_prompt)
-    low, high = paired_tests.t_interval(test)
     all_prompts = np.concatenate(by_prompt)
     return {
         "model": pair[0],
@@ -134,8 +133,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
         "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
         **test._asdict(),
-        "low": low,
-        "high": high,
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
     }

@@ -23,23 +23,20 @@ class Loaded:
 
     benchmark: Benchmark
     ids: list[str]
-    prompts: list[str]  # before any chat template
+    texts: list[str]  # of the prompts, before any chat template
     labels: list[str]  # as the verifier expects them
     notes: list[str]  # lines that a reader of the results should know
 
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
-    """Load a benchmark.
-
-    Args:
-        limit: at most this many prompts: the first rows, taken evenly from the configurations.
+    """Load a benchmark; with a limit its first rows, taken evenly from the configurations.
 
     Raises:
         UsageError: the data cannot be had, a column or text is missing, or a label cannot be read; the message names
             the benchmark and the row.
     """
     pieces = _PLACE.split(benchmark.template)
-    ids, prompts, labels = [], [], []
+    ids, texts, labels = [], [], []
     for row_id, form, row in _rows(benchmark, limit):
         try:
             options, label = _options_and_label(benchmark, row_id, row)
@@ -49,11 +46,11 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         # Filled in piece by piece: a question may itself contain "{options}".
         parts = {"{question}": question, "{options}": options, "{form}": form}
         ids.append(row_id)
-        prompts.append("".join(parts.get(piece, piece) for piece in pieces))
+        texts.append("".join(parts.get(piece, piece) for piece in pieces))
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    return Loaded(benchmark, ids, prompts, labels, _check_labels(benchmark, ids, labels))
+    return Loaded(benchmark, ids, texts, labels, _check_labels(benchmark, ids, labels))
 
 
 def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:

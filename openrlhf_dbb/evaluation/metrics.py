@@ -43,12 +43,11 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
     """
+    from scipy.stats import hypergeom
+
     verified = (~np.isnan(scores)).sum(axis=-1)
-    wrong = verified - np.nansum(scores, axis=-1)
-    all_wrong = np.ones(verified.shape)
-    for drawn in range(k):  # a product of ratios: the binomial coefficients of many samples overflow
-        all_wrong *= np.maximum(wrong - drawn, 0) / np.maximum(verified - drawn, 1)
-    return np.where(verified < k, np.nan, 1.0 - all_wrong)
+    # P(none of k draws is correct); the binomial coefficients of many samples would overflow.
+    return np.asarray(1.0 - hypergeom.pmf(0, verified, np.nansum(scores, axis=-1), k))
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:

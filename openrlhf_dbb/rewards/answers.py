@@ -16,14 +16,9 @@ SPECIAL_TOKENS = (
 # Only the end of a response without a box is read: on "$ $ $ ..." the patterns take quadratic time.
 TAIL_CHARACTERS = 4000
 MINUS = "\u2212"
-_SAME_SIGNS = {
-    MINUS: "-",
-    "\u2013": "-",
-    "\u00d7": r"\times ",
-    "\u00b7": r"\cdot ",
-    "\u00b0": r"^\circ",
-    "\u03c0": r"\pi ",
-}
+_LATEX_SIGNS = str.maketrans(
+    {MINUS: "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00b0": r"^\circ", "\u03c0": r"\pi "}
+)
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _INLINE_MATH = re.compile(r"\$([^$]+)\$")
@@ -89,11 +84,7 @@ _PRODUCT = re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])|[\u00d7\u00f7]")
 
 
 def response_text(query: str, prompt: str) -> str:
-    """Return the response without the prompt before it and the special tokens after it.
-
-    Args:
-        query: prompt and response, decoded with special tokens.
-        prompt: the text given to the model.
+    """Return the response of a query, without the prompt before it and the special tokens after it.
 
     Raises:
         ValueError: the query does not start with the prompt, so the start of the response is unknown.
@@ -109,6 +100,14 @@ def response_text(query: str, prompt: str) -> str:
         token = next(token for token in SPECIAL_TOKENS if response.endswith(token))
         response = response[: -len(token)].rstrip()
     return response.lstrip()
+
+
+def label_text(label: str | int, prompt: str) -> str:
+    """Return a label as text without spaces around it. Raise ValueError if it is empty."""
+    text = str(label).strip()
+    if not text:
+        raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
+    return text
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -140,12 +139,12 @@ def label_expression(label: str) -> str:
     r"""Put a label into a box: of bare LaTeX such as ``2\sqrt{3}``, Math-Verify would read only the number 2."""
     text = label.strip()
     content = last_box(text)
+    if content is not None:
+        return boxed(content)
     inline = _INLINE_MATH.fullmatch(text)
-    if content is None and inline is None and _DOLLAR.search(text):
-        return text
-    if content is None:
-        content = inline[1] if inline else text
-    return boxed(content)
+    if inline:
+        return boxed(inline[1])
+    return text if _DOLLAR.search(text) else boxed(text)
 
 
 def same_integer(answer: str, label: str) -> bool | None:
@@ -256,9 +255,7 @@ def _is_copied(answer: str, label: str, question: str) -> bool:
 
 def latex_signs(text: str) -> str:
     """Replace the Unicode signs of minus (also the en dash), times, dot, degree and pi by LaTeX."""
-    for sign, latex in _SAME_SIGNS.items():
-        text = text.replace(sign, latex)
-    return text
+    return text.translate(_LATEX_SIGNS)
 
 
 def as_latex(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
-from openrlhf_dbb.rewards.answers import response_text
+from openrlhf_dbb.rewards.answers import label_text, response_text
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
@@ -23,12 +23,10 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Returns:
         ``rewards`` and ``scores``: (B,) each 1.0 or 0.0.
     """
-    rewards = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        text = str(label).strip()
-        if not text:
-            raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
-        rewards.append(float(response_text(query, prompt) == text))
+    rewards = [
+        float(response_text(query, prompt) == label_text(label, prompt))
+        for query, prompt, label in zip(queries, prompts, labels, strict=True)
+    ]
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
 
 
