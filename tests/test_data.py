@@ -45,7 +45,7 @@ def strategy(args):
 
 def check(*files, **options):
     args = arguments(*files, **options)
-    return data.load_training(args, strategy(args))
+    return data.load(args, strategy(args), data.TRAINING)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def choose(tmp_path):
         file = tmp_path / "data.jsonl"
         file.write_text("".join(json.dumps(each) + "\n" for each in rows))
         args = arguments(file, **options)
-        return data.choose(data.load_training(args, strategy(args)), args, strategy(args), Words())
+        return data.choose(data.load(args, strategy(args), data.TRAINING), args, strategy(args), Words())
 
     return run
 
