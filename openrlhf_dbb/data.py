@@ -146,8 +146,9 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
 def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
     with path.open("rb") as file:
-        if file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            file.seek(0)
+        is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        file.seek(0)
+        if is_list:
             try:
                 rows = json.load(file)
             except ValueError as error:
@@ -155,7 +156,6 @@ def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str
             for number, row in enumerate(rows, 1):
                 yield f"row {number}", *_record(row)
             return
-        file.seek(0)
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

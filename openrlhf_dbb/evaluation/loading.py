@@ -12,6 +12,7 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.benchmarks import READERS, Benchmark
+from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PLACE = re.compile(r"(\{question\}|\{options\}|\{form\})")
@@ -139,8 +140,9 @@ def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
 
 
 def _check_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) -> list[str]:
-    why = verifiers.check_labels(benchmark.verifier, labels)
-    bad = [(row, reason) for row, reason in zip(ids, why, strict=True) if reason is not None]
+    unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
+    reasons = {"": "the label is empty", **unreadable}
+    bad = [(row, reasons[label]) for row, label in zip(ids, labels, strict=True) if label in reasons]
     if not bad:
         return []
     if benchmark.verifier == "math_or_text" and all(labels):

@@ -102,13 +102,13 @@ def percent(values_R: Floats) -> str:
     return f"{100 * np.mean(values_R):5.2f}{spread}"
 
 
-def stored_rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:
-    """Return results as the posterior store keeps them, summed over samples; ``prompt_ids`` (P,) are the store's."""
+def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.EvaluationRows:
+    """Return results as the posterior store keeps them, summed over samples; their prompts are registered."""
     scores = results.scores_R_P_N
     verified = ~np.isnan(scores)
     return storage.EvaluationRows(
         benchmark=results.benchmark,
-        prompt_ids=prompt_ids,
+        prompt_ids=store.register_prompts(results.prompts, results.labels),
         samples=np.full(scores.shape[:2], scores.shape[2]),
         verified=verified.sum(axis=-1),
         successes=np.where(verified, scores, 0.0).sum(axis=-1),

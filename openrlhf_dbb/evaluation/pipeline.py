@@ -187,10 +187,7 @@ def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
     """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced."""
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
-        rows = [
-            stored_rows(measured, store.register_prompts(measured.prompts, measured.labels))
-            for measured in evaluation.results.values()
-        ]
+        rows = [stored_rows(measured, store) for measured in evaluation.results.values()]
         config = {name: value for name, value in evaluation.settings.items() if name != "model"}
         store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
         print(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)")

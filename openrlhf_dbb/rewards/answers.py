@@ -162,11 +162,7 @@ def final_answer(response: str, label: str, question: str = "") -> str | None:
 
     The content of the last complete box is the answer. Without a box the last answer wins: the last number that is not
     part of a calculation, a list, a question or a denial ("not 5"), or, if the label is no value, the last formula.
-
-    Args:
-        response: the model's text, without the prompt.
-        label: the right answer. If it is a value, only a value is an answer.
-        question: the prompt; a formula copied from it is no answer.
+    If the label is a value, only a value is an answer. A formula that is copied from the question is no answer.
     """
     box = last_box(response)
     text = latex_signs(response[-TAIL_CHARACTERS:] if box is None else box)

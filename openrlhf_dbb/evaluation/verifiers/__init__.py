@@ -9,25 +9,19 @@ exact        Big-Bench Hard's rules, by form of label
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import choices, exact
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
-from openrlhf_dbb.rewards.math_answer import score, unreadable_labels
+from openrlhf_dbb.rewards.math_answer import score
 
-__all__ = ["VERIFIERS", "Verdict", "check_labels", "normal_label"]
+__all__ = ["VERIFIERS", "Verdict", "normal_label"]
 
 
 def normal_label(kind: str, label: str) -> str:
     """Return the label as the verifier expects it: in formulas, Python's notation becomes LaTeX."""
     return as_latex(label.strip()) if kind.startswith("math") else label.strip()
-
-
-def check_labels(kind: str, labels: Sequence[str]) -> list[str | None]:
-    """Return for each label why it cannot be used (with math_or_text: why it is compared as text), or None."""
-    reasons = unreadable_labels(filter(str.strip, labels)) if kind.startswith("math") else {}
-    return [reasons.get(label) if label.strip() else "the label is empty" for label in labels]
 
 
 def _math(response: str, label: str) -> Verdict:
