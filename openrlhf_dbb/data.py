@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILE
 
@@ -35,11 +34,6 @@ class Prompts:
     labels: list[str]  # all empty without ``--data.label_key``
     rows: list[int]  # their row numbers in the loaded data set, from 0
     report: str  # a line that says how many prompts are used and why others are not
-
-    @property
-    def digest(self) -> str:
-        """A hash of all prompts and labels in their order, 32 hex digits."""
-        return dataset_digest(self.texts, self.labels)
 
 
 def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
@@ -73,9 +67,11 @@ def train_on(rows: list[int], args: SimpleNamespace) -> None:
 def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     from datasets import concatenate_datasets, interleave_datasets
 
-    data, names, split, shares = args.data, args.data.prompt_dataset, args.data.prompt_split, args.data.prompt_probs
+    data = args.data
     if flag == HELD_OUT:
         names, split, shares = args.eval.dataset, args.eval.split, None
+    else:
+        names, split, shares = data.prompt_dataset, data.prompt_split, data.prompt_probs
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
     parts = [_read(name.strip(), split, args, backend, f"--{flag} {name.strip()}") for name in names.split(",")]

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import VERIFIERS, Verdict, normal_label
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS, normal_label
+from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards import math_answer
 from openrlhf_dbb.rewards.answers import normal
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool

@@ -77,7 +77,7 @@ class EngineActor:
     def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int, int]:
         """Add requests and generate for a while.
 
-        Returns the finished requests, how many sequences are unfinished, and how many can be generated at a time.
+        Return the finished requests, how many sequences are unfinished, and how many can be generated at a time.
         """
         for request in requests:
             parameters = sampling_params(self._sampling, request)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from openrlhf_dbb.evaluation.metrics import Floats
 
 ALPHA = 0.05
 """Level of the tests."""

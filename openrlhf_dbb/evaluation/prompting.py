@@ -51,9 +51,7 @@ def prepare(
 ) -> BenchmarkPrompts:
     """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
 
-    Args:
-        chat_template: None for the benchmark's choice, which is ignored if the tokenizer has no chat template.
-        max_new_tokens: None for the benchmark's.
+    None is the benchmark's choice. Its chat template is ignored if the tokenizer has none.
 
     Raises:
         UsageError: a prompt is too long, or the tokenizer has no chat template.

@@ -35,7 +35,7 @@ _WITH_UNIT = re.compile(
     r"((?:[^A-Za-z\\]|\\[,;:! ]|\\(?:[dt]?frac|sqrt|times|cdot|pi)(?![A-Za-z]))*[\d}])"  # a value without variables
     r"(?:\\[,;: ]|[\s~])*\\(?:text|textrm|mathrm|operatorname)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?"
 )
-_FONT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|boldsymbol|operatorname|mbox)\s*\{([^{}]*)\}")
+FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf|it|tt)|boldsymbol|operatorname|emph|mbox)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,!])\s*(?=\d{3}(?!\d))")
 _PLAIN_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -286,7 +286,7 @@ def normal(text: str) -> str:
 
 def squeezed(text: str) -> str:
     r"""Return LaTeX without spaces, sizes and fonts, with short fractions as ``1/2``; units and names stay."""
-    return _DROPPED.sub("", _FRACTION.sub(_short_fraction, _FONT.sub(r"\1", latex_signs(text))))
+    return _DROPPED.sub("", _FRACTION.sub(_short_fraction, FONT.sub(r"\1", latex_signs(text))))
 
 
 def _short_fraction(match: re.Match[str]) -> str:

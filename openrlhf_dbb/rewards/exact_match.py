@@ -13,15 +13,9 @@ from openrlhf_dbb.rewards.answers import label_text, response_text
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
-    """Compare responses with labels as text, under OpenRLHF's interface for reward functions.
+    """Compare responses with labels as text; takes and returns the same as ``math_answer.reward_func``, but no None.
 
-    Args:
-        queries: (B,) prompt + response, decoded with special tokens. Spaces and special tokens at the end are ignored.
-        prompts: (B,) the prompts as the model got them; each query has to start with its prompt.
-        labels: (B,) right answers, not empty; spaces around them are ignored.
-
-    Returns:
-        ``rewards`` and ``scores``: (B,) each 1.0 or 0.0.
+    Spaces around labels, and spaces and special tokens at the end of queries are ignored. A label may not be empty.
     """
     rewards = [
         float(response_text(query, prompt) == label_text(label, prompt))

@@ -33,13 +33,12 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or a label cannot be read.
     """
-    rewards = [_reward(*row) for row in zip(queries, prompts, labels, strict=True)]
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        text = answers.label_text(label, prompt)
+        answer = answers.final_answer(answers.response_text(query, prompt), text, prompt)
+        rewards.append(score(answer, text))
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
-
-
-def _reward(query: str, prompt: str, label: str | int) -> float | None:
-    label = answers.label_text(label, prompt)
-    return score(answers.final_answer(answers.response_text(query, prompt), label, prompt), label)
 
 
 def score(answer: str | None, label: str) -> float | None:

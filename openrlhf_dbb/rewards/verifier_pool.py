@@ -81,7 +81,6 @@ class VerifierPool:
         reusable = None
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
-                process = None
                 process = self._start()
             reply = _exchange(process, json.dumps(request) + "\n")
             if reply is not None:

@@ -16,8 +16,6 @@ from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
 from openrlhf_dbb.rewards.math_answer import score
 
-__all__ = ["VERIFIERS", "Verdict", "normal_label"]
-
 
 def normal_label(kind: str, label: str) -> str:
     """Return the label as the verifier expects it: in formulas, Python's notation becomes LaTeX."""
@@ -49,4 +47,5 @@ VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "choice": choices.verify,
     "exact": exact.verify,
 }
-"""By name, functions of a response without special tokens and a label as ``normal_label`` gives it. Thread-safe."""
+"""By name, thread-safe functions of a response without special tokens and a label as ``normal_label`` gives it.
+"math" raises ValueError if Math-Verify cannot read the label."""
