@@ -6,7 +6,6 @@ A row that cannot be used is an error that names its file and line. Prompts that
 from __future__ import annotations
 
 import codecs
-import copy
 import functools
 import json
 import math
@@ -18,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILE
 
@@ -30,45 +28,28 @@ Places = list[tuple[str, str | None]]
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts that a run trains on.
+    """The prompts that a run trains on."""
 
-    Attributes:
-        texts: prompts as the model sees them, with the template applied.
-        labels: their answers; all empty without ``--data.label_key``.
-        rows: their row numbers in the loaded data set, from 0.
-        report: a line that says how many prompts are used and why others are not.
-    """
-
-    texts: list[str]
-    labels: list[str]
-    rows: list[int]
-    report: str
-
-    @property
-    def digest(self) -> str:
-        """A hash of all prompts and labels in their order, 32 hex digits."""
-        return dataset_digest(self.texts, self.labels)
+    texts: list[str]  # as the model sees them, with the template applied
+    labels: list[str]  # all empty without ``--data.label_key``
+    rows: list[int]  # their row numbers in the loaded data set, from 0
+    report: str  # a line that says how many prompts are used and why others are not
 
 
-def load_training(args: SimpleNamespace, backend: Any) -> Any:
-    """Return the data set of ``--data.prompt_dataset``, at most ``--data.max_samples`` rows, with labels as text.
+def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
+    """Return the data set of a flag, at most ``--data.max_samples`` rows, with labels as text.
 
-    Columns are ``--data.input_key`` and ``--data.label_key``; dots in a key reach into nested columns.
-
-    Args:
-        args: OpenRLHF's arguments.
-        backend: OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
+    Columns are ``--data.input_key`` and ``--data.label_key``; dots in a key reach into nested columns. ``backend`` is
+    OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
 
     Raises:
         UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
     """
-    return _check_math_labels(_load(args, backend, TRAINING), args, TRAINING)
-
-
-def load_held_out(args: SimpleNamespace, backend: Any) -> Any:
-    """Return the data set of ``--eval.dataset``; takes and raises the same as :func:`load_training`."""
-    as_training = _held_out_arguments(args)
-    return _check_math_labels(_load(as_training, backend, HELD_OUT), as_training, HELD_OUT)
+    rows = _load(args, backend, flag)
+    if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
+        names = args.eval.dataset if flag == HELD_OUT else args.data.prompt_dataset
+        _check_math_labels(rows[args.data.label_key][:], f"--{flag} {names}")
+    return rows
 
 
 def train_on(rows: list[int], args: SimpleNamespace) -> None:
@@ -78,65 +59,63 @@ def train_on(rows: list[int], args: SimpleNamespace) -> None:
     def chosen(datasets: str, probabilities: str | None, strategy: Any, *_: Any, **options: Any) -> Any:
         if "max_count" in options:  # OpenRLHF's trainer gives it for the training data only
             return _load(args, strategy, TRAINING).select(rows)
-        return _load(_held_out_arguments(args), strategy, HELD_OUT)
+        return _load(args, strategy, HELD_OUT)
 
     upstream.replace(ppo_trainer, "blending_datasets", chosen)
-
-
-def _held_out_arguments(args: SimpleNamespace) -> SimpleNamespace:
-    as_training = copy.deepcopy(args)
-    data = as_training.data
-    data.prompt_dataset, data.prompt_split, data.prompt_probs = args.eval.dataset, args.eval.split, None
-    data.drop_duplicates = True  # a held-out prompt may be there several times
-    return as_training
 
 
 def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     from datasets import concatenate_datasets, interleave_datasets
 
     data = args.data
+    if flag == HELD_OUT:
+        names, split, shares = args.eval.dataset, args.eval.split, None
+    else:
+        names, split, shares = data.prompt_dataset, data.prompt_split, data.prompt_probs
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
-    parts = [_read(name.strip(), args, backend, flag) for name in data.prompt_dataset.split(",")]
-    if data.prompt_probs is None:
+    parts = [_read(name.strip(), split, args, backend, f"--{flag} {name.strip()}") for name in names.split(",")]
+    if shares is None:
         rows = concatenate_datasets(parts)
     else:
-        shares = [float(share) for share in data.prompt_probs.split(",")]
-        rows = interleave_datasets(parts, probabilities=shares, seed=args.train.seed, stopping_strategy="all_exhausted")
+        odds = [float(share) for share in shares.split(",")]
+        rows = interleave_datasets(parts, probabilities=odds, seed=args.train.seed, stopping_strategy="all_exhausted")
     rows = rows.select(range(min(data.max_samples, len(rows))))
     if len(rows) == 0:
-        raise UsageError(f"--{flag} {data.prompt_dataset} has no rows")
-    if not data.drop_duplicates:
-        _refuse(_contradictions(rows, args), len(rows), f"--{flag} {data.prompt_dataset}")
+        raise UsageError(f"--{flag} {names} has no rows")
+    # A held-out prompt may be there several times.
+    if flag == TRAINING and data.label_key is not None and not data.drop_duplicates:
+        _refuse(_contradictions(rows[data.input_key][:], rows[data.label_key][:]), len(rows), f"--{flag} {names}")
     return rows
 
 
-def _read(name: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
+def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: str) -> Any:
     """Return one data set with the input and label columns, all of whose rows can be used."""
     from datasets import Dataset
 
-    data, source = args.data, f"--{flag} {name}"
+    data = args.data
     keys = [key for key in (data.input_key, data.label_key) if key is not None]
     if Path(name).suffix in (".json", ".jsonl"):
         # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
-        records = list(islice(_records(Path(name), source), data.max_samples))
-        places: Places = [(place, fault) for place, _, fault in records]
-        names = {column for _, record, _ in records for column in record}
-        columns = {key: [_value(record, key) for _, record, _ in records] for key in keys}
-        for extra in names & {data.image_key, "datasource"}:
-            columns[extra] = [record.get(extra) for _, record, _ in records]
+        found = list(islice(_records(Path(name), source), data.max_samples))
+        places: Places = [(place, fault) for place, _, fault in found]
+        records = [record for _, record, _ in found]
+        names = {column for record in records for column in record}
         rows = None
     else:
-        load = upstream.load("openrlhf.datasets.utils", "blending_datasets")
-        limits = {"max_count": data.max_samples, "dataset_split": data.prompt_split}
-        rows = load(name, None, backend, args.train.seed, **limits)
+        blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
+        rows = blend(name, None, backend, args.train.seed, max_count=data.max_samples, dataset_split=split)
         places = [(f"row {number}", None) for number in range(1, len(rows) + 1)]
         names = set(rows.column_names)
-        columns = {key: _column(rows, key) for key in keys}
+        tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
+        records = rows.select_columns(sorted(tops)).to_list()
+    columns = {key: [_value(record, key) for record in records] for key in keys}
     _check(columns, places, names, args, source)
     if data.label_key is not None:
         columns[data.label_key] = [_label_text(label) for label in columns[data.label_key]]
     if rows is None:
+        for extra in names & {data.image_key, "datasource"}:
+            columns[extra] = [record.get(extra) for record in records]
         return Dataset.from_dict(columns)
     for key in keys:
         if key not in names or key == data.label_key:
@@ -160,19 +139,12 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
     _refuse(bad, len(places), source)
 
 
-def _column(rows: Any, key: str) -> list[Any]:
-    """Return the values of a column, or of a field below one; None where there is no such field."""
-    top, _, field = key.partition(".")
-    if key in rows.column_names:
-        return rows[key][:]
-    return [_value(value, field) for value in rows[top][:]] if top in rows.column_names else [None] * len(rows)
-
-
 def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
     """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
     with path.open("rb") as file:
-        if file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-            file.seek(0)
+        is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+        file.seek(0)
+        if is_list:
             try:
                 rows = json.load(file)
             except ValueError as error:
@@ -180,7 +152,6 @@ def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str
             for number, row in enumerate(rows, 1):
                 yield f"row {number}", *_record(row)
             return
-        file.seek(0)
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -221,44 +192,35 @@ def _label_text(label: Any) -> str:
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
-def _contradictions(rows: Any, args: SimpleNamespace) -> dict[str, str]:
+def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:
     """Return the rows whose prompt an earlier row has with another label: a posterior belongs to both."""
     first: dict[str, tuple[int, str]] = {}
     bad = {}
-    for number, (prompt, label) in enumerate(zip(rows[args.data.input_key][:], _labels(rows, args), strict=True), 1):
+    for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1):
         earlier, other = first.setdefault(_prompt_key(prompt), (number, label.strip()))
         if other != label.strip():
             bad[f"row {number}"] = f"its label is {label.strip()!r}, but the same prompt in row {earlier} has {other!r}"
     return bad
 
 
-def _labels(rows: Any, args: SimpleNamespace) -> list[str]:
-    """Return the label of each row; without ``--data.label_key`` OpenRLHF uses empty ones."""
-    key = args.data.label_key
-    return [""] * len(rows) if key is None else rows[key][:]
-
-
 def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
-def _check_math_labels(rows: Any, args: SimpleNamespace, flag: str) -> Any:
-    """Return the rows if Math-Verify can read each label, or if the reward does not use Math-Verify."""
-    if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
-        from openrlhf_dbb.rewards.math_answer import unreadable_labels
+def _check_math_labels(labels: list[str], source: str) -> None:
+    """Raise UsageError if Math-Verify cannot read a label."""
+    from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
-        labels = rows[args.data.label_key][:]
-        try:
-            unreadable = unreadable_labels(labels)
-        except RuntimeError as error:
-            raise UsageError(f"the labels cannot be checked: {error}") from error
-        bad = {
-            f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
-            for number, label in enumerate(labels, 1)
-            if label in unreadable
-        }
-        _refuse(bad, len(rows), f"--{flag} {args.data.prompt_dataset}")
-    return rows
+    try:
+        unreadable = unreadable_labels(labels)
+    except RuntimeError as error:
+        raise UsageError(f"the labels cannot be checked: {error}") from error
+    bad = {
+        f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
+        for number, label in enumerate(labels, 1)
+        if label in unreadable
+    }
+    _refuse(bad, len(labels), source)
 
 
 def _refuse(bad: dict[str, str], total: int, source: str) -> None:

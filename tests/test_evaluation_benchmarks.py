@@ -66,7 +66,7 @@ def hub_folder(tmp_path):
 def scores(loaded, *responses):
     """The scores of responses, one to each prompt."""
     kind = loaded.benchmark.verifier
-    return [verifiers.verify(kind, *pair).score for pair in zip(responses, loaded.labels, strict=True)]
+    return [verifiers.VERIFIERS[kind](*pair).score for pair in zip(responses, loaded.labels, strict=True)]
 
 
 def test_the_papers_nine_benchmarks_are_known_at_a_fixed_revision():
@@ -117,7 +117,7 @@ MMLU = {"question_id": 70, "question": "Which is prime?", "options": ["4", "6", 
 )  # fmt: skip
 def test_a_benchmark_of_the_hub(hub_folder, name, files, configs, id_, prompt, label):
     loaded = loading.load(hub_folder(name, files, **configs))
-    assert (loaded.ids[0], loaded.prompts[0], loaded.labels[0]) == (id_, prompt, label)
+    assert (loaded.ids[0], loaded.texts[0], loaded.labels[0]) == (id_, prompt, label)
     assert len(loaded.ids) == len(files) and loaded.notes == []
     assert set(scores(loaded, *[f"\\boxed{{{label.strip('$')}}}"] * len(files))) == {1.0}
 
@@ -149,13 +149,13 @@ def gpqa(hub_folder, ids):
 def test_gpqa_options_are_shuffled_by_question_and_the_label_follows(hub_folder):
     entry = gpqa(hub_folder, [f"rec{i}" for i in range(400)])
     loaded = loading.load(entry)
-    for prompt, label in zip(loaded.prompts, loaded.labels, strict=True):
+    for prompt, label in zip(loaded.texts, loaded.labels, strict=True):
         assert f"\n({label}) right\n" in prompt
         assert sorted(re.findall(r"\) (.*)", prompt)) == ["right", "wrong 1", "wrong 2", "wrong 3"]
     # 400 draws at 1/4: 100 on average, standard deviation sqrt(400 * 3/16) = 8.7; four of them to each side.
     assert all(65 <= count <= 135 for count in Counter(loaded.labels).values())
     # The order of a question's options does not depend on the other questions.
-    assert loading.load(gpqa(hub_folder, ["rec3", "other"])).prompts[0] == loaded.prompts[3]
+    assert loading.load(gpqa(hub_folder, ["rec3", "other"])).texts[0] == loaded.texts[3]
 
 
 def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_from_each_in_turn(hub_folder):
@@ -170,8 +170,8 @@ def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_fro
     loaded = loading.load(entry, limit=3)
     ask = "\n\nPlease reason step by step, and put your final answer ({}) within \\boxed{{}}."
     assert loaded.ids == ["navigate/0", "navigate/1", "word_sorting/0"]
-    assert loaded.prompts[0] == "0. Do you return?\nOptions:\n- Yes\n- No" + ask.format("Yes or No")
-    assert loaded.prompts[2] == "0. Sort: b a" + ask.format("the words, separated by spaces")
+    assert loaded.texts[0] == "0. Do you return?\nOptions:\n- Yes\n- No" + ask.format("Yes or No")
+    assert loaded.texts[2] == "0. Sort: b a" + ask.format("the words, separated by spaces")
     assert loaded.labels == ["No", "No", "a b"]
     assert len(loading.load(entry, limit=100).ids) == 6
 
@@ -182,7 +182,7 @@ def test_a_data_file_is_used_verbatim(tmp_path, suffix):
     benchmark = benchmarks.find(f"sums={path}")
     loaded = loading.load(benchmark)
     assert (benchmark.name, benchmark.group, benchmark.chat_template) == ("sums", "", False)
-    assert (loaded.ids, loaded.prompts, loaded.labels) == (["0", "1"], [" 1+1=", "2+2="], ["2", "4"])
+    assert (loaded.ids, loaded.texts, loaded.labels) == (["0", "1"], [" 1+1=", "2+2="], ["2", "4"])
 
 
 def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
@@ -195,7 +195,7 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     assert (benchmark.name, benchmark.title, benchmark.max_tokens) == ("primes", "Primes", 64)
     loaded = loading.load(benchmark)
     # what a question holds is never filled in
-    assert (loaded.ids, loaded.prompts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
+    assert (loaded.ids, loaded.texts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
 
 
 @pytest.mark.parametrize(

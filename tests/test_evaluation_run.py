@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import evaluated_model, pipeline, results
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Finished, SamplingSettings
+from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
-from openrlhf_dbb.evaluation.pipeline import Plan, continued, engine_seed
+from openrlhf_dbb.evaluation.pipeline import continued, engine_seed, settings_of
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 
@@ -48,15 +49,11 @@ def prompts(size, **values):
     return BenchmarkPrompts(**(arguments | values))
 
 
-def plan(runs=2, benchmarks=("sums",), **values):
-    arguments = {
-        "name": "mine",
-        "model": Model("/models/a", None, "f1", 64, None),
-        "sampling": SamplingSettings(2, 1.0, 0.95),
-        "seed": 7,
-        "prompts": {name: prompts(3) for name in benchmarks},
-    }
-    return Plan(**(arguments | {"runs": runs} | values))
+def settings(benchmarks=("sums",), fingerprint="f1", asked=None, **values):
+    """The settings of an evaluation of three prompts of each benchmark."""
+    arguments = {"n": 2, "temperature": 1.0, "top_p": 0.95, "runs": 2, "seed": 7} | values
+    model = Model("/models/a", None, fingerprint, 64, None)
+    return settings_of(SimpleNamespace(**arguments), model, asked or {name: prompts(3) for name in benchmarks})
 
 
 def test_responses_are_read_as_they_were_written(tmp_path):
@@ -115,23 +112,23 @@ def test_rows_are_answered_and_verified_as_their_keys_ask():
 
 
 def test_more_runs_and_benchmarks_continue_an_evaluation():
-    settings = continued("mine", plan().settings(), plan(runs=3, benchmarks=("sums", "sorts")).settings())
-    assert (settings["runs"], list(settings["benchmarks"])) == (3, ["sums", "sorts"])
-    assert continued("mine", plan().settings(), plan(runs=1).settings())["runs"] == 2  # those that are there stay
+    more = continued("mine", settings(), settings(runs=3, benchmarks=("sums", "sorts")))
+    assert (more["runs"], list(more["benchmarks"])) == (3, ["sums", "sorts"])
+    assert continued("mine", settings(), settings(runs=1))["runs"] == 2  # those that are there stay
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (plan(sampling=SamplingSettings(4, 0.6, 0.95)), "made with n 2, not 4; temperature 1.0, not 0.6; give another"),
-        (plan(model=Model("/models/a", None, "f2", 64, None)), "fingerprint f1, not f2"),
-        (plan(prompts={"sums": prompts(3, labels=["0", "1", "3"])}), "digest of sums .*, not "),
-        (plan(benchmarks=("sorts",)), "evaluation mine also has sums; add it to --benchmarks"),
+        (settings(n=4, temperature=0.6), "made with n 2, not 4; temperature 1.0, not 0.6; give another"),
+        (settings(fingerprint="f2"), "fingerprint f1, not f2"),
+        (settings(asked={"sums": prompts(3, labels=["0", "1", "3"])}), "digest of sums .*, not "),
+        (settings(benchmarks=("sorts",)), "evaluation mine also has sums; add it to --benchmarks"),
     ],
 )
 def test_another_evaluation_under_the_same_name_is_refused(second, message):
     with pytest.raises(UsageError, match=message):
-        continued("mine", plan().settings(), second.settings())
+        continued("mine", settings(), second)
 
 
 def test_no_engine_gets_the_seed_of_another():
@@ -152,8 +149,7 @@ def evaluation(tmp_path):
             row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False]),
         ):
             responses.append(line)
-    sampling = SamplingSettings(3, 0.6, 0.95)
-    results.write_settings(folder, plan(sampling=sampling, prompts={"sums": prompts(2)}).settings())
+    results.write_settings(folder, settings(n=3, temperature=0.6, asked={"sums": prompts(2)}))
     return read_evaluation(folder)
 
 

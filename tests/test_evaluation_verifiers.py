@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import KINDS, Verdict, normal_label, verify
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS, normal_label
+from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards import math_answer
 from openrlhf_dbb.rewards.answers import normal
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
@@ -53,7 +54,7 @@ NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
     ],
 )
 def test_the_letter_that_a_response_settles_on(response, letter):
-    assert verify("choice", response, "B") == Verdict(float(letter == "B"), letter)
+    assert VERIFIERS["choice"](response, "B") == Verdict(float(letter == "B"), letter)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,9 @@ def test_the_letter_that_a_response_settles_on(response, letter):
     ],
 )  # fmt: skip
 def test_exact_rules_follow_the_labels_form(label, right, wrong):
-    assert [verify("exact", response, label).score for response in right] == [1.0] * len(right)
-    assert [verify("exact", response, label).score for response in wrong] == [0.0] * len(wrong)
-    (answer,) = {verify("exact", response, label).answer for response in right}
+    assert [VERIFIERS["exact"](response, label).score for response in right] == [1.0] * len(right)
+    assert [VERIFIERS["exact"](response, label).score for response in wrong] == [0.0] * len(wrong)
+    (answer,) = {VERIFIERS["exact"](response, label).answer for response in right}
     assert answer is not None
 
 
@@ -115,14 +116,14 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ],
 )
 def test_mathematics(response, label, verdict):
-    assert verify("math", response, label) == verify("math_or_text", response, label) == verdict
+    assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
 
 
 def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
     pool = VerifierPool(size=2, time_limit_s=2.0)
     monkeypatch.setattr(math_answer, "_pool", pool)
     responses = [NEVER_FINISHES, r"\boxed{5.0}", NEVER_FINISHES, r"\boxed{6}"]
-    assert [verify("math", response, r"\sqrt{25}") for response in responses] == [
+    assert [VERIFIERS["math"](response, r"\sqrt{25}") for response in responses] == [
         Verdict(None, "9^{9^{9^{9}}}"),
         Verdict(1.0, "5"),
         Verdict(None, "9^{9^{9^{9}}}"),
@@ -160,10 +161,10 @@ def test_different_answers_vote_apart():
 def test_a_label_that_math_verify_cannot_read_is_an_error_or_compared_as_text():
     label = r"K_{s p}=\left[\mathrm{A}^{2+}\right]\left[\mathrm{B}^{-}\right]"
     with pytest.raises(ValueError, match="cannot read the label"):
-        verify("math", r"\boxed{5}", label)
+        VERIFIERS["math"](r"\boxed{5}", label)
     same = r"K_{sp} = [\text{A}^{2+}] \, [\text{B}^{-}]"
     responses = [rf"\boxed{{{same}}}", r"\boxed{K_{sp}}", "5", ""]
-    assert [verify("math_or_text", response, label).score for response in responses] == [1.0, 0.0, 0.0, 0.0]
+    assert [VERIFIERS["math_or_text"](response, label).score for response in responses] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_labels_in_python_become_latex_for_mathematics_only():
@@ -175,10 +176,10 @@ def test_labels_in_python_become_latex_for_mathematics_only():
     assert [normal_label("math", text) for text in ("2e^{3}", "x_1e5", "e")] == ["2e^{3}", "x_1e5", "e"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VERIFIERS)
 def test_every_verifier_reads_boxes(kind):
     label = {"exact": "(B)"}.get(kind, "B")
-    verdicts = [verify(kind, response, label) for response in (r"\boxed{B}", r"\boxed{C}", "")]
+    verdicts = [VERIFIERS[kind](response, label) for response in (r"\boxed{B}", r"\boxed{C}", "")]
     assert verdicts == [Verdict(1.0, "B"), Verdict(0.0, "C"), Verdict(0.0, None)]
 
 
@@ -190,11 +191,11 @@ FRAGMENTS = [
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40).map("".join))
 def test_no_text_breaks_a_rule(response):
-    assert verify("choice", response, "B").answer in (None, *"ABCDEFGHIJ")
+    assert VERIFIERS["choice"](response, "B").answer in (None, *"ABCDEFGHIJ")
     for label in ("(B)", "yes", "8", "] )", "ant"):
-        score, answer = verify("exact", response, label)
+        score, answer = VERIFIERS["exact"](response, label)
         assert score in (0.0, 1.0)
         assert (score == 1.0) <= (answer is not None)
-    assert verify("math", response, "8").score in (0.0, 1.0)
+    assert VERIFIERS["math"](response, "8").score in (0.0, 1.0)
     # what a response says last in a box is what it answers
-    assert verify("choice", response.replace("{", "").replace("}", "") + "\n\\boxed{D}", "D").score == 1.0
+    assert VERIFIERS["choice"](response.replace("{", "").replace("}", "") + "\n\\boxed{D}", "D").score == 1.0

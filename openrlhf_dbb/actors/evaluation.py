@@ -57,10 +57,7 @@ class Evaluated:
 
     def rows(self, store: storage.PosteriorStore) -> list[storage.EvaluationRows]:
         """Return each prompt's results, to be stored."""
-        return [
-            stored_rows(results, store.register_prompts(results.prompts, results.labels))
-            for results in self.results.values()
-        ]
+        return [stored_rows(results, store) for results in self.results.values()]
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:

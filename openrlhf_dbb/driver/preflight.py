@@ -9,7 +9,7 @@ from typing import Any
 
 import storage
 from openrlhf_dbb import presets, tiny, upstream
-from openrlhf_dbb.data import Prompts, choose, load_held_out, load_training
+from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -64,9 +64,9 @@ def prepare(
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
     # The rows are read before torch is imported, which takes longer.
-    rows = _loaded("data.prompt_dataset", args.data.prompt_dataset, load_training, for_loaders, backend)
+    rows = _loaded(TRAINING, args.data.prompt_dataset, for_loaders, backend)
     if args.eval.dataset:
-        _loaded("eval.dataset", args.eval.dataset, load_held_out, for_loaders, backend)
+        _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend)
     _check_device(settings)
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
@@ -184,15 +184,15 @@ def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
     return config, tokenizer
 
 
-def _loaded(flag: str, name: str, load: Callable[..., Any], *given: Any) -> Any:
-    """Return what ``load`` returns. Raise UsageError with the data set's name if it cannot be had."""
+def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) -> Any:
+    """Return the data set of a flag. Raise UsageError with the data set's name if it cannot be had."""
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
     disable_progress_bars()
     try:
         with upstream.quiet():
-            return load(*given)
+            return load(args, backend, flag)
     except (DatasetsError, FileNotFoundError, ConnectionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error

@@ -15,6 +15,7 @@ import storage
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -93,7 +94,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         ("estimator", record.estimator, settings.estimator),
         ("estimator parameters", record.parameters, settings.parameters),
         ("data set", record.dataset, identity["dataset"]),
-        ("content of the data set", record.dataset_digest, prompts.digest),
+        ("content of the data set", record.dataset_digest, dataset_digest(prompts.texts, prompts.labels)),
         ("reward", record.reward, identity["reward"]),
         *_changed_flags(settings, record),
     ):

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.engines import Finished, Request
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 
 Generate = Callable[[Sequence[Request]], Iterable[list[Finished]]]
 """Answers requests in any order; may yield empty lists while no request is finished."""
@@ -39,7 +39,8 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
 
 def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
     label = prompts.labels[key.place]
-    verdicts = [verifiers.verify(prompts.benchmark.verifier, response, label) for response in finished.responses]
+    verify = VERIFIERS[prompts.benchmark.verifier]
+    verdicts = [verify(response, label) for response in finished.responses]
     return Row(
         *key,
         id=prompts.ids[key.place],

@@ -51,10 +51,8 @@ def add_command(commands: Any) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Print the differences between evaluations as tables or JSON."""
-    evaluations = {}
-    for name in arguments.evaluations:
-        evaluation = results.read_evaluation(results.find(name))
-        evaluations[evaluation.name] = evaluation
+    read = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
+    evaluations = {evaluation.name: evaluation for evaluation in read}
     first, *others = evaluations
     if len(evaluations) < len(arguments.evaluations) or not others:
         raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
@@ -65,8 +63,8 @@ def compare(arguments: argparse.Namespace) -> None:
             raise UsageError(f"--of {arguments.of} is not one of the evaluations: {', '.join(evaluations)}")
         pairs = [(model, other) for other in evaluations if other != model]
     chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
-    benchmarks = shared(list(evaluations.values()), chosen)
-    tested, remarks = differences(list(benchmarks.values()), pairs), notes(list(evaluations.values()), benchmarks)
+    benchmarks = shared(read, chosen)
+    tested, remarks = differences(list(benchmarks.values()), pairs), notes(read, benchmarks)
     print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
 
 
@@ -124,7 +122,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
     # Of each prompt over its runs.
     by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
     test = paired_tests.stratified_t(by_prompt)
-    low, high = paired_tests.t_interval(test)
     all_prompts = np.concatenate(by_prompt)
     return {
         "model": pair[0],
@@ -134,8 +131,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
         "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
         **test._asdict(),
-        "low": low,
-        "high": high,
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
     }

@@ -74,19 +74,19 @@ class EngineActor:
         self._sampling = sampling
         self._engine = vllm.LLM(**arguments).llm_engine
 
-    def capacity(self) -> int:
-        """Return how many sequences the engine can generate at the same time."""
-        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
+    def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int, int]:
+        """Add requests and generate for a while.
 
-    def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int]:
-        """Add requests and generate for a while; return the finished ones, and how many sequences are unfinished."""
+        Return the finished requests, how many sequences are unfinished, and how many can be generated at a time.
+        """
         for request in requests:
             parameters = sampling_params(self._sampling, request)
             self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
         end, finished = time.monotonic() + CALL_S, []
         while self._engine.has_unfinished_requests() and time.monotonic() < end:
             finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
-        return finished, int(self._engine.get_num_unfinished_requests())
+        capacity = self._engine.vllm_config.scheduler_config.max_num_seqs
+        return finished, self._engine.get_num_unfinished_requests(), capacity
 
 
 class Engines:
@@ -100,29 +100,25 @@ class Engines:
         actor = ray.remote(num_cpus=1, num_gpus=gpus)(EngineActor)
         arguments = _for_this_machine(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
-        self._capacity = ray.get(self._actors[0].capacity.remote())
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
         """Yield answers as they finish, in any order."""
         import ray
 
         waiting = deque(requests)
-        calls = {actor.work.remote(self._share(waiting, 0)): actor for actor in self._actors}
+        calls = {actor.work.remote([]): actor for actor in self._actors}
         while calls:
             (call,), _ = ray.wait(list(calls))
             actor = calls.pop(call)
-            finished, unfinished = ray.get(call)
-            if waiting or unfinished:
-                calls[actor.work.remote(self._share(waiting, unfinished))] = actor
+            finished, unfinished, capacity = ray.get(call)
+            # Twice its capacity, so that the engine is full until its next call.
+            room = math.ceil((2 * capacity - unfinished) / self._n)
+            # At most an equal share, so that all engines end together.
+            count = max(0, min(room, math.ceil(len(waiting) / len(self._actors))))
+            given = [waiting.popleft() for _ in range(count)]
+            if given or unfinished:
+                calls[actor.work.remote(given)] = actor
             yield finished
-
-    def _share(self, waiting: deque[Request], unfinished: int) -> list[Request]:
-        """Take the waiting requests that an engine should be given beside its unfinished sequences."""
-        # Twice its capacity, so that the engine is full until its next call.
-        room = math.ceil((2 * self._capacity - unfinished) / self._n)
-        # At most an equal share, so that all engines end together.
-        count = max(0, min(room, math.ceil(len(waiting) / len(self._actors))))
-        return [waiting.popleft() for _ in range(count)]
 
 
 def _for_this_machine(arguments: dict[str, Any]) -> dict[str, Any]:

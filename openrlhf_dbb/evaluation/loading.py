@@ -12,6 +12,7 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.benchmarks import READERS, Benchmark
+from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PLACE = re.compile(r"(\{question\}|\{options\}|\{form\})")
@@ -23,23 +24,20 @@ class Loaded:
 
     benchmark: Benchmark
     ids: list[str]
-    prompts: list[str]  # before any chat template
+    texts: list[str]  # of the prompts, before any chat template
     labels: list[str]  # as the verifier expects them
     notes: list[str]  # lines that a reader of the results should know
 
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
-    """Load a benchmark.
-
-    Args:
-        limit: at most this many prompts: the first rows, taken evenly from the configurations.
+    """Load a benchmark; with a limit its first rows, taken evenly from the configurations.
 
     Raises:
         UsageError: the data cannot be had, a column or text is missing, or a label cannot be read; the message names
             the benchmark and the row.
     """
     pieces = _PLACE.split(benchmark.template)
-    ids, prompts, labels = [], [], []
+    ids, texts, labels = [], [], []
     for row_id, form, row in _rows(benchmark, limit):
         try:
             options, label = _options_and_label(benchmark, row_id, row)
@@ -49,11 +47,11 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         # Filled in piece by piece: a question may itself contain "{options}".
         parts = {"{question}": question, "{options}": options, "{form}": form}
         ids.append(row_id)
-        prompts.append("".join(parts.get(piece, piece) for piece in pieces))
+        texts.append("".join(parts.get(piece, piece) for piece in pieces))
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    return Loaded(benchmark, ids, prompts, labels, _check_labels(benchmark, ids, labels))
+    return Loaded(benchmark, ids, texts, labels, _check_labels(benchmark, ids, labels))
 
 
 def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -142,8 +140,9 @@ def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
 
 
 def _check_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) -> list[str]:
-    why = verifiers.check_labels(benchmark.verifier, labels)
-    bad = [(row, reason) for row, reason in zip(ids, why, strict=True) if reason is not None]
+    unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
+    reasons = {"": "the label is empty", **unreadable}
+    bad = [(row, reasons[label]) for row, label in zip(ids, labels, strict=True) if label in reasons]
     if not bad:
         return []
     if benchmark.verifier == "math_or_text" and all(labels):

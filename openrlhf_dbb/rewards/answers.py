@@ -16,14 +16,9 @@ SPECIAL_TOKENS = (
 # Only the end of a response without a box is read: on "$ $ $ ..." the patterns take quadratic time.
 TAIL_CHARACTERS = 4000
 MINUS = "\u2212"
-_SAME_SIGNS = {
-    MINUS: "-",
-    "\u2013": "-",
-    "\u00d7": r"\times ",
-    "\u00b7": r"\cdot ",
-    "\u00b0": r"^\circ",
-    "\u03c0": r"\pi ",
-}
+_LATEX_SIGNS = str.maketrans(
+    {MINUS: "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00b0": r"^\circ", "\u03c0": r"\pi "}
+)
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _INLINE_MATH = re.compile(r"\$([^$]+)\$")
@@ -40,7 +35,7 @@ _WITH_UNIT = re.compile(
     r"((?:[^A-Za-z\\]|\\[,;:! ]|\\(?:[dt]?frac|sqrt|times|cdot|pi)(?![A-Za-z]))*[\d}])"  # a value without variables
     r"(?:\\[,;: ]|[\s~])*\\(?:text|textrm|mathrm|operatorname)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?"
 )
-_FONT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|boldsymbol|operatorname|mbox)\s*\{([^{}]*)\}")
+FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf|it|tt)|boldsymbol|operatorname|emph|mbox)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,!])\s*(?=\d{3}(?!\d))")
 _PLAIN_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -89,11 +84,7 @@ _PRODUCT = re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])|[\u00d7\u00f7]")
 
 
 def response_text(query: str, prompt: str) -> str:
-    """Return the response without the prompt before it and the special tokens after it.
-
-    Args:
-        query: prompt and response, decoded with special tokens.
-        prompt: the text given to the model.
+    """Return the response of a query, without the prompt before it and the special tokens after it.
 
     Raises:
         ValueError: the query does not start with the prompt, so the start of the response is unknown.
@@ -109,6 +100,14 @@ def response_text(query: str, prompt: str) -> str:
         token = next(token for token in SPECIAL_TOKENS if response.endswith(token))
         response = response[: -len(token)].rstrip()
     return response.lstrip()
+
+
+def label_text(label: str | int, prompt: str) -> str:
+    """Return a label as text without spaces around it. Raise ValueError if it is empty."""
+    text = str(label).strip()
+    if not text:
+        raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
+    return text
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -140,12 +139,12 @@ def label_expression(label: str) -> str:
     r"""Put a label into a box: of bare LaTeX such as ``2\sqrt{3}``, Math-Verify would read only the number 2."""
     text = label.strip()
     content = last_box(text)
+    if content is not None:
+        return boxed(content)
     inline = _INLINE_MATH.fullmatch(text)
-    if content is None and inline is None and _DOLLAR.search(text):
-        return text
-    if content is None:
-        content = inline[1] if inline else text
-    return boxed(content)
+    if inline:
+        return boxed(inline[1])
+    return text if _DOLLAR.search(text) else boxed(text)
 
 
 def same_integer(answer: str, label: str) -> bool | None:
@@ -163,11 +162,7 @@ def final_answer(response: str, label: str, question: str = "") -> str | None:
 
     The content of the last complete box is the answer. Without a box the last answer wins: the last number that is not
     part of a calculation, a list, a question or a denial ("not 5"), or, if the label is no value, the last formula.
-
-    Args:
-        response: the model's text, without the prompt.
-        label: the right answer. If it is a value, only a value is an answer.
-        question: the prompt; a formula copied from it is no answer.
+    If the label is a value, only a value is an answer. A formula that is copied from the question is no answer.
     """
     box = last_box(response)
     text = latex_signs(response[-TAIL_CHARACTERS:] if box is None else box)
@@ -256,9 +251,7 @@ def _is_copied(answer: str, label: str, question: str) -> bool:
 
 def latex_signs(text: str) -> str:
     """Replace the Unicode signs of minus (also the en dash), times, dot, degree and pi by LaTeX."""
-    for sign, latex in _SAME_SIGNS.items():
-        text = text.replace(sign, latex)
-    return text
+    return text.translate(_LATEX_SIGNS)
 
 
 def as_latex(text: str) -> str:
@@ -293,7 +286,7 @@ def normal(text: str) -> str:
 
 def squeezed(text: str) -> str:
     r"""Return LaTeX without spaces, sizes and fonts, with short fractions as ``1/2``; units and names stay."""
-    return _DROPPED.sub("", _FRACTION.sub(_short_fraction, _FONT.sub(r"\1", latex_signs(text))))
+    return _DROPPED.sub("", _FRACTION.sub(_short_fraction, FONT.sub(r"\1", latex_signs(text))))
 
 
 def _short_fraction(match: re.Match[str]) -> str:

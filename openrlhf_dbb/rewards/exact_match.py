@@ -9,26 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
-from openrlhf_dbb.rewards.answers import response_text
+from openrlhf_dbb.rewards.answers import label_text, response_text
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
-    """Compare responses with labels as text, under OpenRLHF's interface for reward functions.
+    """Compare responses with labels as text; takes and returns the same as ``math_answer.reward_func``, but no None.
 
-    Args:
-        queries: (B,) prompt + response, decoded with special tokens. Spaces and special tokens at the end are ignored.
-        prompts: (B,) the prompts as the model got them; each query has to start with its prompt.
-        labels: (B,) right answers, not empty; spaces around them are ignored.
-
-    Returns:
-        ``rewards`` and ``scores``: (B,) each 1.0 or 0.0.
+    Spaces around labels, and spaces and special tokens at the end of queries are ignored. A label may not be empty.
     """
-    rewards = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        text = str(label).strip()
-        if not text:
-            raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
-        rewards.append(float(response_text(query, prompt) == text))
+    rewards = [
+        float(response_text(query, prompt) == label_text(label, prompt))
+        for query, prompt, label in zip(queries, prompts, labels, strict=True)
+    ]
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
-from openrlhf_dbb.rewards.answers import boxed, final_answer, is_value, label_expression, response_text, same_integer
+from openrlhf_dbb.rewards import answers
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _pool = VerifierPool()
@@ -33,34 +33,26 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or a label cannot be read.
     """
-    rewards = [_reward(*row) for row in zip(queries, prompts, labels, strict=True)]
+    rewards = []
+    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+        text = answers.label_text(label, prompt)
+        answer = answers.final_answer(answers.response_text(query, prompt), text, prompt)
+        rewards.append(score(answer, text))
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
-
-
-def _reward(query: str, prompt: str, label: str | int) -> float | None:
-    response, label = response_text(query, prompt), str(label)
-    if not label.strip():
-        raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of the answers with --data.label_key")
-    correct = same_integer(response, label)  # a small model may be taught to write nothing but the answer
-    return score(final_answer(response, label, prompt), label) if correct is None else float(correct)
 
 
 def score(answer: str | None, label: str) -> float | None:
     """Return 1.0 if the answer equals the label, 0.0 if it does not or is None, and None if nobody could verify it.
 
-    Args:
-        answer: from :func:`openrlhf_dbb.rewards.answers.final_answer`.
-        label: the right answer.
-
     Raises:
         ValueError: Math-Verify cannot read the label.
     """
-    if answer is None and is_value(label):
+    if answer is None and answers.is_value(label):
         return 0.0
-    correct = same_integer(answer or "", label)
+    correct = answers.same_integer(answer or "", label)
     if correct is None:
         # A missing answer goes to Math-Verify too, which refuses a label that it cannot read.
-        correct = _pool.verify(boxed(answer) if answer else "", label_expression(label))
+        correct = _pool.verify(answers.boxed(answer) if answer else "", answers.label_expression(label))
     return None if correct is None else float(correct)
 
 
@@ -70,9 +62,9 @@ def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
     Raises:
         RuntimeError: no verifier process could start.
     """
-    formulas = [label for label in dict.fromkeys(labels) if not is_value(label)]
+    formulas = [label for label in dict.fromkeys(labels) if not answers.is_value(label)]
     with ThreadPoolExecutor(_pool.size) as threads:
-        reasons = threads.map(_pool.why_unreadable, map(label_expression, formulas))
+        reasons = threads.map(_pool.why_unreadable, map(answers.label_expression, formulas))
         unreadable = {label: why for label, why in zip(formulas, reasons, strict=True) if why is not None}
     _pool.close()
     return unreadable

@@ -24,10 +24,7 @@ TRIED_PROMPTS = 16
 
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str]) -> str | None:
-    """Import a reward file and score a sample of prompts as responses to themselves.
-
-    Returns:
-        A warning in one line if some prompts are right, or if the function failed on them; else None.
+    """Return a warning in one line if prompts are right as responses to themselves, or if the file fails on them.
 
     Raises:
         UsageError: the file cannot be imported, or has no reward_func.

@@ -47,9 +47,7 @@ class VerifierPool:
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether Math-Verify finds the answer equal to the label; None if it could not be verified.
 
-        Args:
-            answer: the text that holds the answer, in a box if the box is known.
-            label: the right answer, boxed likewise.
+        A text that is known to be nothing but an answer or a label is given in a box.
 
         Raises:
             ValueError: Math-Verify cannot read the label.
@@ -83,7 +81,6 @@ class VerifierPool:
         reusable = None
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
-                process = None
                 process = self._start()
             reply = _exchange(process, json.dumps(request) + "\n")
             if reply is not None:
@@ -140,23 +137,19 @@ def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
     """Return ``correct``, ``unverified`` (the reason) or ``bad_label`` (the reason); {} for a readable label alone."""
     from math_verify import verify
 
-    # A MemoryError ends the process: it cannot be trusted any more.
+    failed = "bad_label"
     try:
         gold = _parse(label)
-    except MemoryError:
-        raise
-    except Exception as error:
-        return {"bad_label": repr(error)}
-    if all(isinstance(part, str) for part in gold):  # Math-Verify found an answer but did not understand it
-        return {"bad_label": f"understood as {gold}"}
-    if answer is None:
-        return {}
-    try:
+        if all(isinstance(part, str) for part in gold):  # Math-Verify found an answer but did not understand it
+            return {"bad_label": f"understood as {gold}"}
+        if answer is None:
+            return {}
+        failed = "unverified"
         return {"correct": bool(verify(gold, _parse(answer), timeout_seconds=None, raise_on_error=True))}
-    except MemoryError:
+    except MemoryError:  # ends the process: it cannot be trusted any more
         raise
     except Exception as error:
-        return {"unverified": repr(error)}
+        return {failed: repr(error)}
 
 
 def main(seconds: float) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.verifiers import KINDS
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.presets import read_toml
 
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -38,13 +38,11 @@ class Benchmark:
     question: str = "input"  # column
     answer: str = "label"  # column of the label (of a list, its first entry); not used with ``choices``
     options: str = ""  # column with the list of options if the label is a letter
-    choices: tuple[
-        str, ...
-    ] = ()  # columns with one option each, the correct one first; shuffled, always in the same way
+    choices: tuple[str, ...] = ()  # columns with one option each, the correct one first; shuffled by the row's id
     id: str = ""  # column of the benchmark's own id; "" for the row's place
     template: str = "{question}"  # the prompt; ``{question}``, ``{options}`` and ``{form}`` are filled in
     chat_template: bool = True  # whether the model's chat template is applied to the prompt
-    verifier: str = "math"  # one of ``verifiers.KINDS``
+    verifier: str = "math"  # one of ``verifiers.VERIFIERS``
     max_tokens: int = 4096  # limit on the response length, unless the command line gives another
 
 
@@ -62,11 +60,10 @@ def find_all(text: str) -> list[Benchmark]:
 
 
 def find(text: str) -> Benchmark:
-    """Return the benchmark given on the command line as ``text``.
+    """Return the benchmark with a known name, of a TOML file, or ``NAME=FILE``.
 
-    Args:
-        text: a known name; the path of a TOML file; or ``NAME=FILE``, a data file with columns ``input`` and ``label``
-            whose prompts are used verbatim, without a chat template, and verified by Math-Verify.
+    The data file of ``NAME=FILE`` has columns ``input`` and ``label``. Its prompts are used verbatim, without a chat
+    template. Math-Verify verifies the responses.
 
     Raises:
         UsageError: there is no such benchmark or file, or the file has a mistake.
@@ -112,11 +109,12 @@ def check(benchmark: Benchmark, where: str) -> None:
     """Raise a UsageError that starts with ``where`` if the benchmark contradicts itself."""
     listed = bool(benchmark.options or benchmark.choices)
     template, file = benchmark.template, Path(benchmark.file) if benchmark.file else None
+    kinds = ", ".join(VERIFIERS)
     mistakes = (
         (bool(benchmark.hub) == bool(benchmark.file), "give either hub = (a data set's id) or file = (a data file)"),
         (file and file.suffix not in READERS, f"the name of data file {file} must end in {', '.join(READERS)}"),
         (file and not file.is_file(), f"there is no data file {file}"),
-        (benchmark.verifier not in KINDS, f"verifier must be one of {', '.join(KINDS)}, got {benchmark.verifier!r}"),
+        (benchmark.verifier not in VERIFIERS, f"verifier must be one of {kinds}, got {benchmark.verifier!r}"),
         ("{question}" not in template, "the template has no {question}"),
         (listed != ("{options}" in template), "{options} in the template and options or choices need each other"),
         ("{form}" in template and not benchmark.forms, "{form} in the template needs a table [configs]"),

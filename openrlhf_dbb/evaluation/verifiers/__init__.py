@@ -9,37 +9,17 @@ exact        Big-Bench Hard's rules, by form of label
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import choices, exact
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
 from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
-from openrlhf_dbb.rewards.math_answer import score, unreadable_labels
-
-__all__ = ["KINDS", "Verdict", "check_labels", "normal_label", "verify"]
-
-
-def verify(kind: str, response: str, label: str) -> Verdict:
-    """Return the verdict of a verifier of ``KINDS`` on a response without special tokens. Thread-safe.
-
-    Args:
-        label: the correct answer, as ``normal_label`` gives it.
-
-    Raises:
-        ValueError: Math-Verify cannot read the label.
-    """
-    return _VERIFIERS[kind](response, label)
+from openrlhf_dbb.rewards.math_answer import score
 
 
 def normal_label(kind: str, label: str) -> str:
-    """Return the label as ``verify`` expects it: in formulas, Python's notation becomes LaTeX."""
+    """Return the label as the verifier expects it: in formulas, Python's notation becomes LaTeX."""
     return as_latex(label.strip()) if kind.startswith("math") else label.strip()
-
-
-def check_labels(kind: str, labels: Sequence[str]) -> list[str | None]:
-    """Return for each label why it cannot be used (with math_or_text: why it is compared as text), or None."""
-    reasons = unreadable_labels(filter(str.strip, labels)) if kind.startswith("math") else {}
-    return [reasons.get(label) if label.strip() else "the label is empty" for label in labels]
 
 
 def _math(response: str, label: str) -> Verdict:
@@ -61,10 +41,11 @@ def _vote(answer: str | None, response: str) -> str | None:
     return normal(answer or last_box(response) or "") or None
 
 
-_VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
+VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math": _math,
     "math_or_text": _math_or_text,
     "choice": choices.verify,
     "exact": exact.verify,
 }
-KINDS = tuple(_VERIFIERS)
+"""By name, thread-safe functions of a response without special tokens and a label as ``normal_label`` gives it.
+"math" raises ValueError if Math-Verify cannot read the label."""

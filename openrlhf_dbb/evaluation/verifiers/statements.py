@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from openrlhf_dbb.rewards.answers import boxes
+from openrlhf_dbb.rewards.answers import FONT, boxes
 
 SAID_CHARACTERS = 400
 
@@ -16,7 +16,6 @@ _PRAISED = re.compile(
     r"(?:\b(?:option|choice|answer)\s+(?:\(?([A-Z])\)?)|\(([A-Z])\))\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
-_FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf|it|tt)|boldsymbol|emph|mbox)\s*\{([^{}]*)\}")
 _MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
 
 
@@ -43,7 +42,7 @@ def plain(text: str) -> str:
     """
     fonts = 1
     while fonts:  # \textbf{\text{B}}
-        text, fonts = _FONT.subn(r"\1", text)
+        text, fonts = FONT.subn(r"\1", text)
     return _MARKUP.sub("", text)
 
 
