@@ -1,4 +1,4 @@
-"""What a start and a step cost: ours, ours before the start was shortened, OpenRLHF's own trainer, and TRL.
+"""Measures what a start and a step cost: ours, OpenRLHF's own trainer, and TRL.
 
 All candidates train the tiny preset without CUDA. They run one after another, in rounds whose order is reversed each
 time; every figure is a median over the rounds. The clock stands outside: when the command was given, when the reward
@@ -6,7 +6,6 @@ function was first called, when each step ended, when the command ended. A step 
 generation, rewards, two optimizer steps.
 
 ours        ``python -m openrlhf_dbb.cli.train_grpo --preset tiny --estimator dbb`` of this working tree
-reference   the same at commit REFERENCE, from an archive of it
 openrlhf    ``--estimator none``: OpenRLHF's ``train()`` with its own trainer, actors and advantages on our CPU
             platform; plain ``openrlhf.cli.train_ppo_ray`` cannot run without CUDA
 trl-*       TRL's GRPOTrainer (``trl_grpo.py``), in bf16 and in fp32, with torch's default threads and with one; the
@@ -15,7 +14,7 @@ trl-*       TRL's GRPOTrainer (``trl_grpo.py``), in bf16 and in fp32, with torch
 It needs a quiet machine and prints the load. TRL 1.16.0 comes with ``scripts/setup_env.sh --test``; ``--only`` can
 leave TRL out.
 
-    python benchmarks/start.py            7 minutes a round and 5 GiB on two quiet cores
+    python benchmarks/start.py            3 minutes a round and 5 GiB on two quiet cores
     python benchmarks/start.py --check    exit code 1 if a ratio is above its bound, or could not be measured
 """
 
@@ -44,16 +43,14 @@ from tqdm import tqdm
 from openrlhf_dbb.tiny import default_folder, prepare
 
 TREE = Path(__file__).resolve().parents[1]
-REFERENCE = "afc8345"  # the last commit before the start was shortened
 TRL = "1.16.0"
 TRL_CANDIDATES = ("trl-bf16", "trl-bf16-1-thread", "trl-fp32", "trl-fp32-1-thread")
-CANDIDATES = ("ours", "reference", "openrlhf", *TRL_CANDIDATES)
+CANDIDATES = ("ours", "openrlhf", *TRL_CANDIDATES)
 STEPS = 8  # of an episode: 512 prompts
 WARM_UP_STEPS = 3
 POLL_S = 0.05
 SETTLE_S = 3.0  # for what is left of the candidate before, and to measure the load of others
 BOUNDS = {
-    "start / reference": 0.5,
     "step / TRL bf16": 1.0,
     "step / TRL fp32": None,
     "step / OpenRLHF": 0.8,
@@ -123,7 +120,6 @@ def ratios(measured: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         return measured["ours"][figure] / min(values) if "ours" in measured and values else None
 
     return {
-        "start / reference": ratio("first_step_s", "reference"),
         "step / TRL bf16": ratio("step_s", *TRL_CANDIDATES[:2]),
         "step / TRL fp32": ratio("step_s", *TRL_CANDIDATES[2:]),
         "step / OpenRLHF": ratio("step_s", "openrlhf"),
@@ -139,7 +135,7 @@ def missed(compared: dict[str, float | None]) -> list[str]:
     ]
 
 
-def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
+def run(name: str, episodes: int, folder: Path) -> Measured:
     """Run a candidate once, in an empty folder.
 
     Raises:
@@ -164,7 +160,7 @@ def run(name: str, episodes: int, tree: Path, folder: Path) -> Measured:
     configured = None
     began = time.time()
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment(tree) | threads, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=folder, env=environment() | threads, stdout=log, stderr=log)
     try:
         while process.poll() is None:
             time.sleep(POLL_S)
@@ -210,22 +206,11 @@ def failure(name: str, what: str, folder: Path) -> SystemExit:
     return SystemExit(f"{name}: no {what}; the end of its output:\n{said(folder)[-4000:]}")
 
 
-def environment(tree: Path) -> dict[str, str]:
-    """Return our environment with the product from ``tree``, without the variables that would change a candidate."""
+def environment() -> dict[str, str]:
+    """Return our environment with the product of this tree, without the variables that would change a candidate."""
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
     # OpenRLHF's own trainer ends if a reward is missing, as after a time-out of the verifier.
-    return kept | {"PYTHONPATH": str(tree), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
-
-
-def extract(commit: str, folder: Path) -> bool:
-    """Write a commit's files into ``folder``, compiled; False if the clone does not have the commit."""
-    archive = subprocess.run(["git", "-C", str(TREE), "archive", commit], capture_output=True)
-    if archive.returncode:
-        return False
-    folder.mkdir()
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(folder)], check=True)
-    return True
+    return kept | {"PYTHONPATH": str(TREE), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
 
 
 def check_trl() -> None:
@@ -281,20 +266,13 @@ def main() -> int:
     runs: dict[str, list[Measured]] = {}
     others: list[float] = []
     with tempfile.TemporaryDirectory(prefix="dbb_start_") as folder:
-        reference = Path(folder) / "reference"
-        if "reference" in names and not extract(REFERENCE, reference):
-            print(f"commit {REFERENCE} is not in this clone; fetch it with: git fetch --unshallow", file=sys.stderr)
-            if options.check:
-                return 1
-            names.remove("reference")
         turns = [(turn, name) for turn in range(options.rounds) for name in (names if turn % 2 == 0 else names[::-1])]
         progress = tqdm(turns, unit="run")
         for turn, name in progress:
             progress.set_description(f"round {turn + 1}, {name}")
             others.append(psutil.cpu_percent(SETTLE_S))
             with tempfile.TemporaryDirectory(dir=folder) as own:
-                tree = reference if name == "reference" else TREE
-                runs.setdefault(name, []).append(run(name, options.episodes, tree, Path(own)))
+                runs.setdefault(name, []).append(run(name, options.episodes, Path(own)))
 
     measured = {name: figures(runs[name]) for name in names if name in runs}
     print(f"CPU used by others between the runs: median {statistics.median(others):.0f} %, at most {max(others):.0f} %")

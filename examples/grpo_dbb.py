@@ -2,6 +2,7 @@
 
     python examples/grpo_dbb.py                      (about a minute on two cores; nothing is downloaded)
     python examples/grpo_dbb.py --estimator point    (GRPO, for comparison)
+    python examples/grpo_dbb.py --preset smollm2     (SmolLM2-135M on sums: ten minutes and 5 GiB)
 
 A small transformer learns to add, subtract and sort. Paper: GRPO with the Discounted Beta-Bernoulli estimator.
 Axes in names: P prompts of a batch, G rollouts of a prompt, R = P * G rollouts, T tokens.
@@ -16,30 +17,36 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from estimators import FORMS, available, build
 from openrlhf_dbb import tiny
+from openrlhf_dbb.presets import smollm2
 
-PROMPTS, ROLLOUTS = 64, 8  # of a step
-ANSWER_TOKENS = 10
-LEARNING_RATE = 1e-3
+ROLLOUTS = 8  # of a prompt in a step
 CLIP = 0.2
+# Of each preset: prompts of a step, rollouts of a pass through the model, tokens of an answer, learning rate.
+SIZES = {"tiny": (64, 512, 10, 1e-3), "smollm2": (8, 32, 12, 1e-5)}
 
 # Estimators that read features of the prompts need more than rewards, so this example leaves them out.
 names = [name for name, estimator in available().items() if estimator().features == "none"]
 parser = argparse.ArgumentParser(description="Train a tiny model with GRPO-DBB.")
 parser.add_argument("--estimator", choices=names, default="dbb", help="point is GRPO (default: dbb)")
-parser.add_argument("--steps", type=int, default=64, help="policy updates; 8 are one pass over the prompts")
+parser.add_argument("--preset", choices=SIZES, default="tiny", help="the model and its task (default: tiny)")
+parser.add_argument("--steps", type=int, default=64, help="policy updates")
 parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts and of all samples")
 flags = parser.parse_args()
+PROMPTS, ROWS, ANSWER_TOKENS, LEARNING_RATE = SIZES[flags.preset]
+BF16 = torch.autocast("cpu", torch.bfloat16, enabled=flags.preset != "tiny")  # matrix products; weights stay in fp32
 
 torch.manual_seed(flags.seed)
 random = np.random.default_rng(flags.seed)
 
-# The model has had a short supervised training: reinforcement learning needs some right answers to begin with.
-files = tiny.prepare(tiny.default_folder())
-tokenizer = AutoTokenizer.from_pretrained(files.model, padding_side="left")
-policy = AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32)
+# The models have had supervised training: reinforcement learning needs some right answers to begin with.
+preset = {"tiny": tiny, "smollm2": smollm2}[flags.preset]
+preset.prepare(preset.default_folder())
+files = preset.default_folder()
+tokenizer = AutoTokenizer.from_pretrained(files / "model", padding_side="left")
+policy = AutoModelForCausalLM.from_pretrained(files / "model", dtype=torch.float32)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-train_rows = [json.loads(line) for line in files.train.read_text().splitlines()]
-heldout_rows = [json.loads(line) for line in files.heldout.read_text().splitlines()]
+train_rows = [json.loads(line) for line in (files / "train.jsonl").read_text().splitlines()]
+heldout_rows = [json.loads(line) for line in (files / "heldout.jsonl").read_text().splitlines()]
 
 
 @torch.no_grad()
@@ -52,15 +59,16 @@ def answer(rows):
     """
     # Prompts are padded on the left, so all answers begin in the same column.
     prompts = tokenizer([row["input"] for row in rows], return_tensors="pt", padding=True)
-    tokens_R_T = policy.generate(
-        input_ids=prompts.input_ids,
-        attention_mask=prompts.attention_mask,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,  # transformers keeps the 50 likeliest tokens by default; the loss needs samples of the policy itself
-        num_return_sequences=ROLLOUTS,
-        max_new_tokens=ANSWER_TOKENS,
-    )
+    with BF16:
+        tokens_R_T = policy.generate(
+            input_ids=prompts.input_ids,
+            attention_mask=prompts.attention_mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,  # transformers keeps the 50 likeliest tokens by default; the loss needs the policy's own samples
+            num_return_sequences=ROLLOUTS,
+            max_new_tokens=ANSWER_TOKENS,
+        )
     answers = tokens_R_T[:, prompts.input_ids.shape[1] :]
     ended = answers == tokenizer.eos_token_id
     # A token counts if no end token stands before it: the end token itself is the policy's choice, padding is not.
@@ -68,7 +76,7 @@ def answer(rows):
     attention_mask = torch.cat([prompts.attention_mask.repeat_interleave(ROLLOUTS, dim=0), answer_mask.long()], dim=1)
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     labels = [row["label"] for row in rows for _ in range(ROLLOUTS)]
-    rewards_R = np.array([text == label for text, label in zip(texts, labels, strict=True)], dtype=float)
+    rewards_R = np.array([text.strip() == label for text, label in zip(texts, labels, strict=True)], dtype=float)
     return tokens_R_T, attention_mask, answer_mask, rewards_R.reshape(len(rows), ROLLOUTS)
 
 
@@ -99,26 +107,33 @@ for step in range(flags.steps):
 
     # Without these positions, left padding would shift the answers of short prompts.
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    logits = policy(tokens_R_T, attention_mask=attention_mask, position_ids=position_ids).logits
-    first = tokens_R_T.shape[1] - answer_mask.shape[1]
-    # The logits of a column predict the token of the next one.
-    log_probabilities = logits[:, first - 1 : -1].log_softmax(dim=-1)
-    log_probabilities = log_probabilities.gather(2, tokens_R_T[:, first:, None]).squeeze(2)
-
-    # PPO's clipped objective (Eq. 2 and 3), a mean over tokens and then over rollouts. Each batch gets one optimizer
-    # step here: the policy that is trained is the one that sampled, so every ratio is 1 and nothing is clipped. The
-    # gradient is that of the plain policy gradient. With several steps a batch, keep `old` from before the first one.
-    old = log_probabilities.detach()
-    ratio = (log_probabilities - old).exp()
-    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
-    objective = torch.minimum(ratio * advantages_R[:, None], clipped * advantages_R[:, None])
-    loss = -((objective * answer_mask).sum(dim=1) / answer_mask.sum(dim=1)).mean()
+    answer_tokens = answer_mask.shape[1]
     optimizer.zero_grad()
-    loss.backward()
+    for rows in torch.arange(len(tokens_R_T)).split(ROWS):
+        with BF16:
+            logits = policy(
+                tokens_R_T[rows],
+                attention_mask=attention_mask[rows],
+                position_ids=position_ids[rows],
+                logits_to_keep=answer_tokens + 1,
+            ).logits
+        # The logits of a column predict the token of the next one.
+        log_probabilities = logits[:, :-1].float().log_softmax(dim=-1)
+        log_probabilities = log_probabilities.gather(2, tokens_R_T[rows, -answer_tokens:, None]).squeeze(2)
+
+        # PPO's clipped objective (Eq. 2 and 3), a mean over tokens and then over rollouts. Each batch gets one
+        # optimizer step here: the policy that is trained is the one that sampled, so every ratio is 1 and nothing is
+        # clipped. The gradient is that of the plain policy gradient. With several steps a batch, keep `old`.
+        ratio = (log_probabilities - log_probabilities.detach()).exp()
+        advantages = advantages_R[rows, None]
+        objective = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+        mask = answer_mask[rows]
+        loss = -((objective * mask).sum(dim=1) / mask.sum(dim=1)).sum() / len(tokens_R_T)
+        loss.backward()
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
 
     zero_variance = (rewards_P_G.min(axis=1) == rewards_P_G.max(axis=1)).mean()
-    print(f"step {step + 1:3}  reward {rewards_P_G.mean():.3f}  zero-variance groups {zero_variance:.0%}")
+    print(f"step {step + 1:3}  reward {rewards_P_G.mean():.3f}  zero-variance groups {zero_variance:.0%}", flush=True)
 
 print(f"held-out accuracy after:  {answer(heldout_rows)[-1].mean():.1%}")

@@ -15,7 +15,7 @@ CONFIGS = {
     "qwen3-8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
 # 10^9 parameters. A token: 10^5 words x (6 + 6) bytes, and 10 layers x 1000 x 2 bytes that checkpointing keeps.
-SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5)
+SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5, key_values=2 * 10 * 1000)
 FLAGS = [
     "--actor.model_name_or_path", "m", "--data.max_len", "1000", "--actor.gradient_checkpointing_enable",
     "--ckpt.max_num", "2", "--ckpt.save_steps", "5",

@@ -101,8 +101,9 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
     if shape is None or shape.parameters < SMALL:
         return 0
     width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), _ranks(args)
-    # Weight, gradient and Adam's two moments in float32; a bfloat16 model beside it with a gradient of its own.
-    policies = ranks * (shape.parameters * (16 + (4 if width == 2 else 0)) + _PROCESS)
+    # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Weight and gradient.
+    states = (8 if width == 4 else 16) + ranks * 2 * width
+    policies = shape.parameters * states + ranks * _PROCESS
     engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
     if not longest:
         return float(policies + engines + _PROCESS)

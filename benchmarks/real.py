@@ -1,0 +1,230 @@
+"""Measures a step on a pretrained model: ours, OpenRLHF's own trainer, TRL and a plain loop on SmolLM2-135M.
+
+All train ``--preset smollm2`` without CUDA, on all cores: 8 prompts with 8 rollouts of at most 12 tokens a step, one
+optimizer update, GRPO's loss. They run one after another, in rounds whose order is reversed each time; a figure is a
+median over the steps of all rounds. The clock stands outside.
+
+ours       ``--estimator dbb``: every rollout is trained on, so that no candidate gains by leaving some out
+openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
+trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
+plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by transformers, bf16 by autocast
+
+The roofline is the time of the model's matrix products alone, forward and backward, at the sizes of a micro-batch,
+measured in the same run. It needs a quiet machine.
+
+    python benchmarks/real.py --check    12 minutes a round; exit code 1 if a bound is missed
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from event_files import read_scalars
+from tqdm import tqdm
+
+from openrlhf_dbb.presets import smollm2
+
+TREE = Path(__file__).resolve().parents[1]
+CANDIDATES = ("ours", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+WARM_UP_STEPS = 2
+POLL_S = 0.1
+BOUNDS = {
+    "step / TRL": 0.8,
+    "step / plain": 1.2,
+    "step / OpenRLHF": 0.5,
+    "roofline / training": 0.5,  # at least
+    "memory GiB": 6.0,
+    "first step s": 45.0,
+}
+AT_LEAST = ("roofline / training",)
+# Of SmolLM2-135M: rows and columns of each layer's matrices, and of the head.
+LAYERS, MATRICES = 30, [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
+HEAD = (49_152, 576)
+
+
+def command(name: str, steps: int, folder: Path) -> list[str]:
+    """Return the command of a candidate."""
+    if name == "plain":
+        return [sys.executable, "-P", str(TREE / "examples/grpo_dbb.py"), "--preset", "smollm2", "--steps", str(steps)]
+    if name.startswith("trl"):
+        return [
+            sys.executable, "-P", str(TREE / "benchmarks/trl_grpo.py"), "--preset", "smollm2", "--steps", str(steps),
+            "--precision", name.split("-")[1], "--reward", str(TREE / "openrlhf_dbb/rewards/math_answer.py"),
+            "--output", str(folder),
+        ]  # fmt: skip
+    return [
+        sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "smollm2", "--run_name", "run",
+        "--estimator", "none" if name == "openrlhf" else "dbb", "--data.max_samples", str(8 * steps),
+        "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
+    ]  # fmt: skip
+
+
+def run(name: str, steps: int, folder: Path) -> dict[str, Any]:
+    """Run a candidate once in an empty folder; return the ends of its steps since the command, and peak memory.
+
+    Raises:
+        SystemExit: the command failed, or some step is missing.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")}
+    environment = kept | {"PYTHONPATH": str(TREE)}
+    began, peak, printed = time.time(), [0], []
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command(name, steps, folder),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            env=environment | {"PYTHONPATH": str(TREE)},
+        )
+    watch = threading.Thread(target=watch_memory, args=(process, peak))
+    watch.start()
+    while process.poll() is None:
+        time.sleep(POLL_S)
+        said = (folder / "log").read_text(errors="replace").count("zero-variance groups")
+        printed += [time.time()] * (said - len(printed))
+    watch.join()
+    ends = printed if name == "plain" else logged(name, folder)
+    if process.returncode or len(ends) != steps:
+        end = (folder / "log").read_text(errors="replace")[-4000:]
+        raise SystemExit(f"{name}: exit code {process.returncode}, {len(ends)} steps; the end of its output:\n{end}")
+    return {"ends": [end - began for end in ends], "memory": peak[0], "phases": phases(folder)}
+
+
+def logged(name: str, folder: Path) -> list[float]:
+    """Return when each step ended, seconds since 1970."""
+    if name.startswith("trl"):
+        return [float(line) for line in (folder / "steps.txt").read_text().split()]
+    return list(read_scalars(folder / "runs/run/tensorboard/run")["train/policy_loss"].wall_time)
+
+
+def phases(folder: Path) -> list[dict[str, float]]:
+    """Return the seconds and tokens of each step's phases, from our store; nothing for the others."""
+    store = folder / "openrlhf_dbb.db"
+    if not store.exists():
+        return []
+    rows = sqlite3.connect(store).execute("SELECT metrics FROM steps ORDER BY step")
+    return [json.loads(text) for (text,) in rows]
+
+
+def watch_memory(process: subprocess.Popen[bytes], peak: list[int]) -> None:
+    """Note the most memory of the process and its children, pages that they share counted once."""
+    while process.poll() is None:
+        total = 0
+        for child in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            try:
+                total += child.memory_full_info().pss
+            except psutil.Error:
+                continue  # it has just ended
+        peak[0] = max(peak[0], total)
+        time.sleep(1)
+
+
+def roofline(dtype: torch.dtype, tokens: int, answers: int) -> float:
+    """Return the seconds of a micro-batch's matrix products: ``tokens`` through the layers, ``answers`` to the head."""
+
+    def products(matrix: tuple[int, int], rows: int) -> float:
+        weight = torch.randn(matrix, dtype=dtype)
+        given, back = torch.randn(rows, matrix[1], dtype=dtype), torch.randn(rows, matrix[0], dtype=dtype)
+        times = []
+        for _ in range(7):
+            began = time.perf_counter()
+            given @ weight.T, back @ weight, back.T @ given  # forward, and backward to the input and to the weight
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    return LAYERS * sum(products(matrix, tokens) for matrix in MATRICES) + products(HEAD, answers)
+
+
+def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the medians of one candidate."""
+    steps = [b - a for run in runs for a, b in list(itertools.pairwise(run["ends"]))[WARM_UP_STEPS - 1 :]]
+    return {
+        "step_s": statistics.median(steps),
+        "first_step_s": statistics.median(run["ends"][0] for run in runs),
+        "memory_gib": max(run["memory"] for run in runs) / 2**30,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=8, help="of each run")
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=CANDIDATES)
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
+    options = parser.parse_args()
+    smollm2.prepare(smollm2.default_folder())
+    print(f"load average before the first run: {os.getloadavg()[0]:.2f}; it should be near 0", flush=True)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    turns = [name for turn in range(options.rounds) for name in list(options.only)[:: -1 if turn % 2 else 1]]
+    for name in tqdm(turns, unit="run"):
+        with tempfile.TemporaryDirectory(prefix="dbb_real_") as folder:
+            runs.setdefault(name, []).append(run(name, options.steps, Path(folder)))
+    measured = {name: figures(of_name) for name, of_name in runs.items()}
+    print(f"{'':<12}{'step s':>8}{'first step s':>14}{'memory GiB':>12}")
+    for name, row in measured.items():
+        print(f"{name:<12}{row['step_s']:>8.2f}{row['first_step_s']:>14.1f}{row['memory_gib']:>12.1f}")
+    compared = {f"step / {label}": ratio(measured, *others) for label, others in COMPARED.items()}
+    compared |= ours_alone(measured, runs.get("ours", []))
+    missed = [name for name, bound in BOUNDS.items() if fails(name, compared.get(name), bound)]
+    print(json.dumps({"figures": measured, "ratio": compared, "bound": BOUNDS, "missed": missed}))
+    return 1 if options.check and missed else 0
+
+
+COMPARED = {"TRL": ("trl-bf16", "trl-fp32"), "plain": ("plain",), "OpenRLHF": ("openrlhf",)}
+
+
+def ratio(measured: dict[str, dict[str, float]], *others: str) -> float | None:
+    """Return our step's time over the fastest other's; None if a side was not measured."""
+    times = [measured[name]["step_s"] for name in others if name in measured]
+    return measured["ours"]["step_s"] / min(times) if "ours" in measured and times else None
+
+
+def ours_alone(measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Print the phases of our steps, and return what is bounded of them."""
+    steps = [metrics for run in runs for metrics in run["phases"][WARM_UP_STEPS:]]
+    if not steps:
+        return {}
+    mean = {name: statistics.mean(metrics.get(name, 0.0) for metrics in steps) for name in steps[0]}
+    rows = mean["rollout/num_samples"]
+    tokens, answers = rows * mean["total_length"], rows * mean["response_length"]
+    for name in ("generation", "make_experience", "ppo_train", "broadcast", "store_wait"):
+        print(f"  {name:<16}{mean[f'timing/{name}']:>6.2f} s")
+    print(
+        f"  generated {answers / mean['timing/generation']:.0f} tokens a second, trained "
+        f"{tokens / mean['timing/ppo_train']:.0f}"
+    )
+    micro = rows / 32
+    ideal = {
+        str(dtype).removeprefix("torch."): micro * roofline(dtype, round(tokens / micro), round(answers / micro))
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    print(f"  roofline of training: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in ideal.items())}")
+    return {
+        "roofline / training": ideal["bfloat16"] / mean["timing/ppo_train"],
+        "roofline fp32 / training": ideal["float32"] / mean["timing/ppo_train"],
+        "memory GiB": measured["ours"]["memory_gib"],
+        "first step s": measured["ours"]["first_step_s"],
+    }
+
+
+def fails(name: str, value: float | None, bound: float) -> bool:
+    """Return whether a bound does not hold, or nothing was measured for it."""
+    return value is None or (value < bound if name in AT_LEAST else value > bound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
