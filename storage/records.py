@@ -296,7 +296,7 @@ class EvaluationRows:
 
 COUNTS = ("samples", "verified", "tokens", "truncated")
 SCORES = ("successes", "best", "majority")
-"""What is stored of each prompt in each repeat: fields of :class:`EvaluationRows`, int64 and float64."""
+"""The values that are stored of each prompt in each repeat: fields of :class:`EvaluationRows`, int64 and float64."""
 
 
 @dataclass(frozen=True)

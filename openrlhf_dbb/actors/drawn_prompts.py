@@ -9,7 +9,7 @@ from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.core.strategies import Drawn, Predictive, Sampler
 
 Row = tuple[list[Drawn], list[str], list[Any], list[Any]]
-"""How the prompt was drawn, its text, label and images; each a list of one."""
+"""The draw of a prompt, its text, label and images; each a list of one."""
 
 
 class DrawnPrompts:

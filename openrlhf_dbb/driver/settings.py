@@ -106,7 +106,7 @@ class Settings:
 
     @property
     def facts(self) -> strategies.RunFacts:
-        """What the rollout strategy may know about the run."""
+        """The facts about the run that the rollout strategy may know."""
         return strategies.facts(self.args)
 
 
