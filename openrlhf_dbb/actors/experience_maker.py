@@ -43,14 +43,20 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         samples = self.split_rollout_samples(rollout_samples.trained)
         self._progress.enter(LOG_PROBS)
         experiences = self.make_experience(samples)
-        if all(e.rollout_log_probs is not None and e.action_log_probs is not None for e in experiences):
+        took_log_probs = experiences[0].action_log_probs is not None
+        if took_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
             rollout_samples.metrics[DIFFERENCE] = log_prob_difference(experiences)
         self._compared = True
+        if took_log_probs:
+            self._drop_engines_log_probs(experiences)
         experiences = self.add_advantages(experiences, rollout_samples)
+        self._drop_engines_log_probs(experiences)  # until here they stood in for the policy's, to be stored
+        return experiences
+
+    def _drop_engines_log_probs(self, experiences: list[Experience]) -> None:
         if self.args.algo.advantage.is_correction_level == "off":
             for experience in experiences:
                 experience.rollout_log_probs = None
-        return experiences
 
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """Add log-probs, KL and a reward model's rewards, as upstream does.
