@@ -133,13 +133,11 @@ def test_a_json_file_may_be_one_list(tmp_path):
         check(tmp_path / "data.json")
 
 
-SAME = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
-
-
 def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts(load):
+    rows = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
     with pytest.raises(UsageError, match=r"1 of 6 rows .*: row 4: its label is '5', but the same prompt in row 1 has"):
-        load(*SAME)
-    assert len(load(*SAME, drop_duplicates=True)) == 6
+        load(*rows)
+    assert len(load(*rows, drop_duplicates=True)) == 6
 
 
 def test_a_missing_column_or_label_key_is_named(load):
@@ -158,14 +156,12 @@ def test_math_verify_reads_every_label_of_its_reward(load):
 
 
 @pytest.fixture
-def choose(tmp_path):
+def choose(load, tmp_path):
     """Function: the chosen prompts of a JSONL file with these rows."""
 
     def run(*rows, **options):
-        file = tmp_path / "data.jsonl"
-        file.write_text("".join(json.dumps(each) + "\n" for each in rows))
-        args = arguments(file, **options)
-        return data.choose(data.load(args, strategy(args), data.TRAINING), args, strategy(args), Words())
+        args = arguments(tmp_path / "data.jsonl", **options)
+        return data.choose(load(*rows, **options), args, strategy(args), Words())
 
     return run
 

@@ -71,7 +71,6 @@ def scores(loaded, *responses):
 
 def test_the_papers_nine_benchmarks_are_known_at_a_fixed_revision():
     entries = [benchmarks.find(name) for name in benchmarks.NAMES]
-    assert [entry.group for entry in entries] == ["ID"] * 6 + ["OOD"] * 3
     assert all(re.fullmatch("[0-9a-f]{40}", entry.revision) and entry.chat_template for entry in entries)
     assert len(entries[-1].configs) == len(set(entries[-1].configs)) == 27
 

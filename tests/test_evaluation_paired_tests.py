@@ -7,15 +7,6 @@ from scipy import stats
 from openrlhf_dbb.evaluation import paired_tests
 
 
-def test_paired_t_by_hand():
-    # Differences 0.1, 0.2, 0.3: mean 0.2, s = 0.1, t = 0.2 / (0.1 / sqrt 3) = 2 sqrt 3.
-    # With 2 degrees of freedom P(T > t) = (1 - t / sqrt(t^2 + 2)) / 2 = (1 - sqrt(12 / 14)) / 2.
-    test = paired_tests.stratified_t([np.array([0.5, 0.7, 0.4]) - np.array([0.4, 0.5, 0.1])])
-    assert (test.difference, *test[3:]) == pytest.approx(
-        (0.2, 0.1 / np.sqrt(3), 2, 2 * np.sqrt(3), (1 - np.sqrt(12 / 14)) / 2)
-    )
-
-
 def test_test_and_interval_are_scipys():
     difference_P = np.random.default_rng(0).normal(0.02, 0.1, 60)
     scipys = stats.ttest_1samp(difference_P, 0)

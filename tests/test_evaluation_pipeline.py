@@ -2,12 +2,12 @@
 
 import json
 import re
-import sqlite3
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+import trainings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.e2e
@@ -28,8 +28,6 @@ def reward_func(queries, prompts, labels):
 def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     """Four evaluations in a training of 6 steps, before it and after steps 2, 4 and 6: 24 held-out prompts, and a
     benchmark of 8 others, which the reward function never sees."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     from openrlhf_dbb import tiny
 
     heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:32]
@@ -40,9 +38,8 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "noting.py").write_text(NOTING)
     result = lane.train(
-        tmp_path, "--estimator", "dbb", "--run_name", "run", "--preset", "tiny", "--data.max_samples", "32",
-        "--rollout.batch_size", "16", "--train.batch_size", "64", "--rollout.micro_batch_size", "32",
-        "--train.micro_batch_size", "32", "--train.num_episodes", "3", "--ckpt.save_steps", "-1",
+        tmp_path, *trainings.SMALL, "--estimator", "dbb", "--run_name", "run", "--train.num_episodes", "3",
+        "--ckpt.save_steps", "-1",
         "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
         "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
         "--eval.benchmarks", f"mine={tmp_path}/benchmark.jsonl", "--eval.top_p", "0.95",
@@ -53,20 +50,22 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     assert len({prompt for prompt, _ in tried}) == 16
     of_evaluation = {row["input"] for row in rows}
 
-    with sqlite3.connect(f"file:{tmp_path}/openrlhf_dbb.db?mode=ro", uri=True) as connection:
-        by_prompt = connection.execute(
-            """SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
-               JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt"""
-        ).fetchall()
-        of_benchmark = connection.execute(
-            """SELECT step, prompt, label, samples, verified, successes FROM evaluation_results
-               JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place"""
-        ).fetchall()
-        measures = connection.execute(
-            "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations"
-        ).fetchall()
-        steps = connection.execute("SELECT step, generated_total FROM steps").fetchall()
-        model_rewards = connection.execute("SELECT sum(rollouts), sum(successes) FROM steps").fetchone()
+    by_prompt = trainings.rows(
+        tmp_path,
+        """SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
+           JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt""",
+    )
+    of_benchmark = trainings.rows(
+        tmp_path,
+        """SELECT step, prompt, label, samples, verified, successes FROM evaluation_results
+           JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place""",
+    )
+    measures = trainings.rows(
+        tmp_path,
+        "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations",
+    )
+    steps = trainings.rows(tmp_path, "SELECT step, generated_total FROM steps")
+    [model_rewards] = trainings.rows(tmp_path, "SELECT sum(rollouts), sum(successes) FROM steps")
 
     # The verifier's notes: every evaluation prompt four times in each of four evaluations, and what it said of them.
     given, right, verified = Counter(), Counter(), Counter()
@@ -93,9 +92,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
 
     # What was logged, and the best checkpoint chosen by it.
     assert [(row[0], row[1]) for row in measures] == [(s, b) for s in (0, 2, 4, 6) for b in ("mine", "sorting", "sums")]
-    events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
-    events.Reload()
-    logged = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    logged = trainings.logged(tmp_path / "runs/run/tensorboard/run")
     for step, source, prompts, accuracy, best, missing, majority, generated in measures:
         assert prompts == (8 if source == "mine" else sum(row["datasource"] == source for row in rows))
         names = (f"eval/eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))

@@ -170,19 +170,11 @@ def test_the_summary_has_means_and_deviations_over_runs(evaluation):
     assert lines[2] == "Sums 2 29.17 \u00b1 41.25 50.00 \u00b1 70.71 37.50 \u00b1 53.03 6 33.3% 33.3%"
 
 
-@pytest.fixture
-def trained(store, fill):
-    """A store with run "run" of one step."""
-    run = fill.run(store)
-    fill.step(run, 1, fill.prompts(store, 2), [1, 2])
-    run.finish()
-    return store
-
-
-def test_the_results_are_stored_with_the_run(trained, evaluation, capsys):
+def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
+    fill.run(store).finish()
     for _ in range(2):  # the second time takes the place of the first
-        pipeline.record(trained.url, "run", evaluation)
-    (stored,) = read_evaluations(trained)
+        pipeline.record(store.url, "run", evaluation)
+    (stored,) = read_evaluations(store)
     assert (stored.name, stored.model, stored.run_id, stored.step) == ("mine", "/models/a", 1, None)
     assert stored.config == {name: value for name, value in evaluation.settings.items() if name != "model"}
     rows = stored.results["sums"]
@@ -194,12 +186,11 @@ def test_the_results_are_stored_with_the_run(trained, evaluation, capsys):
     np.testing.assert_array_equal(rows.majority, [[1.0, 0.5], [0.0, np.nan]])
     assert rows.tokens.tolist() == [[15, 21], [3, 27]]
     assert rows.truncated.tolist() == [[0, 1], [0, 3]]
-    asked = [
-        trained.query("SELECT prompt, label FROM prompts WHERE prompt_id = :id", id=int(i))[0] for i in rows.prompt_ids
-    ]
-    assert [tuple(prompt) for prompt in asked] == [("<user>0", "0"), ("<user>1", "1")]
+    asked = "SELECT prompt, label FROM prompts WHERE prompt_id = :id"
+    prompts = [tuple(store.query(asked, id=int(number))[0]) for number in rows.prompt_ids]
+    assert prompts == [("<user>0", "0"), ("<user>1", "1")]
     assert "stored with run run in " in capsys.readouterr().out
-    assert check(trained) == []
+    assert check(store) == []
 
 
 def test_a_model_is_told_from_another_by_its_files(tmp_path):
@@ -217,10 +208,7 @@ def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path,
         (run / name).mkdir(parents=True)
         (run / name / "config.json").write_text("{}")
         assert evaluated_model.choose(str(run)) == str(run / name)
-    assert capsys.readouterr().out.splitlines() == [
-        f"{run}: evaluating its last model, {run}/model",
-        f"{run}: evaluating its best model, {run}/best",
-    ]
+        assert f"{run}/{name}" in capsys.readouterr().out
     for named in (f"{run}/model", f"{run}/best", "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
         assert evaluated_model.choose(named) == named
     assert evaluated_model.default_name(f"{run}/model") == "mine"

@@ -106,8 +106,6 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
         ("\\boxed{\u22125}", "-5", (1.0, "-5")),
         ("\\boxed{\u20135}", "-5", (1.0, "-5")),
         ("\\boxed{336\u00b0}", r"336^\circ", (1.0, r"336^\circ")),
-        (r"\boxed{[0,1]}", "(0,1]", (0.0, "[0,1]")),
-        (r"the answer is \boxed{4", r"4 \text{ apples and } x", (0.0, None)),
         (r"\boxed{" + "1" * 10_000 + "}", "5", (0.0, "1" * 10_000)),
         ("the answer is 12 because 7+5, not 13", "12", (1.0, "12")),
         (r"it is $\frac{3}{4}$", "1/2", (0.0, "3/4")),
@@ -174,13 +172,6 @@ def test_labels_in_python_become_latex_for_mathematics_only():
     assert normal_label("math", "np.sqrt(2)/np.pi") == r"\sqrt{2}/\pi"
     # no numbers of this kind
     assert [normal_label("math", text) for text in ("2e^{3}", "x_1e5", "e")] == ["2e^{3}", "x_1e5", "e"]
-
-
-@pytest.mark.parametrize("kind", VERIFIERS)
-def test_every_verifier_reads_boxes(kind):
-    label = {"exact": "(B)"}.get(kind, "B")
-    verdicts = [VERIFIERS[kind](response, label) for response in (r"\boxed{B}", r"\boxed{C}", "")]
-    assert verdicts == [Verdict(1.0, "B"), Verdict(0.0, "C"), Verdict(0.0, None)]
 
 
 FRAGMENTS = [

@@ -23,6 +23,8 @@ def check(tmp_path):
     ("source", "problem"),
     [
         ("def reward_func(queries:\n", "SyntaxError: "),
+        ("import foo\n", "ModuleNotFoundError: No module named 'foo'"),
+        ("def rewards(queries, prompts, labels): ...\n", "KeyError: 'reward_func'"),
         ("import os\nos._exit(7)\n", "its process ended with code 7"),
     ],
 )

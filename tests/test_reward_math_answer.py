@@ -96,8 +96,6 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
         (r"\boxed{x=3}", "3", True),
         (r"\boxed{\text{east}}", r"\text{east}", True),
         (r"\boxed{5}", 5, True),
-        (r"\boxed{1} is wrong, it is \boxed{2}", "2", True),
-        ("The answer is 12.", "12", True),
         (r"it is $\frac{3}{4}$", "0.75", True),
         ("019", "19", True),
         (r"\boxed{0.33}", "1/3", False),
@@ -105,7 +103,6 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
         (r"\boxed{\{1,2\}}", r"\{1,2,3\}", False),
         (r"\boxed{-5}", "5", False),
         (r"\boxed{1} \boxed{2}", r"\{1,2\}", False),
-        (r"the answer is \boxed{4", "4 \\text{ apples and } x", False),
         ("", "5", False),
         (r"\boxed{???}", "5", False),
         (r"\boxed{" + "1" * 10_000 + "}", "5", False),
@@ -148,12 +145,10 @@ def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
         assert same_integer(number, label) is module._pool.verify(boxed(number), label_expression(label))
 
 
-NO_ANSWER = "no $ number"
-
-
 def test_labels_that_math_verify_cannot_read_are_found_before_a_training(module, monkeypatch):
-    labels = ["5", r"\frac{1}{2}", NO_ANSWER, r"\{1,2\}", "(0,1]", NO_ANSWER]
-    assert module.unreadable_labels(labels) == {NO_ANSWER: "understood as []"}
+    no_answer = "no $ number"
+    labels = ["5", r"\frac{1}{2}", no_answer, r"\{1,2\}", "(0,1]", no_answer]
+    assert module.unreadable_labels(labels) == {no_answer: "understood as []"}
     asked = []
     monkeypatch.setattr(module._pool, "why_unreadable", asked.append)
     assert module.unreadable_labels(["5", "-12", " 7 ", "1/2", r"5\text{ cm}", r"\sqrt{2}", r"\sqrt{2}"]) == {}

@@ -47,9 +47,6 @@ def test_each_response_meets_its_own_label_and_bad_rows_raise(reward_func):
 def test_the_command_line_finds_a_reward_by_name():
     pytest.importorskip("openrlhf")
     from openrlhf_dbb.driver import arguments
-    from openrlhf_dbb.errors import UsageError
 
     settings = arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_match"])
     assert settings.args.reward.remote_url == [str(FOLDER / "exact_match.py")]
-    with pytest.raises(UsageError, match=r"'exact_mach' is neither .* exact_match"):
-        arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_mach"])

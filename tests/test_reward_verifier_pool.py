@@ -7,8 +7,8 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("math_verify")
@@ -32,24 +32,18 @@ def workers(pool):
     return lambda: sorted(verifiers_of(os.getpid()) - before)
 
 
-def state_and_parent(pid):
-    """A process's state, "Z" for one that has ended, and its parent's id."""
-    try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return "Z", None
-    return state, int(parent)
-
-
 def is_running(pid):
-    return state_and_parent(pid)[0] != "Z"
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def verifiers_of(parent):
     """Ids of the running verifier processes of a process."""
-    running = {int(folder.name): state_and_parent(folder.name) for folder in Path("/proc").glob("[0-9]*")}
-    children = {pid for pid, (state, parent_id) in running.items() if state != "Z" and parent_id == parent}
-    return {pid for pid in children if b"verifier_pool" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    found = [each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]) if each.info["ppid"] == parent]
+    # A process that has ended has no command line.
+    return {info["pid"] for info in found if "verifier_pool" in " ".join(info["cmdline"] or ())}
 
 
 def wait_until(condition, seconds=30.0):
@@ -104,10 +98,8 @@ def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
-    program = tmp_path / "parent.py"
-    program.write_text(
-        textwrap.dedent(f"""
+def test_workers_end_when_the_parent_is_killed(busy):
+    program = textwrap.dedent(f"""
         from openrlhf_dbb.rewards.verifier_pool import VerifierPool
         pool = VerifierPool(size=1, time_limit_s=1.5)
         pool.verify("1", "1")
@@ -115,11 +107,10 @@ def test_workers_end_when_the_parent_is_killed(tmp_path, busy):
         if {busy}:
             pool.verify({NEVER_FINISHES!r}, "5")
         input()
-        """)
-    )
+    """)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen(
-        [sys.executable, program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout.readline() == "verified\n"
     (worker,) = verifiers_of(parent.pid)

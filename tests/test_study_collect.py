@@ -9,7 +9,6 @@ import pytest
 from openrlhf_dbb.errors import UsageError
 from storage import ProbeRows
 from study import collect
-from study.collect import Name
 
 # Successes of two prompts with 2 rollouts each, in each of 8 steps; 0 or 2 is a zero-variance group.
 SUCCESSES = ((0, 1), (1, 1), (2, 1), (2, 2), (0, 0), (1, 0), (2, 1), (1, 1))
@@ -54,7 +53,6 @@ def trained(open_new, fill, folder):
         sources=("heldout", "ood"),
         strategy="plain",
         samples=2,
-        rate=2e-4,
         probes=None,
         finished=True,
         unused=0,
@@ -63,7 +61,7 @@ def trained(open_new, fill, folder):
         config = {
             "rollout.n_samples_per_prompt": samples,
             "rollout.strategy": strategy,
-            "actor.adam.lr": rate,
+            "actor.adam.lr": 2e-4,
             "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
             "train.num_episodes": 4,
             "probe.fraction": 0.0 if probes is None else 0.1,
@@ -225,17 +223,6 @@ def test_runs_that_are_not_of_the_study_or_unfinished_are_reported(trained, fold
         "left out: n2-auto-s1, unfinished at step 8",
     ]
     assert collected(trained, folder) == made
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("pilot-n8-grpo-lr1e-04-s101", Name("pilot-n8", "grpo", 101, 1e-4)),
-        ("n8-ppo-s1", None),
-    ],
-)
-def test_names(text, name):
-    assert Name.parse(text) == name
 
 
 def test_a_run_that_cannot_be_used_is_refused(trained, folder):
