@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from storage import EvaluationRows, RolloutRows, StepRows, Usage, open_store
+from storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
@@ -257,6 +257,13 @@ class Filler:
             "informative_groups": len(ids),
         }
         return Usage(**(columns | counts))
+
+    @staticmethod
+    def probes(ids, samples, successes, squares=None):
+        """Probes of these prompts; ``squares`` as of scores 0 and 1 unless given."""
+        successes = np.array(successes, dtype=float)
+        squares = successes if squares is None else np.array(squares)
+        return ProbeRows(np.array(ids), np.array(samples), successes, squares)
 
     @staticmethod
     def rollouts(ids, successes, samples=2):

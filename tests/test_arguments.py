@@ -158,8 +158,6 @@ def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models
     pretend_gpus(4)
     values = parse(*OWN_MODEL).flags
     assert {flag: values[flag] for flag in GPUS} == GPUS
-    values = parse(*OWN_MODEL, "--vllm.tensor_parallel_size", "2").flags
-    assert [values[flag] for flag in GPUS] == [4, 2, True, True, True]
     values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
     assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
     values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags

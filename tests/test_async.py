@@ -73,12 +73,8 @@ def test_the_async_recipe_trains_every_group_once_and_says_how_late_it_was(train
     kept = dict(rows(tmp_path, "SELECT step, avg(lag) FROM rollouts GROUP BY step"))
     for step, of_step in enumerate(metrics, 1):
         assert of_step["async/lag"] == pytest.approx(kept[step], abs=1e-6)
-    assert [step for (step,) in rows(tmp_path, "SELECT DISTINCT step FROM dbb_evaluation ORDER BY step")] == [
-        0,
-        4,
-        8,
-        9,
-    ]
+    evaluated = rows(tmp_path, "SELECT DISTINCT step FROM dbb_evaluation ORDER BY step")
+    assert evaluated == [(0,), (4,), (8,), (9,)]
     assert rows(tmp_path, "SELECT count(*) > 0 FROM probes") == [(1,)]
 
 

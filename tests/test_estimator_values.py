@@ -67,7 +67,6 @@ def test_ema_averages_the_group_means():
     ema = build("ema", discount=0.25)
     state, first = ema.observe(ema.initial_state(1), [group(2)])
     assert (first.mean[0], first.variance[0]) == (0.25, 0.25 * 0.75)  # no prior: S / N
-    assert ema.group_weight(state, np.array([group(2)])).tolist() == [1.0]
     state, second = ema.observe(state, [group(8)])
     assert second.mean[0] == 0.25 * 0.25 + 0.75 * 1.0
     state, third = ema.observe(state, [group(0)])

@@ -146,17 +146,14 @@ def test_cpu_lock_has_the_cpu_build_and_nothing_that_needs_cuda(python: str) -> 
     assert not unwanted & pins.keys()
 
 
-@pytest.fixture
-def commands(wheel: Path, tmp_path: Path) -> Path:
-    """Return the folder of commands of an environment that has the wheel alone."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "light"], check=True)
-    pip = [tmp_path / "light/bin/python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
-    subprocess.run(pip, check=True, capture_output=True)
-    return tmp_path / "light/bin"
-
-
 @pytest.mark.slow
-def test_light_install_trains_and_reports(commands: Path, tmp_path: Path) -> None:
+def test_light_install_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
+    """In an environment that has the wheel alone."""
+    commands = tmp_path / "light/bin"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "light"], check=True)
+    pip = [commands / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+    subprocess.run(pip, check=True, capture_output=True)
+
     def run(name: str, *arguments: str | Path) -> str:
         environment = os.environ | {"OPENRLHF_DBB_STORE_URL": "sqlite:///any_trainer.db"}
         environment.pop("PYTHONPATH", None)

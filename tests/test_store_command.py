@@ -15,7 +15,6 @@ from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.terminal import shown
-from storage import ProbeRows
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
@@ -138,7 +137,7 @@ def test_show_run_wide_state_and_probes(store, fill, capsys):
     run, ids = fill.run(store), fill.prompts(store, 2)
     for step in (1, 2):
         shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
-        probes = ProbeRows(ids, np.array([128, 64]), np.array([100.0, 4.0]), np.array([100.0, 4.0]))
+        probes = fill.probes(ids, [128, 64], [100, 4])
         fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
     out, _ = printed(capsys, store, "show")
     assert "run-wide state:    discount 0.6667, prior (2 values)\n" in out
@@ -151,12 +150,6 @@ def test_show_a_run_without_steps(store, fill, capsys):
     assert "posterior mean:    none yet\n" in out and "began from:        its prior\n" in out
     assert "training:          none of the full reward, 0 rollouts in 0 visits\n" in out
     assert not any(word in out for word in ("last step", "hardest", "run-wide", "probes"))
-
-
-def filtered(fill, ids):
-    """Usage of two groups of 4 rollouts: the first is filtered out; the second is informative, but not rescued."""
-    trained = {"trained": 4, "trained_tokens": 40, "informative": 4, "rescued": 0}
-    return fill.usage(ids, [4, 2], **trained)
 
 
 # ---- history
@@ -187,7 +180,9 @@ def test_costs(store, fill, capsys):
     """Runs of two methods, without a method, without usage, and of single rollouts."""
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "c", method="grpo"), 1, ids, [4, 2])
-    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered(fill, ids))
+    # the first group is filtered out; the second is informative, but not rescued
+    filtered = fill.usage(ids, [4, 2], trained=4, trained_tokens=40, informative=4, rescued=0)
+    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered)
     fill.step(fill.run(store, "a", method="grpo"), 1, ids[:1], [4], usage=None)
     fill.step(fill.run(store, "single", method="x"), 1, ids, [1, 0], rollouts=1)
     nothing = fill.usage(ids[:1], [0], informative=0, rescued=0)

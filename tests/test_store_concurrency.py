@@ -130,7 +130,7 @@ def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_re
         assert len(refused) == 3
         for line in refused:
             assert line.startswith(f"run 'run' is still being written by process {owner.pid} on ")
-        # and when the owner is killed, another has it at once
+        # and when the owner is killed, another has it at once, even before the owner is reaped
         owner.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
         with open_store(url) as store:

@@ -16,12 +16,12 @@ from sqlalchemy import event
 from sqlalchemy.pool import Pool
 from store_invariants import check
 
-from storage import ProbeRows, open_store
+from storage import open_store
 from storage.url import parse_url
 
 
 def rows_of_step(run, ids, fill):
-    probes = ProbeRows(ids[:1], np.array([8]), np.array([2.0]), np.array([2.0]))
+    probes = fill.probes(ids[:1], [8], [2])
     return fill.rows(run, ids, [4, 0, 2][: len(ids)], shared={"clock": np.ones(1)}, probes=probes)
 
 

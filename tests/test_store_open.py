@@ -19,8 +19,7 @@ from storage.url import mask_url, parse_url
 ROOT = Path(__file__).parents[1]
 
 
-def _wait_and_open():
-    return """
+WAIT_AND_OPEN = """
 import sys, time
 from pathlib import Path
 from storage import open_store
@@ -36,7 +35,7 @@ def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
     go = tmp_path / "go"
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", _wait_and_open(), url, str(go)],
+            [sys.executable, "-c", WAIT_AND_OPEN, url, str(go)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         )
         for _ in range(8)
@@ -91,13 +90,6 @@ def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, sta
             assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(name,)]
 
 
-def test_looking_only_creates_nothing(new_url):
-    url = new_url("sqlite")
-    with pytest.raises(StoreError, match=r"there is no store at /.*\.db; check the path, or start a run"):
-        open_store(url, create=False)
-    assert not Path(parse_url(url).path).exists()
-
-
 def test_the_url_comes_from_the_argument_then_the_variable_then_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(URL_VARIABLE, raising=False)
@@ -132,20 +124,15 @@ def test_the_name_of_a_file_is_enough_for_sqlite(tmp_path, monkeypatch):
         ("sqlite:///:memory:", "a SQLite store is one file"),
         ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist; create it"),
         ("sqlite:////proc/x.db", "/proc/x.db: the file cannot be opened"),
+        ("notes.db", "notes.db: this file is not a SQLite database"),
     ],
 )  # fmt: skip
 def test_addresses_that_cannot_work_are_refused_in_one_line(url, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    (tmp_path / "notes.db").write_text("not a database, but longer than the header of one " * 20)
     with pytest.raises(StoreError, match=message) as refusal:
         open_store(url)
     assert "\n" not in str(refusal.value) and "secret" not in str(refusal.value)
-
-
-def test_a_file_that_is_no_database(tmp_path):
-    (tmp_path / "notes.db").write_text("not a database, but longer than the header of one " * 20)
-    with pytest.raises(StoreError, match=r"notes.db: this file is not a SQLite database; name another file"):
-        open_store(f"sqlite:///{tmp_path}/notes.db")
 
 
 def test_a_network_file_system_is_recognised():

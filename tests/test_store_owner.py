@@ -1,7 +1,6 @@
 """Who may write a run: fence, take-over, release, finish; how runs are found."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -58,6 +57,7 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
             lambda: old.record_step(2, late),
             lambda: old.record_step(1, rows),  # not even a repeat
             lambda: old.record_checkpoint(1, "tag"),
+            lambda: old.record_evaluation(1, "training", [fill.evaluation(ids, [4])], model="", config={}),
             lambda: old.roll_back(0),
             lambda: old.finish(),
             lambda: old.release(),
@@ -84,16 +84,6 @@ def test_a_living_owner_keeps_its_run(url, fill, start_owner, dump):
         assert store.claim_run(run_id, take_over=True).record.run_id == run_id
 
 
-def test_the_run_of_a_killed_owner_is_claimed_at_once_even_before_it_is_reaped(url, fill, start_owner):
-    with open_store(url) as store:
-        run_id = fill.run(store).record.run_id
-        child = start_owner(url, run_id)
-        child.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, still a zombie
-        run = store.claim_run(run_id, wait_s=0)
-        fill.step(run, 1, fill.prompts(store, 1), [1])
-
-
 def test_a_claim_waits_for_an_owner_that_is_about_to_end(open_new, fill, start_owner):
     store = open_new("sqlite")
     run_id = fill.run(store).record.run_id
@@ -114,8 +104,7 @@ def test_an_owner_on_another_host_must_be_taken_over(store, fill):
     with pytest.raises(StoreError, match=r"owned by process 42 on elsewhere, last heard of at 20.*take the run over"):
         store.claim_run(run_id)
     store.claim_run(run_id, take_over=True)
-    with store.database.transaction() as connection:
-        kind, detail = connection.execute(text("SELECT kind, detail FROM dbb_event")).one()
+    [(kind, detail)] = store.query("SELECT kind, detail FROM dbb_event")
     assert kind == "take_over"
     assert '"from": {"host": "elsewhere", "pid": 42}' in detail
 
@@ -148,6 +137,10 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
         fill.step(run, 2, ids, [1])
     with pytest.raises(StoreError, match=message):
         run.roll_back(0)
+    with pytest.raises(StoreError, match=message):
+        run.record_evaluation(1, "training", [fill.evaluation(ids, [4])], model="", config={})
+    evaluation = {"model": "", "config": {}, "run": run.record, "step": 1}
+    assert store.record_evaluation("after it", [fill.evaluation(ids, [4])], **evaluation) > 0
     with pytest.raises(StoreError, match=message):
         store.claim_run(run.record.run_id)
 

@@ -41,17 +41,6 @@ def test_ids_follow_the_order_given_and_repeat_for_equal_prompts(store):
     }  # fmt: skip
 
 
-def test_prompts_are_shared_by_all_runs_and_data_sets(store, fill):
-    one, two = fill.run(store, "one", dataset="A"), fill.run(store, "two", dataset="B")
-    first = store.register_prompts(["x", "shared"], ["", ""])
-    second = store.register_prompts(["shared", "y"], ["", ""])
-    assert first[1] == second[0]
-    fill.step(one, 1, first, [4, 4])
-    fill.step(two, 1, second, [0, 0])
-    assert one.load(first).state.tolist() == [[4.5, 0.5], [4.5, 0.5]]
-    assert two.load(second).state.tolist() == [[0.5, 4.5], [0.5, 4.5]]
-
-
 def test_more_prompts_than_fit_in_one_statement(store):
     texts = [f"prompt {i}" for i in range(10_123)]
     ids = store.register_prompts(texts, [""] * len(texts))

@@ -23,9 +23,8 @@ def ids(store, fill):
     return np.sort(fill.prompts(store, 3))
 
 
-def _probes(ids, samples, successes, squares=None):
-    successes = np.array(successes, dtype=float)
-    return ProbeRows(np.array(ids), np.array(samples), successes, successes if squares is None else np.array(squares))
+def _probes(ids):
+    return ProbeRows(ids[:2], np.array([8, 4]), np.array([3.0, 2.0]), np.array([3.0, 2.0]))
 
 
 def _kept(ids):
@@ -86,7 +85,7 @@ def test_a_run_without_steps_has_empty_logs(store, run):
 def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollouts(store, run, ids, fill):
     plain, (a, b, c) = fill.run(store, "plain"), ids.tolist()
     # c is probed but not trained on: there is no estimate to compare with.
-    probes = [_probes([b, a], [16, 8], [4, 7.5], [4, 7.25]), _probes([c, a], [8, 8], [0, 5])]
+    probes = [fill.probes([b, a], [16, 8], [4, 7.5], [4, 7.25]), fill.probes([c, a], [8, 8], [0, 5])]
     for step, trained in ((1, [a, b]), (2, [a])):
         fill.step(run, step, trained, [4, 1][: len(trained)], probes=probes[step - 1])
         fill.step(plain, step, trained, [4, 1][: len(trained)])
@@ -157,10 +156,10 @@ def test_run_wide_state_comes_back_bit_for_bit(url, fill):
 def test_a_roll_back_takes_along_all_that_belongs_to_its_steps(store, run, ids, fill):
     other = fill.run(store, "other")
     for step in (1, 2, 3, 4):
-        more = {"kept": fill.rollouts(ids, [1, 2, 3]), "probes": _probes(ids, [8] * 3, [1, 2, 3])}
+        more = {"kept": fill.rollouts(ids, [1, 2, 3]), "probes": fill.probes(ids, [8] * 3, [1, 2, 3])}
         fill.step(run, step, ids, [1, 2, 3], shared={"clock": np.array([float(step)])}, **more)
         run.record_metrics(step, {"kl": step / 10})
-    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=_probes(ids[:1], [8], [1]))
+    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
     run.roll_back(3)
     per_step = "SELECT run_id, step, count(*) FROM {} GROUP BY run_id, step ORDER BY run_id, step"
     assert store.query(per_step.format("rollouts")) == [(1, 1, 6), (1, 2, 6), (1, 3, 6), (2, 1, 6)]
@@ -174,7 +173,7 @@ def test_a_roll_back_takes_along_all_that_belongs_to_its_steps(store, run, ids, 
 
 
 CONTENT = {
-    "probes": (lambda ids: _probes(ids[:2], [8, 4], [3, 2]), lambda ids: _probes(ids[:2], [8, 4], [3, 2], [3, 1.5])),
+    "probes": (_probes, lambda ids: dataclasses.replace(_probes(ids), squares=np.array([3.0, 1.5]))),
     "kept": (_kept, lambda ids: dataclasses.replace(_kept(ids), text=["long", "", "other"])),
     "shared": (lambda ids: {"a": np.array([2.0])}, lambda ids: {"a": np.array([np.nextafter(2, 3)])}),
     "inclusion": (lambda ids: np.array([0.5, 0.5, 1.0]), lambda ids: np.array([0.5, 0.25, 1.0])),

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event
 
 from storage import StepRows, StoreError
 
@@ -37,17 +37,12 @@ def test_history_keeps_every_step_with_what_was_before(store, fill):
     (a,) = fill.prompts(store, 1)
     fill.step(run, 1, [a], [4])
     fill.step(run, 2, [a], [2])
-    with store.database.transaction() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT step, rollouts, successes, alpha, beta, mean, prev_alpha, prev_beta, prev_step "
-                "FROM dbb_history ORDER BY step"
-            )
-        ).all()
-        steps = connection.execute(text("SELECT step, prompts, rollouts, successes FROM dbb_step ORDER BY step"))
-        recorded = [tuple(row) for row in steps]
-    assert tuple(rows[0]) == (1, 4, 4.0, 4.5, 0.5, 0.9, None, None, -1)
-    assert tuple(rows[1]) == (2, 4, 2.0, 4.25, 2.25, 4.25 / 6.5, 4.5, 0.5, 1)
+    columns = "step, rollouts, successes, alpha, beta, mean, prev_alpha, prev_beta, prev_step"
+    assert store.query(f"SELECT {columns} FROM dbb_history ORDER BY step") == [
+        (1, 4, 4.0, 4.5, 0.5, 0.9, None, None, -1),
+        (2, 4, 2.0, 4.25, 2.25, 4.25 / 6.5, 4.5, 0.5, 1),
+    ]
+    recorded = store.query("SELECT step, prompts, rollouts, successes FROM dbb_step ORDER BY step")
     assert recorded == [(1, 1, 4, 4.0), (2, 1, 4, 2.0)]
 
 
@@ -69,10 +64,9 @@ def test_other_state_fields_are_packed_in_order(store, fill):
         before = run.load(ids)
         run.record_step(step, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, values, before.state, before.step))
     assert run.load(ids).state.tolist() == (-state).tolist()
-    with store.database.transaction() as connection:
-        alpha, beta, packed, prev_alpha, prev_packed = connection.execute(
-            text("SELECT alpha, beta, state, prev_alpha, prev_state FROM dbb_history WHERE step = 2 ORDER BY prompt_id")
-        ).first()
+    alpha, beta, packed, prev_alpha, prev_packed = store.query(
+        "SELECT alpha, beta, state, prev_alpha, prev_state FROM dbb_history WHERE step = 2 ORDER BY prompt_id"
+    )[0]
     assert (alpha, beta, prev_alpha) == (-2.0, None, 2.0)
     assert np.frombuffer(packed, "<f8").tolist() == [-1.0, -3.0]
     assert np.frombuffer(prev_packed, "<f8").tolist() == [1.0, 3.0]
@@ -94,9 +88,8 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
     table = run.load(ids)
     assert table.state.shape == (2, 0)
     assert table.visits.tolist() == [2, 2]
-    with store.database.transaction() as connection:
-        rows = connection.execute(text("SELECT alpha, mean, variance FROM posteriors ORDER BY prompt_id")).all()
-    assert [tuple(row) for row in rows] == [(None, 0.25, 0.25), (None, 0.5, 1 / 3)]
+    rows = store.query("SELECT alpha, mean, variance FROM posteriors ORDER BY prompt_id")
+    assert rows == [(None, 0.25, 0.25), (None, 0.5, 1 / 3)]
     assert run.roll_back(1) == 2
     assert run.load(ids).visits.tolist() == [1, 1]
 
@@ -186,13 +179,8 @@ def test_roll_back_restores_each_step_exactly(store, fill, dump):
 
 def _progress(tables):
     """Without the events, and without the times of the steps."""
-    return {
-        "dbb_posterior": tables["dbb_posterior"],
-        "dbb_history": tables["dbb_history"],
-        "dbb_probe": tables["dbb_probe"],
-        "dbb_step": [(*row[:6], *row[7:]) for row in tables["dbb_step"]],
-        "dbb_run": tables["dbb_run"],
-    }
+    steps = [(*row[:6], *row[7:]) for row in tables["dbb_step"]]
+    return {table: rows for table, rows in tables.items() if table != "dbb_event"} | {"dbb_step": steps}
 
 
 def test_roll_back_notes_what_was_undone(store, fill):
@@ -203,10 +191,9 @@ def test_roll_back_notes_what_was_undone(store, fill):
     run.record_checkpoint(1, "global_step1")
     run.record_checkpoint(3, "global_step3")
     run.roll_back(1)
-    with store.database.transaction() as connection:
-        event = connection.execute(text("SELECT kind, from_step, to_step, detail FROM dbb_event")).one()
     detail = '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "rollouts": 0, "evaluations": 0}'
-    assert tuple(event) == ("roll_back", 3, 1, detail)
+    events = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
+    assert events == [("roll_back", 3, 1, detail)]
     assert store.checkpoints(run.record) == [(1, "global_step1")]
 
 
@@ -225,8 +212,7 @@ def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, fill):
     run.record_checkpoint(1, "best")
     with pytest.raises(StoreError, match="run 'run' is at step 1 and cannot record checkpoint 'last' of step 2"):
         run.record_checkpoint(2, "last")
-    with store.database.transaction() as connection:
-        assert connection.execute(text("SELECT step, tag FROM dbb_checkpoint")).all() == [(1, "best")]
+    assert store.checkpoints(run.record) == [(1, "best")]
 
 
 def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
@@ -236,8 +222,6 @@ def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
 
     def synchronous(connection):
         modes.append(connection.connection.dbapi_connection.execute("PRAGMA synchronous").fetchone()[0])
-
-    from sqlalchemy import event
 
     event.listen(store.database.engine, "commit", synchronous)
     fill.step(run, 1, fill.prompts(store, 1), [1])

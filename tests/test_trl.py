@@ -159,6 +159,7 @@ def test_dbb_by_hand(model, tmp_path, watched):
     made = trainer(model, tmp_path, reward, data=prompts().select(range(4)), ours=ours, max_steps=3)
     made.train()
     alpha, beta = Counter(), Counter()
+    query = "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = :step"
     for number, ((texts, scores, columns), batch) in enumerate(zip(reward.calls, watched, strict=True), 1):
         for text in dict.fromkeys(texts):
             of = [score for other, score in zip(texts, scores, strict=True) if other == text]
@@ -171,14 +172,7 @@ def test_dbb_by_hand(model, tmp_path, watched):
             place = texts.index(text)
             np.testing.assert_allclose(batch["ours"][place : place + ROLLOUTS], expected, rtol=1e-6)
         np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        stored = dict(
-            (text, (a, b))
-            for text, a, b in rows(
-                tmp_path,
-                "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = :step",
-                step=number,
-            )
-        )
+        stored = {text: (a, b) for text, a, b in rows(tmp_path, query, step=number)}
         visited = {text for text, score in zip(texts, scores, strict=True) if score is not None}
         assert stored == {text: (alpha[text], beta[text]) for text in visited}
         assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
@@ -404,14 +398,12 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
-        ({}, {"data": "stream"}, "posteriors need to know every prompt: pass a datasets.Dataset"),
+        ({}, {"data": prompts().to_iterable_dataset()}, "pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "row 1 .* its image may differ"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, message):
     changed = dict(changed)
-    if changed.get("data") == "stream":
-        changed["data"] = prompts().to_iterable_dataset()
     with pytest.raises(ValueError, match=message) as refused:
         trainer(model, tmp_path, changed.pop("reward", None), ours=ours, **changed)
     assert "\n" not in str(refused.value)
