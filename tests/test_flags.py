@@ -147,6 +147,7 @@ TRAINED = {
         "--algo.kl.use_loss", "--algo.kl.estimator", "k2", *KL,
     ],
     "algo.dynamic_filtering_enable": ["--algo.dynamic_filtering_range", "0", "1", "--train.num_episodes", "4"],
+    "reward.normalize_enable": REWARD_MODEL,
     "reward.offload": [*REWARD_MODEL, "--ds.value_head_prefix", "value"],
     "reward.overlong_buffer_len": ["8", "--reward.overlong_penalty_factor", "0.5"],
     "reward.stop_properly_penalty_coef": ["-0.5"],

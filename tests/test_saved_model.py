@@ -7,9 +7,13 @@ import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from openrlhf_dbb import tiny
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
+
+from openrlhf.models import get_llm_for_sequence_regression  # noqa: E402
+from openrlhf.utils.deepspeed import DeepspeedStrategy  # noqa: E402
 
 from openrlhf_dbb.platform.backend import Backend  # noqa: E402
 
@@ -58,3 +62,19 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     expected = trained.model.embed_tokens.weight.to(getattr(torch, dtype))
     assert torch.equal(loaded.model.embed_tokens.weight, expected)
     assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
+
+
+@pytest.mark.parametrize(("values", "expected"), [({"mean": 2.0, "std": 0.5}, (2.0, 0.5)), ({}, (0.0, 1.0))])
+def test_a_reward_model_is_prepared_with_the_mean_and_deviation_of_its_configuration(
+    tmp_path, monkeypatch, values, expected
+):
+    made = tiny.build_model(0)
+    made.config.update(values)
+    made.save_pretrained(tmp_path)
+    reward = get_llm_for_sequence_regression(
+        str(tmp_path), "reward", normalize_reward=True, attn_implementation="eager", value_head_prefix="score"
+    )
+    reward.mean.fill_(float("nan"))  # what a model holds that was made without memory
+    monkeypatch.setattr(DeepspeedStrategy, "prepare", lambda self, *models: models)
+    [prepared] = object.__new__(Backend).prepare(reward)
+    assert (prepared.mean.item(), prepared.std.item()) == expected

@@ -59,11 +59,6 @@ def _check_run(settings: Settings) -> None:
     for flag, used, why in (
         ("ckpt.max_num", args.ckpt.max_num < 2, "OpenRLHF deletes an old checkpoint before the new one is whole"),
         ("ds.lora.rank", args.ds.lora.rank, "the weight sync sends adapters under names that vLLM does not know"),
-        (
-            "reward.normalize_enable",
-            args.reward.normalize_enable,
-            "OpenRLHF 0.11.2 loses the model's mean and standard deviation with transformers 5",
-        ),
         ("ds.use_universal_ckpt", args.ds.use_universal_ckpt, "a run resumes from its own checkpoints only"),
     ):
         if used:

@@ -17,6 +17,16 @@ from openrlhf_dbb.platform.weights import GlooCommunicator
 class Backend(DeepspeedStrategy):
     """OpenRLHF's strategy with torch's Adam, and with dynamic batches that train on all of their micro-batches."""
 
+    def prepare(self, *models: Any) -> Any:
+        """Prepare models as upstream does, a reward model with the mean and deviation of its configuration."""
+        for entry in models:
+            model = entry[0] if isinstance(entry, tuple) else entry
+            # transformers 5 makes a model without memory and then fills in the file's weights; these are in no file.
+            for name, default in (("mean", 0.0), ("std", 1.0)):
+                if isinstance(getattr(model, name, None), torch.Tensor):
+                    getattr(model, name).fill_(getattr(model.config, name, default))
+        return super().prepare(*models)
+
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Save a model in the precision of the model that the training began with, and tied weights once."""
         policy = self._unwrap_model(model)
