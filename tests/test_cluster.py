@@ -89,8 +89,13 @@ def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkey
 
 # A cluster with two GPUs, one of which another actor holds; then that actor ends.
 WAITING = """
-import os, signal, ray, threading, time
+import os, signal, ray, sys, threading, time
 from openrlhf_dbb.driver import arguments, cluster, launch
+
+def say(*words):
+    # In one piece: a thread of Ray prints lines of its own, also between the words and the end of a print.
+    sys.stdout.write("> " + " ".join(map(str, words)) + chr(10))
+    sys.stdout.flush()
 
 settings = arguments.parse(["--estimator", "dbb", "--preset", "tiny", "--actor.num_gpus_per_node", "2"])
 cluster._POLL_S = 0.1
@@ -103,16 +108,16 @@ class Other:
         return os.environ["PYTHONPATH"], any("openrlhf_dbb/platform/shims" in path for path in sys.path)
 
 other = Other.remote()
-print(*ray.get(other.environment.remote()))
+say(*ray.get(other.environment.remote()))
 cluster.WAIT_MINUTES = 0.03
 try:
     cluster.wait_for_gpus(settings)
 except Exception as error:
-    print(type(error).__name__, error)
+    say(type(error).__name__, error)
 threading.Timer(1, ray.kill, [other]).start()
 cluster.WAIT_MINUTES = 1
 cluster.wait_for_gpus(settings)
-print("free")
+say("free")
 
 @ray.remote(num_cpus=0)
 class Worker:
@@ -131,18 +136,18 @@ parts = [
     for name, actor in (("vLLM engine 0", alive), ("rank 1 of the policy", killed))
 ]
 ray.wait([part.place for part in parts], num_returns=2)
-print(launch.find_dead(parts))
+say(launch.find_dead(parts))
 os.kill(pid, signal.SIGKILL)
 line = launch.find_dead(parts)
 for known, name in ((pid, "PID"), (os.uname().nodename, "HOST"), (ray.util.get_node_ip_address(), "ADDRESS")):
     line = line.replace(str(known), name)
-print(line)
-print(launch.find_dead([launch.Part("rank 0 of the policy", broken, None)]))
+say(line)
+say(launch.find_dead([launch.Part("rank 0 of the policy", broken, None)]))
 for asked in (killed, broken):
     try:
         ray.get(alive.ask.remote(asked))
     except ray.exceptions.RayError as error:
-        print(str(launch.named_in(error)).replace(str(pid), "PID"))
+        say(str(launch.named_in(error)).replace(str(pid), "PID"))
 """
 
 
@@ -154,7 +159,8 @@ def test_a_run_waits_for_gpus_and_names_the_part_that_has_died():
     )
     state = "1 of 2 are free, others run on the rest"
     crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
-    assert [line for line in done.stdout.splitlines() if "(raylet)" not in line] == [
+    said = [line for line in done.stdout.splitlines() if line.startswith(("> ", "waiting for "))]
+    assert [line.removeprefix("> ") for line in said] == [
         "/of/the/host True",
         f"waiting for 2 GPUs, 0.03 minutes at most: {state}",
         f"UsageError waited 0.03 minutes for 2 GPUs: {state}; start again later",
