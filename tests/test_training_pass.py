@@ -1,4 +1,4 @@
-"""What the training pass leaves out changes no log-prob, loss, gradient or metric of OpenRLHF's own pass."""
+"""The training pass gives the log-probs, losses, gradients and metrics of OpenRLHF's own pass."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
 
 _LAST_ROLLOUTS = 256  # fewer say little about a rare success
 _RARE = 0.02
-_DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes about 0.01
+_DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes 0.01 to 0.05
 
 
 class StepOutcome(NamedTuple):
