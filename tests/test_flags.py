@@ -69,7 +69,7 @@ def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line
 @pytest.mark.parametrize(
     ("form", "more"),
     [
-        *((form, []) for form in ("group_norm", "dr_grpo", "reinforce_baseline", "rloo")),
+        *((form, []) for form in ("group_norm", "batch_centered", "dr_grpo", "reinforce_baseline", "rloo")),
         *((form, ["--method", "repo"]) for form in ("group_norm", "dr_grpo", "rloo")),
         ("reinforce_baseline", ["--algo.advantage.no_std_norm"]),
     ],

@@ -199,7 +199,7 @@ class Scored:
     """The advantages of a step's R rollouts; all arrays have shape (R,).
 
     Attributes:
-        advantages: 0 for a missing rollout.
+        advantages: 0 for a missing or filtered rollout.
         mean, variance: the estimate of one reward that the rollout was scored with.
         zero_variance: 1.0 if all rewards of the rollout's group are equal.
         rescued: 1.0 if the group has zero variance and still yields an advantage.
@@ -220,7 +220,9 @@ class Scored:
 def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) -> Scored:
     """Compute the advantages of a step from the estimates of its V prompts."""
     rewards_V_G = groups.matrix(rollouts.rewards)
-    advantages_V_G = form.advantages(rewards_V_G, estimate)
+    # A filtered rollout is missing for the form, which may compare the rollouts of a step with each other.
+    trained_V_G = groups.matrix(np.where(rollouts.trained, rollouts.rewards, np.nan))
+    advantages_V_G = form.advantages(trained_V_G, estimate)
     if rollouts.weights is not None:
         advantages_V_G = advantages_V_G * np.nan_to_num(groups.matrix(rollouts.weights))
     zero_variance_V = np.nanmin(rewards_V_G, axis=1) == np.nanmax(rewards_V_G, axis=1)
