@@ -9,7 +9,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
@@ -138,6 +138,7 @@ def _draw(_: argparse.Namespace) -> int:
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
     _write_page(TABLES / "paper", "The paper, claim by claim", sections)
     figures.draw(study, FIGURES, ("study_differences", "study_few"))
+    _write_page(TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES)))
     return 0
 
 
@@ -148,7 +149,7 @@ def _write_tables(study: Study, folder: Path) -> None:
     _write_page(folder, "The study in tables", sections)
 
 
-def _write_page(folder: Path, title: str, sections: Sequence[str]) -> None:
+def _write_page(folder: Path, title: str, sections: Iterable[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tables.md"
     path.write_text("\n\n".join([f"# {title}", *sections]) + "\n", encoding="utf-8")

@@ -1,8 +1,9 @@
 """Where history helps and where it harms: GRPO and estimators with history from starts of 0.3 to 60 % right responses.
 
-    python -m study rare [--output rare-runs] [--n 8] [--seeds 1,2,3,4,5] [--arms point,dbb] [--starts 60,110]
+    python -m study rare [--output rare-runs] [--n 8] [--seeds 1,2,3,4] [--arms point,dbb] [--starts 60,110]
+    python -m study draw                     the tables and the figure of study/results/rare
 
-Protocol, fixed before the runs of seeds 1 to 5:
+Protocol, fixed before the runs of seeds 1 to 4:
 
 - Task and model are those of the tiny preset with 512 training and 512 held-out prompts. A start is the number of
   supervised steps that the model has had: 60, 110, 170, 270, 500 and 800 give about 0.3, 1, 4, 13, 30 and 60 % right.
@@ -13,7 +14,9 @@ Protocol, fixed before the runs of seeds 1 to 5:
   N = 8.
 - An arm does no harm at a start if the lower end of the one-sided 95 % interval is above -1 point or above minus a
   tenth of GRPO's accuracy, whichever is less.
-- Seeds 101 and 102 were used to choose the arms and for nothing else.
+- Seeds 101 and 102 were used to choose the arms and for nothing else. Seeds 1 to 4 find the cause: all arms at N = 8.
+- Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
+  (seeds 11 to 15).
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """
@@ -27,18 +30,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
+from scipy import stats
 
 import estimators
 from estimators import FORMS, Estimate
 from estimators.base import Floats
 from openrlhf_dbb import tiny
-from study import control, rows
+from study import analysis, cells, control, rows
 from study.control import NARROW, WIDE
 from study.exact import Task, read
 from study.sampling import sample
 
+TITLE = "Where history helps and where it harms"
 STARTS = (60, 110, 170, 270, 500, 800)
 STEPS, ROLLOUTS, RATE = 32, 512, 3e-4
 
@@ -77,7 +83,23 @@ ARMS = {
     "dbb-without-itself": Arm("dbb", WIDE, DBB, form="rloo"),
     "dbb-not-divided": Arm("dbb", WIDE, DBB, form="dr_grpo"),
     "dbb-slower": Arm("dbb", WIDE, DBB, slower=0.3),
+    "dbb-whitened": Arm("dbb", NARROW, DBB, form="dr_grpo", change="centred"),
+    "single": Arm("auto", WIDE, form="rloo"),
+    "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
 }
+CONFIRMED = {
+    8: ("point", "dbb", "dbb-centred", "auto-centred", "dbb-whitened"),
+    4: ("point", "dbb", "dbb-centred"),
+    2: ("point", "dbb", "dbb-centred"),
+    1: ("single", "single-centred", "dbb-centred"),
+}
+"""Arms of the confirmation by N."""
+CONFIRMATION = 11  # its first seed
+NOTE = (
+    "Held-out accuracy after training minus GRPO's of the same seed, percentage points ± standard "
+    'error. "harm": the one-sided 95 % interval lies below 0. "no harm": its lower end is above minus one point and '
+    "above minus a tenth of GRPO's accuracy."
+)
 
 
 class RareRow(NamedTuple):
@@ -178,6 +200,60 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
                     row = train(task, start, arm, n, seed)
                     rows.append(path, RareRow._fields, [row])
                     print(f"start {start} seed {seed} N {n} {arm}: {row.before:.2%} -> {row.after:.2%}", flush=True)
+
+
+def report(folder: Path, figures: Path) -> list[cells.Table]:
+    """Return the tables of the rare.csv in a folder, and draw the confirmation at N = 8 as start_rate.png."""
+    found = rows.read(folder / "rare.csv", RareRow._fields)
+    confirmed = found.seed >= CONFIRMATION
+    _draw(found[confirmed & (found.n == 8)]).savefig(figures / "start_rate.png", dpi=150)
+    tables = {"Every factor, N = 8": found[~confirmed]}
+    tables |= {f"Confirmation, N = {n}": found[confirmed & (found.n == n)] for n in CONFIRMED}
+    return [_table(title, shown, found) for title, shown in tables.items() if len(shown)]
+
+
+def _table(title: str, shown: pd.DataFrame, found: pd.DataFrame) -> cells.Table:
+    """Return each arm's differences to GRPO, a column for each start. N = 1 is compared with GRPO at N = 8."""
+    n = shown.n.iloc[0]
+    grpo = found[(found.arm == "point") & (found.n == (n if n > 1 else 8)) & found.seed.isin(shown.seed)]
+    targets = [(start, of.set_index("seed").after) for start, of in grpo.groupby("start")]
+    lines = []
+    for arm, mine in shown[shown.arm != "point"].groupby("arm", sort=False):
+        after = mine.set_index(["start", "seed"]).after
+        lines.append([str(arm), *(_cell(after.get(start), target) for start, target in targets)])
+    begun = [f"{100 * of.before.mean():.1f} %" for _, of in grpo.groupby("start")]
+    ended = ["GRPO, after", *(f"{100 * target.mean():.1f} %" for _, target in targets)]
+    return cells.Table(title, ["start", *begun], [ended, *lines], NOTE)
+
+
+def _cell(after: pd.Series[float] | None, grpo: pd.Series[float]) -> str:
+    if after is None or (test := analysis.paired(after, grpo)).n < 2:
+        return "-"
+    reach = float(stats.t.ppf(0.95, test.n - 1)) * test.error
+    allowed = min(0.01, 0.1 * grpo.mean())
+    verdict = " harm" if test.mean + reach < 0 else " no harm" if test.mean - reach > -allowed else ""
+    return f"{cells.difference(test)} ({test.n}){verdict}"
+
+
+def _draw(found: pd.DataFrame) -> Any:
+    """Draw each arm's final accuracy as a share of GRPO's, over the accuracy at the start."""
+    from study.figures import LOOKS, new_figure
+
+    figure, ((axes,),) = new_figure(1, 1, height=4.6)
+    axes.axhline(1, color="black", linewidth=1)
+    wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
+    begun = 100 * found.groupby("start").before.mean()
+    for place, (arm, look) in enumerate({"dbb": "dbb", "dbb-centred": "laplace", "auto-centred": "auto"}.items()):
+        share = (wide[arm] / wide["point"]).groupby("start")
+        beside = begun * 1.04 ** (place - 1)  # so that the bars of arms do not hide each other
+        axes.errorbar(beside, share.mean(), 2 * share.sem(), label=arm, capsize=3, **LOOKS[look])
+    axes.set(
+        xscale="log", xlabel="right responses before training, %", ylabel="final accuracy / GRPO's", ylim=(0, None)
+    )
+    axes.set_xticks(begun, [f"{value:.2g}" for value in begun])
+    axes.minorticks_off()
+    axes.legend()
+    return figure
 
 
 def _bernoulli(mean_P: Floats) -> Estimate:
