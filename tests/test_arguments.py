@@ -19,7 +19,10 @@ MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "mat
 
 
 # The time of day, and the values that we add: a third loss aggregation, and 32 bits without CUDA.
-CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
+CHANGED = {("logger.wandb.run_name", "default")}
+CHANGED |= {
+    (flag, part) for flag in ("actor.loss_agg_mode", "algo.advantage.estimator") for part in ("choices", "help")
+}
 if ON_CPU:
     CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 
@@ -97,7 +100,6 @@ METHOD = {
     "rollout.temperature": 1.0,
     "rollout.top_p": 1.0,
     "actor.lr_warmup_ratio": 0.0,
-    "method": "grpo",
     "rollout.batch_size": 128,
     "train.batch_size": 512,
     "rollout.n_samples_per_prompt": 8,
@@ -105,27 +107,26 @@ METHOD = {
     "actor.adam.lr": 1e-6,
     "actor.lr_scheduler": "constant",
     "actor.loss_agg_mode": "seq-mean-token-mean",
-    "algo.advantage.estimator": "group_norm",
     "algo.kl.init_coef": 0.0,
     "data.drop_duplicates": True,
 }
 
 
 @pytest.mark.parametrize(
-    ("argv", "estimator", "clip"),
+    ("argv", "method", "estimator", "form", "clip"),
     [
-        ([], "dbb", [0.98, 0.98]),
-        (["--estimator", "dbb"], "dbb", [0.98, 0.98]),
-        (["--estimator", "auto"], "auto", [0.98, 0.98]),
-        (["--estimator", "point"], "point", [0.2, 0.28]),
-        (["--method", "grpo"], "point", [0.2, 0.28]),
+        ([], "centered", "dbb", "batch_centered", [0.2, 0.28]),
+        (["--estimator", "auto"], "centered", "auto", "batch_centered", [0.2, 0.28]),
+        (["--method", "grpo", "--estimator", "dbb"], "grpo", "dbb", "group_norm", [0.98, 0.98]),  # the paper's
+        (["--method", "grpo"], "grpo", "point", "group_norm", [0.2, 0.28]),
     ],
 )
-def test_a_model_is_trained_by_the_papers_method(argv, estimator, clip):
+def test_a_model_is_trained_with_the_papers_sizes_and_centred_advantages(argv, method, estimator, form, clip):
     settings = parse(*MODEL, "--run_name", "mine", *argv)
     values = settings.flags
     assert {flag: values[flag] for flag in METHOD} == METHOD
-    assert (settings.estimator, values["actor.eps_clip_low_high"]) == (estimator, clip)
+    assert (settings.method, settings.estimator, values["algo.advantage.estimator"]) == (method, estimator, form)
+    assert values["actor.eps_clip_low_high"] == clip
     assert settings.origin["train.num_episodes"] == "preset default"
     folder = os.path.abspath("runs/mine")
     places = {"ckpt.path": "checkpoints", "ckpt.output_dir": "model", "logger.tensorboard_dir": "tensorboard"}

@@ -80,7 +80,7 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
 
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
     lines = dry_run(*own)
-    assert lines[0].endswith("preset default, method grpo, estimator dbb")
+    assert lines[0].endswith("preset default, method centered, estimator dbb")
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
     assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
     assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in lines

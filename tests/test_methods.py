@@ -31,6 +31,7 @@ def look_up(settings, flag):
 PIECES = ("rollout.strategy", "algo.advantage.estimator", "actor.loss_agg_mode", "replay.samples")
 RECIPES = {
     "grpo": ("plain", "group_norm", "seq-mean-token-mean", 0),
+    "centered": ("plain", "batch_centered", "seq-mean-token-mean", 0),
     "dr_grpo": ("plain", "dr_grpo", "seq-mean-token-sum-norm", 0),
     "dapo": ("dynamic", "group_norm", "token-mean", 0),
     "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),
@@ -44,8 +45,8 @@ RECIPES = {
 def test_a_method_sets_its_pieces_and_the_estimator_decides_the_clip_range(method, estimator):
     settings = parse("--method", method, *(["--estimator", estimator] if estimator else []))
     assert tuple(look_up(settings, flag) for flag in PIECES) == RECIPES[method]
-    assert settings.estimator == (estimator or ("auto" if method == "single" else "point"))
-    clip = [0.2, 0.28] if settings.estimator == "point" else [0.98, 0.98]
+    assert settings.estimator == (estimator or {"single": "auto", "centered": "dbb"}.get(method, "point"))
+    clip = [0.2, 0.28] if settings.estimator == "point" or method == "centered" else [0.98, 0.98]
     assert (look_up(settings, "actor.eps_clip_low_high"), look_up(settings, "algo.kl.init_coef")) == (clip, 0)
     recipe = methods.recipe(method, settings.estimator)
     assert all(value.source for value in recipe.values())
@@ -83,10 +84,10 @@ def test_one_rollout_a_prompt_has_a_discount_of_its_own_and_without_a_preset_the
     assert not {"rollout.batch_size", "train.num_episodes"} & set(settings.origin)
 
 
-def test_without_a_method_presets_train_by_grpo_and_openrlhf_alone_by_its_flags():
+def test_without_a_method_presets_say_it_and_openrlhf_trains_by_its_flags():
     for preset in presets.names():
         settings = arguments.parse(["--preset", preset])
-        assert (settings.method, settings.estimator) == ("grpo", "dbb")
+        assert (settings.method, settings.estimator) == ("centered" if preset == "default" else "grpo", "dbb")
     alone = arguments.parse([*MODEL, "--estimator", "none"])
     assert (alone.method, look_up(alone, "algo.kl.init_coef")) == ("none", 0.01)  # OpenRLHF's
     settings = parse("--method", "none")
@@ -145,7 +146,7 @@ BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "-
     [
         (
             ["--method", "dap"],
-            "unknown --method 'dap', did you mean dapo?; known: dapo, dr_grpo, greso, grpo, repo, single, none (the",
+            "unknown --method 'dap', did you mean dapo?; known: centered, dapo",
         ),
         (
             ["--method", "dapo", *BATCHES],
