@@ -9,15 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import (
-    age,
-    groups_in_words,
-    held_out_numbers,
-    overview,
-    parameters,
-    state,
-    status,
-)
+from openrlhf_dbb.inspect.overview import age, groups_in_words, held_out_numbers, overview, parameters, state, status
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
     Styled,
@@ -72,12 +64,13 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     """Return the facts about a run as texts by name, safe to print."""
     totals = progress(store, run)
     last, now = totals["last_step_at"], status(run)
+    success = f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
     texts = {
         "run": Styled(f"{run.name} (number {run.run_id})", "bold"),
         "held-out accuracy": Styled(_held_out(held_out_numbers(store, run)), "bold"),
         "status": Styled(f"{now}, step {run.last_step}", now.style),
         "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
-        "training": f"{_rate(totals)} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
+        "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **_usage(totals),
         "posterior mean": "none yet"
         if totals["mean"] is None
@@ -136,10 +129,6 @@ def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
     }
     words = groups_in_words(totals)
     return texts | ({"groups": "; ".join(words)} if words else {})
-
-
-def _rate(totals: Mapping[str, Any]) -> str:
-    return f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
 
 
 def _lineage(run: RunRecord) -> str:
