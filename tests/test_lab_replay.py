@@ -122,7 +122,7 @@ def test_ranking_by_hand():
     outcomes = [
         Outcome(specs.parse(text), {"mse": np.array(loss)}, None, None, 0.0, 0.0) for text, loss in losses.items()
     ]
-    ranking = rank(outcomes, of_two, "mse")
+    ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
     assert set(map(tuple, ranking.draws_B_C)) == {(0, 3, 5), (2, 3, 5), (4, 3, 5)}
@@ -132,9 +132,9 @@ def test_ranking_by_hand():
     assert ranking.best_discount("point") is None
 
 
-def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1), criterion="mse"):
+def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
     candidates = specs.sweep(texts, discounts)
-    return rank([evaluate(candidate, simulated_visits, None) for candidate in candidates], simulated_visits, criterion)
+    return rank([evaluate(candidate, simulated_visits, None) for candidate in candidates], simulated_visits)
 
 
 @pytest.mark.parametrize("walk", [0.0, 0.1, 0.4])
@@ -211,25 +211,23 @@ def test_command(written, capsys):
     assert rows["point"]["mse (probes), first visits"] == pytest.approx(wanted)
 
 
-def test_another_criterion(written, capsys):
+def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):
+    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
+    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
+        fill.step(run, step, ids, successes, rollouts=1)
     chosen = ("--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2", "point")
-    advice, rows = candidates(written[0], capsys, "--criterion", "likelihood", *chosen)
+    assert main(["lab", "replay", "--store.url", store.url, *chosen]) == 0
+    out = capsys.readouterr().out
+    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "criterion: minus log-likelihood of the next visit's successes" in out
+    advice, rows = candidates(store, capsys, *chosen)
     assert list(rows) == ["dbb 0.2", "dbb 0.4 prior_alpha=2", "point"]
     judged = [row for row in rows.values() if "excess over best" in row]
     assert len(judged) == 2  # point gives no forecasts
     best = min(judged, key=lambda row: row["excess over best"])
     assert advice[-1] == f"use next: {best['flags']}"
-
-
-def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):
-    run, ids = fill.run(store), fill.prompts(store, 2)
-    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
-        fill.step(run, step, ids, successes, rollouts=1)
-    argv = ["lab", "replay", "--store.url", store.url, "--estimators", "dbb:discount=0.5", "point"]
-    assert main(argv) == 0
-    out = capsys.readouterr().out
-    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
-    assert "criterion: minus log-likelihood of the next visit's successes" in out
+    assert main(["lab", "replay", "--store.url", store.url, "--estimators", "point"]) == 2
+    assert "so no candidate can be judged; " in capsys.readouterr().err
 
 
 def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):

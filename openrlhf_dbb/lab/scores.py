@@ -18,12 +18,13 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, Visits, rerun
 
+# Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
 CRITERIA = {
     "probes": "mean squared error against the probes",
     "mse": "mean squared error estimated from the log",
     "likelihood": "minus log-likelihood of the next visit's successes (nats)",
 }
-"""Losses that can rank estimators, by name."""
+"""Losses that rank estimators, by name; the first that a log allows is used."""
 
 DRAWS = 1000
 """How often the bootstrap resamples the prompts."""
@@ -167,20 +168,20 @@ class Ranking:
         return float(values[self.mean_C[members].argmin()]), float(low), float(high)
 
 
-def rank(outcomes: Sequence[Outcome], visits: Visits, criterion: str) -> Ranking:
-    """Rank the candidates by ``criterion``, with a bootstrap over prompts.
+def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
+    """Rank the candidates by the first criterion that judges any of them, with a bootstrap over prompts.
 
     Raises:
-        UsageError: the criterion applies to no candidate on this log.
+        UsageError: no criterion judges a candidate on this log.
     """
-    able = [outcome for outcome in outcomes if outcome.mean(criterion) is not None]
-    if not able:
-        needs = {
-            "probes": "the run has no probes; use --criterion mse",
-            "mse": "no group has two rollouts, or no candidate allows it; use --criterion likelihood",
-            "likelihood": "no prompt was visited twice, or no candidate predicts the next visit; use --criterion mse",
-        }
-        raise UsageError(f"--criterion {criterion}: {needs[criterion]}")
+    judged = {name: [outcome for outcome in outcomes if outcome.mean(name) is not None] for name in CRITERIA}
+    criterion = next((name for name, able in judged.items() if able), None)
+    if criterion is None:
+        raise UsageError(
+            "this run has no probes, no group of two rollouts and no forecast of a second visit, so no candidate can "
+            "be judged; train longer, or name other --estimators"
+        )
+    able = judged[criterion]
     # All candidates miss the same visits, so the first one tells which visits count.
     losses = [outcome.losses[criterion] for outcome in able]
     counted = ~np.isnan(losses[0])
