@@ -209,7 +209,7 @@ evaluation = Table(
     metadata,
     Column("evaluation_id", _Id, primary_key=True, comment="id of the evaluation in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"),
-    Column("step", BigInteger, comment="training step after which it was evaluated; NULL: not during training"),
+    Column("step", BigInteger, comment="training step after which it was evaluated; NULL if not given"),
     Column("name", Text, nullable=False, comment="name of the evaluation; training: made during training"),
     Column("model", Text, nullable=False, comment="model that was evaluated"),
     Column("config", Text, nullable=False, comment="sampling parameters and whatever else was given, JSON"),

@@ -109,8 +109,9 @@ class PosteriorStore:
         model: str,
         config: Mapping[str, Any],
         run: RunRecord,
+        step: int | None = None,
     ) -> int:
-        """Store an evaluation of the model that a run has trained; one of the same run and name is replaced.
+        """Store an evaluation of the model that a run has trained; one of the same run, step and name is replaced.
 
         During training the owner calls :meth:`storage.Run.record_evaluation` instead, which refuses former owners.
 
@@ -119,18 +120,24 @@ class PosteriorStore:
             rows: one for each benchmark, at least one; their prompts must be registered.
             model, config: the model, and how it was evaluated; must not contain secrets.
             run: of this store.
+            step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
 
         Returns:
             The evaluation's id in this database.
 
         Raises:
-            StoreError: there is no such run, or a benchmark has no results.
+            StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
         trained = schema.run.select().where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
         with self.database.transaction(write=True) as connection:
-            if connection.execute(trained.with_for_update()).one_or_none() is None:
+            stored = connection.execute(trained.with_for_update()).one_or_none()
+            if stored is None:
                 raise StoreError(f"run {run.name!r} is no longer in {self.location}; look it up again with find_run")
-            return write.evaluation(connection, run.run_id, None, name, rows, model, config, None)
+            if (step or 0) > stored.last_step:
+                raise StoreError(
+                    f"run {run.name!r} is at step {stored.last_step} and cannot store an evaluation of step {step}"
+                )
+            return write.evaluation(connection, run.run_id, step, name, rows, model, config, None)
 
     def create_run(
         self,

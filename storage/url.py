@@ -62,9 +62,19 @@ def parse_url(text: str) -> Address:
         )
     kind, _, driver = url.drivername.partition("+")
     if kind == "sqlite" and driver in ("", "pysqlite"):
-        return _sqlite_address(url)
+        if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
+            raise StoreError(
+                "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
+                "file: names and ?options are not supported"
+            )
+        # Absolute, so that a later change of the working directory does not open a second, empty file.
+        path = os.path.abspath(str(url.database))
+        return Address("sqlite", path, path=path)
     if kind in ("postgresql", "postgres") and driver in ("", "psycopg"):
-        return _postgresql_address(url)
+        host = url.host or url.query.get("host", "")
+        where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
+        location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
+        return Address("postgresql", location, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
 
 
@@ -77,21 +87,3 @@ def _make_url(text: str) -> URL | None:
     if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
         return None
     return url
-
-
-def _sqlite_address(url: URL) -> Address:
-    if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
-        raise StoreError(
-            "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
-            "file: names and ?options are not supported"
-        )
-    # Absolute, so that a later change of the working directory does not open a second, empty file.
-    path = os.path.abspath(str(url.database))
-    return Address("sqlite", path, path=path)
-
-
-def _postgresql_address(url: URL) -> Address:
-    host = url.host or url.query.get("host", "")
-    where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
-    database = url.database or url.query.get("dbname", "")
-    return Address("postgresql", f"postgresql://{where}/{database}", url=url.set(drivername="postgresql+psycopg"))

@@ -87,7 +87,20 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in TOTALS},
     }
     connection.execute(schema.step.insert(), of_step | totals)
-    insert(connection, "dbb_history", of_step | _history_columns(rows, StateLayout(run.state_fields)))
+    layout = StateLayout(run.state_fields)
+    history = {
+        "prompt_id": rows.prompt_ids,
+        "rollouts": rows.rollouts,
+        "successes": rows.successes,
+        **layout.to_columns(rows.state),
+        "mean": rows.mean,
+        "variance": rows.variance,
+        **layout.to_columns(rows.previous_state, "prev_"),
+        "prev_step": rows.previous_step,
+        "policy_version": rows.policy_version,
+        "inclusion": rows.inclusion,
+    }
+    insert(connection, "dbb_history", of_step | history)
     if rows.probes is not None:
         probes = vars(rows.probes).copy()
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
@@ -100,21 +113,6 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
     connection.execute(_APPLY, of_step)
-
-
-def _history_columns(rows: StepRows, layout: StateLayout) -> dict[str, NDArray[Any] | None]:
-    return {
-        "prompt_id": rows.prompt_ids,
-        "rollouts": rows.rollouts,
-        "successes": rows.successes,
-        **layout.to_columns(rows.state),
-        "mean": rows.mean,
-        "variance": rows.variance,
-        **layout.to_columns(rows.previous_state, "prev_"),
-        "prev_step": rows.previous_step,
-        "policy_version": rows.policy_version,
-        "inclusion": rows.inclusion,
-    }
 
 
 def _rollout_columns(rows: RolloutRows) -> dict[str, NDArray[Any] | None]:

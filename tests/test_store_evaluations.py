@@ -1,6 +1,7 @@
 """Evaluations: written whole, replaced when made again, gone with their steps; held-out accuracy of a run."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -165,9 +166,11 @@ def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):
     assert _stored(store) == [0, 0]
 
 
-def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids):
+@pytest.mark.parametrize("owner", [True, False])
+def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
+    record = run.record_evaluation if owner else functools.partial(store.record_evaluation, run=run.record)
     with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
-        _evaluate(run, 3, [_rows(ids)])
+        record(name="training", rows=[_rows(ids)], model="tiny", config={}, step=3)
     assert _stored(store) == [0, 0]
 
 

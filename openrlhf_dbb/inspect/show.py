@@ -45,7 +45,16 @@ def add_commands(add: Any) -> None:
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     if arguments.json:
-        print(json_text(_numbers(store, run)))
+        numbers = overview(store, run) | {
+            "progress": progress(store, run),
+            "reward": without_passwords(run.reward),
+            "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
+            "database": store.location,
+            "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
+            "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
+            "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
+        }
+        print(json_text(numbers))
     elif arguments.config:
         for key, value in configuration(run):
             print(f"{key}: {value}")
@@ -145,19 +154,6 @@ def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield the run's flags and their values as JSON, by name, safe to print."""
     for key in sorted(run.config):
         yield safe(key), safe(json.dumps(run.config[key], ensure_ascii=False))
-
-
-def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return the object that ``show --json`` prints."""
-    return overview(store, run) | {
-        "progress": progress(store, run),
-        "reward": without_passwords(run.reward),
-        "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
-        "database": store.location,
-        "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
-        "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
-        "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
-    }
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
