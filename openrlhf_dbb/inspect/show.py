@@ -179,11 +179,10 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     )
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
-        print_table((*columns, ""), [(*(row[name] for name in columns), _bar(row["mean"])) for row in visits])
+        # A bar as long as a mean in [0, 1]; no bar for another mean.
+        bars = [Styled("#" * round(_BAR * row["mean"]) if 0 <= row["mean"] <= 1 else "", "cyan") for row in visits]
+        print_table(
+            (*columns, ""), [(*(row[name] for name in columns), bar) for row, bar in zip(visits, bars, strict=True)]
+        )
     else:
         print("not visited in this run; its posterior comes from the warm start")
-
-
-def _bar(mean: float) -> str:
-    """Return a bar as long as a mean in [0, 1]; no bar for another mean."""
-    return Styled("#" * round(_BAR * mean) if 0 <= mean <= 1 else "", "cyan")
