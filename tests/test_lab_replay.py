@@ -99,12 +99,6 @@ def test_log_score_by_hand():
     np.testing.assert_allclose(score, [np.nan, np.nan, np.log(5 / 15)])
 
 
-def test_calibration_error_by_hand():
-    # Forecasts 0.2 came true as 0 and 0.5, forecasts 0.8 as 1 and 1: 0.05 and 0.2 off, two visits each.
-    error = scores.calibration_error(np.array([0.2, 0.8, 0.2, 0.8]), np.array([0.0, 1.0, 0.5, 1.0]))
-    assert error == pytest.approx((2 * 0.05 + 2 * 0.2) / 4)
-
-
 def test_advantages_by_hand(monkeypatch):
     # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
     estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
@@ -112,16 +106,14 @@ def test_advantages_by_hand(monkeypatch):
     outcome = evaluate(specs.parse("point"), hand_made(), None)
     assert outcome.zero_groups == pytest.approx(1 / 3)
     assert outcome.mean_advantage == pytest.approx((2 * 1 + 4 * 0.5) / 10)
-    assert outcome.losses == {} and outcome.calibration is None
+    assert outcome.losses == {}
 
 
 def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    outcomes = [
-        Outcome(specs.parse(text), {"mse": np.array(loss)}, None, None, 0.0, 0.0) for text, loss in losses.items()
-    ]
+    outcomes = [Outcome(specs.parse(text), {"mse": np.array(loss)}, None, 0.0, 0.0) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]

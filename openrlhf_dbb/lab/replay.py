@@ -125,7 +125,6 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
         "mse (probes)": outcome.mean("probes"),
         "mse (log)": outcome.mean("mse"),
         "log-likelihood": None if likelihood is None else -likelihood,
-        "calibration error": outcome.calibration,
         "zero-advantage groups": outcome.zero_groups,
         "mean |A|": outcome.mean_advantage,
     }

@@ -29,8 +29,6 @@ CRITERIA = {
 DRAWS = 1000
 """How often the bootstrap resamples the prompts."""
 
-_BINS = 10
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,7 +38,6 @@ class Outcome:
         losses: by criterion, (V,), lower is better; NaN where a visit does not count. A criterion that does not apply
             to the estimator is left out.
         first_visits: mean squared error against the probes at first visits; None if none was probed.
-        calibration: expected calibration error of its forecasts, in [0, 1]; None if it gives none.
         zero_groups: share of the groups in which every advantage is 0.
         mean_advantage: mean of abs(advantage) over rollouts, in standard deviations.
     """
@@ -48,7 +45,6 @@ class Outcome:
     estimator: RewardEstimator
     losses: dict[str, Floats]
     first_visits: float | None
-    calibration: float | None
     zero_groups: float
     mean_advantage: float
 
@@ -65,7 +61,7 @@ class Outcome:
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
     """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
     again = rerun(estimator, visits)
-    losses, first_visits, calibration = {}, None, None
+    losses, first_visits = {}, None
     if probes is not None:
         estimate_K = again.estimate.mean[probes.visit]
         errors_K = squared_errors(estimate_K, probes.samples, probes.successes, probes.squares)
@@ -77,14 +73,10 @@ def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | 
         losses["mse"] = error_from_log(visits, again.estimate.mean, again.group_weight)
     if again.predictive is not None:
         losses["likelihood"] = -log_score(visits, *again.predictive)
-        alpha, beta = again.predictive
-        later = visits.earlier > 0
-        share = visits.successes / visits.rollouts
-        calibration = calibration_error((alpha / (alpha + beta))[later], share[later]) if later.any() else None
     advantages_V_G = standardized(visits.rewards_V_G, again.estimate)
     zero_groups = float((advantages_V_G == 0).all(axis=1).mean())
     size = float(np.abs(advantages_V_G[~np.isnan(visits.rewards_V_G)]).mean())
-    return Outcome(estimator, losses, first_visits, calibration, zero_groups, size)
+    return Outcome(estimator, losses, first_visits, zero_groups, size)
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -115,19 +107,6 @@ def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
     """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
-
-
-def calibration_error(forecast_V: Floats, share_V: Floats) -> float:
-    """Return the expected calibration error: the mean over visits of abs(mean S/N - mean forecast) of their bin.
-
-    Args:
-        forecast_V: mean success rate forecast; the bins are its deciles.
-        share_V: S/N, the outcome.
-    """
-    deciles = np.quantile(forecast_V, np.arange(1, _BINS) / _BINS)
-    # Equal forecasts share a bin.
-    bin_V = np.searchsorted(deciles, forecast_V, side="right")
-    return float(np.abs(np.bincount(bin_V, share_V - forecast_V)).sum() / len(forecast_V))
 
 
 @dataclass(frozen=True)
