@@ -91,7 +91,7 @@ class Trainer:
         totals = (
             *(run, self.step, size, int(rows.rollouts.sum()), float(rows.successes.sum())),
             *(json.dumps(shared) if shared else None, bytes(16), "2026-01-01T00:00:00.000Z"),
-            *rows.usage.columns().values(),
+            *vars(rows.usage).values(),
         )
         order = np.argsort(rows.prompt_ids)
         columns = [

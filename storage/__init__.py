@@ -10,7 +10,7 @@
     owner       which process owns a run, and whether it is still alive
     schema      the tables, every column once, and the views; creation and version check
     engine      transactions on either database, repeats after an outage, large results in parts
-    url         StoreError; addresses: default, parsing, masking
+    url         StoreError; addresses: default, parsing
 
 Example:
     >>> import numpy as np, tempfile

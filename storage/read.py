@@ -206,19 +206,8 @@ def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
         return shared_from_text(newest_shared(connection, run.run_id))
 
 
-def events(store: PosteriorStore, run: RunRecord) -> Rows:
-    """Return created_at, kind, from_step and to_step of claims, take-overs, roll backs and the like, oldest first."""
-    query = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
-    return _rows(store, query, run=run.run_id)
-
-
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:
-    """Yield texts of prompts, longer ones cut by the database.
-
-    Yields:
-        prompt_id, prompt and label (at most ``length`` characters each), and the prompt's full length;
-        lowest id first.
-    """
+    """Yield prompt_id, prompt, label and the prompt's full length, lowest id first; texts are cut to ``length``."""
     query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length), length(prompt)
                 FROM dbb_prompt WHERE {store.database.one_of("prompt_id")} ORDER BY prompt_id"""
     with store.database.transaction() as connection:
@@ -227,11 +216,7 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
-    """Return the prompts with the lowest (``hardest``) or highest posterior mean, most extreme first.
-
-    Returns:
-        prompt_id, prompt, mean, variance, visits, step of each.
-    """
+    """Return prompt_id, prompt, mean, variance, visits and step of the prompts with the lowest or highest mean."""
     order = "ASC" if hardest else "DESC"
     query = f"""
         SELECT q.prompt_id, p.prompt, q.mean, q.variance, q.visits, q.step
@@ -241,11 +226,10 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
     return _rows(store, query, run=run.run_id, limit=limit)
 
 
-def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int = 10) -> Rows:
-    """Return the prompts of a run with this id, or with this text in their prompt (case-insensitive).
+def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
+    """Return prompt_id, prompt and label of ten prompts at most of a run.
 
-    Returns:
-        prompt_id, prompt, label of each: first the one with this id, then those with the text, lowest id first.
+    First the one with the id ``ref``, then those with ``ref`` in their prompt (case-insensitive), lowest id first.
 
     Raises:
         StoreError: no such prompt.
@@ -257,7 +241,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
         .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
         .where(posterior.run_id == run.run_id, or_(named, prompt.prompt.icontains(ref, autoescape=True)))
         .order_by(named.desc(), prompt.prompt_id)
-        .limit(limit)
+        .limit(10)
     )
     with store.database.transaction() as connection:
         prompts = [dict(row) for row in connection.execute(query).mappings()]
@@ -270,11 +254,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str, *, limit: int 
 
 
 def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Rows:
-    """Return every visit of one prompt, oldest first.
-
-    Returns:
-        step, rollouts, successes, alpha, beta, mean, variance, lag (steps that their policy was behind) of each.
-    """
+    """Return step, rollouts, successes, alpha, beta, mean, variance and lag of each visit of a prompt, oldest first."""
     # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
     # order of a cross join; of a plain join it may read all steps of the run first.
     query = """

@@ -105,10 +105,6 @@ class Usage:
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
     informative_groups: int = field(metadata={"comment": "prompts with informative rollouts"})
 
-    def columns(self) -> dict[str, int]:
-        """Return the counts as plain integers, by name."""
-        return {name: int(count) for name, count in vars(self).items()}
-
 
 TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
 """The counts of a step, with the comments of their columns."""

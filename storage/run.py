@@ -54,7 +54,8 @@ class Run:
     """The owner's side of a run, from ``PosteriorStore.create_run`` or ``claim_run``.
 
     Every method is one transaction: all of it happens or nothing. Every method raises StoreError if another process
-    has claimed the run since. Every writing method also raises StoreError if the run is finished.
+    has claimed the run since. Every writing method also raises StoreError if the run is finished, or for a step that is
+    not recorded.
 
     Attributes:
         record: the run as of this owner's last call.
@@ -147,9 +148,6 @@ class Run:
             step: 1 to the last recorded step.
             metrics: numbers by name, stored with 7 significant digits, NULL where not finite. Other values are left
                 out.
-
-        Raises:
-            StoreError: the step is not recorded, or the run is no longer this owner's.
         """
         update = text("UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step")
         key = {"run": self.record.run_id, "step": step, "metrics": metrics_to_text(metrics)}
@@ -166,9 +164,6 @@ class Run:
         """Make every step up to ``step`` durable; to be called before a model checkpoint counts as saved.
 
         After that, not even a power loss leaves the posteriors behind the model. Repeating the call is harmless.
-
-        Raises:
-            StoreError: the step is not recorded, or the run is no longer this owner's.
         """
         with self._database.transaction(write=True, durable=True) as connection:
             if not self._database.is_sqlite:
@@ -190,7 +185,8 @@ class Run:
     ) -> int:
         """Store an evaluation of the model after ``step``; one of the same step and name is replaced.
 
-        Args, result and errors as in :meth:`storage.PosteriorStore.record_evaluation`.
+        ``generated_total`` is the number of training rollouts by then; None if unknown. Other args and the result are
+        those of :meth:`storage.PosteriorStore.record_evaluation`.
         """
         with self._database.transaction(write=True) as connection:
             self._check_reached(self._hold(connection), step, f"store evaluation {name!r} of")
@@ -200,11 +196,7 @@ class Run:
     def roll_back(self, step: int) -> int:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step.
 
-        Returns:
-            Number of posterior changes undone (rows of history deleted).
-
-        Raises:
-            StoreError: the run has not reached the step, or it is no longer this owner's.
+        Return the number of posterior changes undone (rows of history deleted).
         """
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)

@@ -204,12 +204,11 @@ event = Table(
     sqlite_autoincrement=True,
 )
 
-# A model may be evaluated without its training run.
 evaluation = Table(
     "dbb_evaluation",
     metadata,
     Column("evaluation_id", _Id, primary_key=True, comment="id of the evaluation in this database"),
-    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained it; NULL if not given"),
+    Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"),
     Column("step", BigInteger, comment="training step after which it was evaluated; NULL if not given"),
     Column("name", Text, nullable=False, comment="name of the evaluation; training: made during training"),
     Column("model", Text, nullable=False, comment="model that was evaluated"),
@@ -318,15 +317,10 @@ def prepare(database: Database, *, create: bool) -> None:
     if exists:
         return
     with database.transaction(write=True) as connection:
-        lock(connection, database)
+        if not database.is_sqlite:  # SQLite's write transactions exclude each other
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
         if not _check_version(connection, database):  # another process may have created them meanwhile
             _create(connection, database)
-
-
-def lock(connection: Connection, database: Database) -> None:
-    """Keep every other process from creating the tables until the transaction ends."""
-    if not database.is_sqlite:  # SQLite's write transactions exclude each other
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
 
 
 def _create(connection: Connection, database: Database) -> None:

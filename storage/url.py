@@ -1,4 +1,4 @@
-"""StoreError, and the addresses of stores: the default, parsing, and forms that are safe to print."""
+"""StoreError, and the addresses of stores: the default, and parsing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
 """Used if neither an argument nor the variable gives a URL: a file in the working directory."""
 
 FORMS = "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
-
-# The list holds the harmless options, not the secret ones: several options of libpq can carry a password.
-_PRINTABLE_OPTIONS = {"host", "port", "user", "dbname", "sslmode", "connect_timeout", "application_name", "options"}
 
 
 class StoreError(Exception):
@@ -60,37 +57,25 @@ def parse_url(text: str) -> Address:
     url = URL.create("sqlite", database=text) if is_file_name else _make_url(text)
     if url is None:
         raise StoreError(
-            f"the store URL {mask_url(text)!r} cannot be parsed; write {FORMS}, "
+            f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
         )
     kind, _, driver = url.drivername.partition("+")
     if kind == "sqlite" and driver in ("", "pysqlite"):
-        return _sqlite_address(url)
+        if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
+            raise StoreError(
+                "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
+                "file: names and ?options are not supported"
+            )
+        # Absolute, so that a later change of the working directory does not open a second, empty file.
+        path = os.path.abspath(str(url.database))
+        return Address("sqlite", path, path=path)
     if kind in ("postgresql", "postgres") and driver in ("", "psycopg"):
-        return _postgresql_address(url)
+        host = url.host or url.query.get("host", "")
+        where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
+        location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
+        return Address("postgresql", location, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
-
-
-def mask_url(text: str) -> str:
-    """Return the URL with ``***`` in place of the password and of every option that may contain one.
-
-    Any text is accepted. If it cannot be parsed, only the part before ``://`` is kept.
-
-    Example:
-        >>> mask_url("postgresql://ann:p%40ss@db.example:5432/rl?sslmode=require&password=x")
-        'postgresql://ann:***@db.example:5432/rl?sslmode=require&password=***'
-    """
-    url = _make_url(text)
-    if url is None:
-        scheme, separator, _ = text.partition("://")
-        return f"{scheme}://***" if separator and scheme.replace("+", "").isalnum() else "***"
-    masked = url.set(query={}).render_as_string(hide_password=True)
-    options = [
-        f"{quote(key)}={quote(value, safe='/') if key in _PRINTABLE_OPTIONS and '@' not in value else '***'}"
-        for key, values in url.query.items()
-        for value in ([values] if isinstance(values, str) else values)
-    ]
-    return masked + ("?" + "&".join(options) if options else "")
 
 
 def _make_url(text: str) -> URL | None:
@@ -102,21 +87,3 @@ def _make_url(text: str) -> URL | None:
     if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
         return None
     return url
-
-
-def _sqlite_address(url: URL) -> Address:
-    if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
-        raise StoreError(
-            "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
-            "file: names and ?options are not supported"
-        )
-    # Absolute, so that a later change of the working directory does not open a second, empty file.
-    path = os.path.abspath(str(url.database))
-    return Address("sqlite", path, path=path)
-
-
-def _postgresql_address(url: URL) -> Address:
-    host = url.host or url.query.get("host", "")
-    where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
-    database = url.database or url.query.get("dbname", "")
-    return Address("postgresql", f"postgresql://{where}/{database}", url=url.set(drivername="postgresql+psycopg"))

@@ -106,7 +106,11 @@ def begin(
         raise StoreError(
             f"run {own.name!r} already has posteriors (step {own.last_step}); only a new run can be warm-started"
         )
-    found_ids, state = _matched(connection, database, ids, posteriors)
+    query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
+    _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
+    order = np.argsort(at)  # ascending as in the key of the table
+    found_ids, state = prompts["prompt_id"][at[order]], posteriors.state[theirs[order]]
     if not len(found_ids):
         raise StoreError(
             f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a "
@@ -130,14 +134,3 @@ def begin(
     counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
     write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
     return parent, WarmStart(**counts, source=source)
-
-
-def _matched(
-    connection: Connection, database: Database, ids: NDArray[np.int64], posteriors: Posteriors
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return those of the ids that have a posterior, ascending as in the key of the table, and their states."""
-    query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    found = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
-    _, own, theirs = np.intersect1d(found["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
-    order = np.argsort(own)
-    return found["prompt_id"][own[order]], posteriors.state[theirs[order]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,6 @@ Columns = Mapping[str, Any]
 Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts as objects; or (P, K) float64, stored as
 the bytes of K little-endian float64, a row of NaN for NULL.
 """
-
-_ROWS_PER_STATEMENT = 32
-"""Of SQLite: a statement costs more than a row, and older releases allow 999 values."""
 
 _STALE = text(
     """SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -88,10 +84,23 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         "shared": shared_to_text(rows.shared),
         "digest": digest,
         "created_at": utc_now(),
-        **(dict.fromkeys(TOTALS) if rows.usage is None else rows.usage.columns()),
+        **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in TOTALS},
     }
     connection.execute(schema.step.insert(), of_step | totals)
-    insert(connection, "dbb_history", of_step | _history_columns(rows, StateLayout(run.state_fields)))
+    layout = StateLayout(run.state_fields)
+    history = {
+        "prompt_id": rows.prompt_ids,
+        "rollouts": rows.rollouts,
+        "successes": rows.successes,
+        **layout.to_columns(rows.state),
+        "mean": rows.mean,
+        "variance": rows.variance,
+        **layout.to_columns(rows.previous_state, "prev_"),
+        "prev_step": rows.previous_step,
+        "policy_version": rows.policy_version,
+        "inclusion": rows.inclusion,
+    }
+    insert(connection, "dbb_history", of_step | history)
     if rows.probes is not None:
         probes = vars(rows.probes).copy()
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
@@ -104,21 +113,6 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
     connection.execute(_APPLY, of_step)
-
-
-def _history_columns(rows: StepRows, layout: StateLayout) -> dict[str, NDArray[Any] | None]:
-    return {
-        "prompt_id": rows.prompt_ids,
-        "rollouts": rows.rollouts,
-        "successes": rows.successes,
-        **layout.to_columns(rows.state),
-        "mean": rows.mean,
-        "variance": rows.variance,
-        **layout.to_columns(rows.previous_state, "prev_"),
-        "prev_step": rows.previous_step,
-        "policy_version": rows.policy_version,
-        "inclusion": rows.inclusion,
-    }
 
 
 def _rollout_columns(rows: RolloutRows) -> dict[str, NDArray[Any] | None]:
@@ -138,21 +132,19 @@ def undo(connection: Connection, run_id: int, last_step: int, target: int) -> in
     connection.execute(_UNDO_NEW, key)
     connection.execute(_UNDO_CHANGED, key)
     # Deleting the rows of the steps also restores the run-wide state, which lies in them.
-    names = ("history_rows", "steps", "checkpoints", "probes", "rollouts")
-    tables = ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout")
     deleted = {}
-    for name, table in zip(names, tables, strict=True):
+    for table in ("dbb_history", "dbb_step", "dbb_checkpoint", "dbb_probe", "dbb_rollout"):
         delete = text(f"DELETE FROM {table} WHERE run_id = :run AND step > :step")
-        deleted[name] = connection.execute(delete, key).rowcount
-    deleted["evaluations"] = delete_evaluations(connection, run_id, after_step=target)
+        deleted[table] = connection.execute(delete, key).rowcount
+    deleted["dbb_evaluation"] = delete_evaluations(connection, run_id, after_step=target)
     connection.execute(text("UPDATE dbb_run SET last_step = :step WHERE run_id = :run"), key)
     event(connection, run_id, "roll_back", last_step, target, deleted)
-    return deleted["history_rows"]
+    return deleted["dbb_history"]
 
 
 def evaluation(
     connection: Connection,
-    run_id: int | None,
+    run_id: int,
     step: int | None,
     name: str,
     rows: Sequence[EvaluationRows],
@@ -208,14 +200,15 @@ def utc_now() -> str:
 
 
 def insert(connection: Connection, table: str, columns: Columns) -> None:
-    """Insert rows in bulk: many per statement on SQLite, by binary COPY on PostgreSQL."""
+    """Insert rows in bulk: by one statement on SQLite, by binary COPY on PostgreSQL."""
     columns = {name: values for name, values in columns.items() if values is not None}
     size = next(len(values) for values in columns.values() if isinstance(values, np.ndarray))
     if not size:
         return
     rows = list(zip(*(_values(column, size) for column in columns.values()), strict=True))
     if connection.dialect.name == "sqlite":
-        _insert_values(connection, table, list(columns), rows)
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+        connection.exec_driver_sql(statement, rows)
         return
     driver_connection: Any = connection.connection.dbapi_connection
     with (
@@ -225,19 +218,6 @@ def insert(connection: Connection, table: str, columns: Columns) -> None:
         copy.set_types([_postgresql_type(column) for column in columns.values()])
         for row in rows:
             copy.write_row(row)
-
-
-def _insert_values(connection: Connection, table: str, names: list[str], rows: list[tuple[Any, ...]]) -> None:
-    # All values are parameters: the driver caches compiled statements by their text.
-    marks = f"({', '.join('?' for _ in names)})"
-    statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES "
-    size = _ROWS_PER_STATEMENT
-    whole = len(rows) - len(rows) % size
-    if whole:
-        parameters = [tuple(chain.from_iterable(rows[i : i + size])) for i in range(0, whole, size)]
-        connection.exec_driver_sql(statement + ", ".join([marks] * size), parameters)
-    if whole < len(rows):
-        connection.exec_driver_sql(statement + marks, rows[whole:])
 
 
 def _values(column: Any, size: int) -> list[Any]:

@@ -99,12 +99,6 @@ def test_log_score_by_hand():
     np.testing.assert_allclose(score, [np.nan, np.nan, np.log(5 / 15)])
 
 
-def test_calibration_error_by_hand():
-    # Forecasts 0.2 came true as 0 and 0.5, forecasts 0.8 as 1 and 1: 0.05 and 0.2 off, two visits each.
-    error = scores.calibration_error(np.array([0.2, 0.8, 0.2, 0.8]), np.array([0.0, 1.0, 0.5, 1.0]))
-    assert error == pytest.approx((2 * 0.05 + 2 * 0.2) / 4)
-
-
 def test_advantages_by_hand(monkeypatch):
     # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
     estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
@@ -112,17 +106,15 @@ def test_advantages_by_hand(monkeypatch):
     outcome = evaluate(specs.parse("point"), hand_made(), None)
     assert outcome.zero_groups == pytest.approx(1 / 3)
     assert outcome.mean_advantage == pytest.approx((2 * 1 + 4 * 0.5) / 10)
-    assert outcome.losses == {} and outcome.calibration is None
+    assert outcome.losses == {}
 
 
 def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    outcomes = [
-        Outcome(specs.parse(text), {"mse": np.array(loss)}, None, None, 0.0, 0.0) for text, loss in losses.items()
-    ]
-    ranking = rank(outcomes, of_two, "mse")
+    outcomes = [Outcome(specs.parse(text), {"mse": np.array(loss)}, None, 0.0, 0.0) for text, loss in losses.items()]
+    ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
     assert set(map(tuple, ranking.draws_B_C)) == {(0, 3, 5), (2, 3, 5), (4, 3, 5)}
@@ -132,9 +124,9 @@ def test_ranking_by_hand():
     assert ranking.best_discount("point") is None
 
 
-def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1), criterion="mse"):
+def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
     candidates = specs.sweep(texts, discounts)
-    return rank([evaluate(candidate, simulated_visits, None) for candidate in candidates], simulated_visits, criterion)
+    return rank([evaluate(candidate, simulated_visits, None) for candidate in candidates], simulated_visits)
 
 
 @pytest.mark.parametrize("walk", [0.0, 0.1, 0.4])
@@ -211,25 +203,23 @@ def test_command(written, capsys):
     assert rows["point"]["mse (probes), first visits"] == pytest.approx(wanted)
 
 
-def test_another_criterion(written, capsys):
+def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):
+    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
+    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
+        fill.step(run, step, ids, successes, rollouts=1)
     chosen = ("--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2", "point")
-    advice, rows = candidates(written[0], capsys, "--criterion", "likelihood", *chosen)
+    assert main(["lab", "replay", "--store.url", store.url, *chosen]) == 0
+    out = capsys.readouterr().out
+    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "criterion: minus log-likelihood of the next visit's successes" in out
+    advice, rows = candidates(store, capsys, *chosen)
     assert list(rows) == ["dbb 0.2", "dbb 0.4 prior_alpha=2", "point"]
     judged = [row for row in rows.values() if "excess over best" in row]
     assert len(judged) == 2  # point gives no forecasts
     best = min(judged, key=lambda row: row["excess over best"])
     assert advice[-1] == f"use next: {best['flags']}"
-
-
-def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):
-    run, ids = fill.run(store), fill.prompts(store, 2)
-    for step, successes in enumerate(([1, 0], [1, 0], [1, 1]), start=1):
-        fill.step(run, step, ids, successes, rollouts=1)
-    argv = ["lab", "replay", "--store.url", store.url, "--estimators", "dbb:discount=0.5", "point"]
-    assert main(argv) == 0
-    out = capsys.readouterr().out
-    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
-    assert "criterion: minus log-likelihood of the next visit's successes" in out
+    assert main(["lab", "replay", "--store.url", store.url, "--estimators", "point"]) == 2
+    assert "so no candidate can be judged; " in capsys.readouterr().err
 
 
 def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):

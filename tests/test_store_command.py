@@ -248,11 +248,10 @@ def test_compare_on_training_prompts(store, fill, capsys):
     fill.step(b, 2, [y], [4])  # (4.5, 0.5)
     out, _ = printed(capsys, store, "compare")
     assert "held-out accuracy\nnot measured in either\n" in out
-    assert "prompts: 2 in both, 1 only in the first, 0 only in the second\n" in out
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "0"], ["b", "-", "dbb", "8", "0"]]
     # means of x and y: (0.9 + 0.1) / 2 and 0.9
-    assert "posterior mean: 0.5000 and 0.9000, difference +0.4000\n" in out
+    assert "training prompts in both\nposterior mean of 2 prompts: 0.5000 and 0.9000\n" in out
 
 
 def test_compare_runs_without_a_training_prompt_in_common(store, fill, capsys):
@@ -264,7 +263,7 @@ def test_compare_runs_without_a_training_prompt_in_common(store, fill, capsys):
     for run in runs:
         run.record_evaluation(0, "training", [fill.evaluation([held_out], [3])], model="", config={})
     _, lines = printed(capsys, store, "compare")
-    assert "no difference shown" in lines and lines[-1] == "no training prompt in common"
+    assert "no difference shown" in lines and "training prompts in both" not in lines
 
 
 # ---- whether a run still runs
@@ -356,7 +355,7 @@ def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
     compared = json.loads(printed(capsys, two, "compare", "a", "b", "--json")[0])
     assert compared["held_out"]["difference"] == pytest.approx(DIFFERENCES.mean())
     assert compared["held_out"]["verdict"] == "the second is higher"
-    assert compared["training"]["prompts"] == {"both": 6, "only_first": 0, "only_second": 0}
+    assert compared["training"]["prompts"] == 6
 
 
 def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):

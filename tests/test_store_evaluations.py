@@ -1,6 +1,7 @@
 """Evaluations: written whole, replaced when made again, gone with their steps; held-out accuracy of a run."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -32,8 +33,12 @@ def _rows(ids, benchmark="algebra"):
     )
 
 
-def _record(target, rows, name="training", **values):
-    return target.record_evaluation(name, rows, model="tiny", config={"temperature": 0.6}, **values)
+def _record(store, rows, name, run):
+    return store.record_evaluation(name, rows, model="tiny", config={"temperature": 0.6}, run=run)
+
+
+def _evaluate(run, step, rows, name="training"):
+    return run.record_evaluation(step, name, rows, model="tiny", config={})
 
 
 def _stored(store):
@@ -54,16 +59,17 @@ def ids(store, fill):
     return np.sort(fill.prompts(store, 3))
 
 
-def test_what_was_recorded_comes_back(store, run, ids):
+def test_what_was_recorded_comes_back(store, run, ids, fill):
     config = {"temperature": 0.6, "seeds": [0, 1]}
     rows = [_rows(ids), _rows(ids[::-1], "g\u00e9om\u00e9trie")]
     evaluation_id = run.record_evaluation(2, "training", rows, model="tiny", config=config, generated_total=24)
-    alone = _record(store, [_rows(ids)], "alone")
-    of_run, by_itself = read_evaluations(store)
+    other = fill.run(store, "other").record
+    later = _record(store, [_rows(ids)], "later", other)
+    of_run, afterwards = read_evaluations(store)
     assert (of_run.evaluation_id, of_run.run_id, of_run.step) == (evaluation_id, run.record.run_id, 2)
     assert (of_run.name, of_run.model, of_run.config, of_run.generated_total) == ("training", "tiny", config, 24)
-    assert (by_itself.evaluation_id, by_itself.run_id, by_itself.step) == (alone, None, None)
-    assert (by_itself.name, by_itself.generated_total) == ("alone", None)
+    assert (afterwards.evaluation_id, afterwards.run_id, afterwards.step) == (later, other.run_id, None)
+    assert (afterwards.name, afterwards.generated_total) == ("later", None)
     assert of_run.created_at.endswith("Z")
     assert list(of_run.results) == ["algebra", "g\u00e9om\u00e9trie"]
     for written, read in zip(rows, of_run.results.values(), strict=True):
@@ -93,10 +99,10 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
     ]
 
 
-def test_a_benchmark_without_a_verified_response_has_no_measures(store, ids):
+def test_a_benchmark_without_a_verified_response_has_no_measures(store, run, ids):
     rows = _rows(ids)
     none, nan = np.zeros((2, 3), dtype=int), np.full((2, 3), NAN)
-    _record(store, [dataclasses.replace(rows, verified=none, successes=none + 0.0, best=nan, majority=nan)])
+    _evaluate(run, 1, [dataclasses.replace(rows, verified=none, successes=none + 0.0, best=nan, majority=nan)])
     found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations")
     assert [tuple(row) for row in found] == [(None, None, None, 1.0, 9.0)]
     assert check(store) == []
@@ -121,15 +127,14 @@ def test_run_step_and_name_tell_evaluations_apart(store, run, ids, fill):
     rows = [_rows(ids)]
     second = fill.run(store, "second").record
     evaluation_ids = [
-        _record(store, rows, "math"), _record(store, rows, "logic"), _record(store, rows, "math", run=second),
-        _record(store, rows, "math", run=run.record), _record(store, rows, "math", run=run.record, step=0),
-        _record(store, rows, "math", run=run.record, step=1), _record(store, rows, "logic", run=run.record, step=1),
+        _record(store, rows, "math", second), _record(store, rows, "math", run.record),
+        _record(store, rows, "logic", run.record), _evaluate(run, 0, rows, "math"), _evaluate(run, 1, rows, "math"),
+        _evaluate(run, 1, rows, "logic"),
     ]  # fmt: skip
-    assert len(set(evaluation_ids)) == 7
-    assert _record(store, rows, "math") == evaluation_ids[0]
-    assert _record(store, rows, "math", run=second) == evaluation_ids[2]
-    assert run.record_evaluation(1, "math", rows, model="", config={}) == evaluation_ids[5]
-    assert _stored(store) == [7, 42]
+    assert len(set(evaluation_ids)) == 6
+    assert _record(store, rows, "math", second) == evaluation_ids[0]
+    assert _evaluate(run, 1, rows, "math") == evaluation_ids[4]
+    assert _stored(store) == [6, 36]
 
 
 def test_roll_back_deletes_evaluations_of_later_steps(store, run, ids, fill):
@@ -139,41 +144,34 @@ def test_roll_back_deletes_evaluations_of_later_steps(store, run, ids, fill):
         run.record_evaluation(step, "training", [_rows(ids)], model="tiny", config={})
     kept = [
         other.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={}),
-        _record(store, [_rows(ids)], "of no step", run=run.record),
-        _record(store, [_rows(ids)], "of no run"),
+        _record(store, [_rows(ids)], "of no step", run.record),
     ]
     run.roll_back(1)
     left = read_evaluations(store)
-    assert [evaluation.step for evaluation in left] == [0, 1, 2, None, None]
+    assert [evaluation.step for evaluation in left] == [0, 1, 2, None]
     assert [evaluation.evaluation_id for evaluation in left[2:]] == kept
-    assert _stored(store) == [5, 30]
+    assert _stored(store) == [4, 24]
     detail = store.query("SELECT detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)[0][0]
-    assert '"evaluations": 1}' in detail
+    assert '"dbb_evaluation": 1}' in detail
     assert check(store) == []
     fill.step(run, 2, ids, [1, 1, 1])
     run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={})
     assert check(store) == []
 
 
-def test_results_that_do_not_fit_are_refused_and_leave_nothing(store):
+def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):
     rows = dataclasses.replace(_rows([1, 2, 3]), prompt_ids=np.array([1, 2]))
     with pytest.raises(StoreError, match=r"'algebra': samples has shape \(2, 3\); it must be \(2, 2\)"):
-        _record(store, [_rows([1, 2, 3], "fine"), rows])
+        _record(store, [_rows([1, 2, 3], "fine"), rows], "training", run.record)
     assert _stored(store) == [0, 0]
 
 
 @pytest.mark.parametrize("owner", [True, False])
 def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
+    record = run.record_evaluation if owner else functools.partial(store.record_evaluation, run=run.record)
     with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
-        if owner:
-            run.record_evaluation(3, "training", [_rows(ids)], model="tiny", config={})
-        else:
-            _record(store, [_rows(ids)], run=run.record, step=3)
+        record(name="training", rows=[_rows(ids)], model="tiny", config={}, step=3)
     assert _stored(store) == [0, 0]
-
-
-def _evaluate(run, step, rows, name="training"):
-    run.record_evaluation(step, name, rows, model="tiny", config={})
 
 
 def test_held_out_accuracy_over_steps(store, fill, run, ids):

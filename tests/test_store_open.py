@@ -14,7 +14,7 @@ from sqlalchemy import inspect
 from storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
 from storage.engine import NETWORK_FS_VARIABLE, file_system
 from storage.schema import VIEWS, metadata
-from storage.url import mask_url, parse_url
+from storage.url import parse_url
 
 ROOT = Path(__file__).parents[1]
 
@@ -119,7 +119,7 @@ def test_the_name_of_a_file_is_enough_for_sqlite(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("runs", "the store URL '[*]{3}' cannot be parsed; write the name of a file"),
+        ("runs", "the store URL cannot be parsed; it is not shown, .*; write the name of a file"),
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
         ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist; create it"),
@@ -189,8 +189,6 @@ def test_a_password_is_in_no_message_and_no_traceback(url):
     for secret in ("p%40ss", "p@ss", "@ss"):
         assert secret not in shown
     assert "\n" not in str(refusal.value)
-    masked = mask_url(url)
-    assert "ss@" not in masked and "p%40ss" not in masked and "***" in masked
 
 
 def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url):
@@ -204,7 +202,7 @@ def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url
         with store.database.engine.connect() as connection:
             assert connection.connection.dbapi_connection.info.password == "p@ss"
     assert not any(secret in line for line in shown for secret in ("p@ss", "p%40ss", value))
-    assert repr(store).startswith("PosteriorStore('postgresql://postgres:***@/dbb_test_")
+    assert repr(store).startswith("PosteriorStore('postgresql://") and "/dbb_test_" in repr(store)
 
 
 @pytest.mark.parametrize("version", [1, 99])

@@ -139,7 +139,7 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
         run.roll_back(0)
     with pytest.raises(StoreError, match=message):
         run.record_evaluation(1, "training", [fill.evaluation(ids, [4])], model="", config={})
-    evaluation = {"model": "", "config": {}, "run": run.record, "step": 1}
+    evaluation = {"model": "", "config": {}, "run": run.record}
     assert store.record_evaluation("after it", [fill.evaluation(ids, [4])], **evaluation) > 0
     with pytest.raises(StoreError, match=message):
         store.claim_run(run.record.run_id)

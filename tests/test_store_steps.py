@@ -191,7 +191,9 @@ def test_roll_back_notes_what_was_undone(store, fill):
     run.record_checkpoint(1, "global_step1")
     run.record_checkpoint(3, "global_step3")
     run.roll_back(1)
-    detail = '{"history_rows": 4, "steps": 2, "checkpoints": 1, "probes": 0, "rollouts": 0, "evaluations": 0}'
+    detail = (
+        '{"dbb_history": 4, "dbb_step": 2, "dbb_checkpoint": 1, "dbb_probe": 0, "dbb_rollout": 0, "dbb_evaluation": 0}'
+    )
     events = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
     assert events == [("roll_back", 3, 1, detail)]
     assert store.checkpoints(run.record) == [(1, "global_step1")]

@@ -141,13 +141,12 @@ def test_held_out_accuracy(store, fill):
     asked = Asked(store, run.record)
     assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
     for step, successes in ((0, [0, 1, 0]), (2, [4, 4, 4]), (3, [1, 2, 3])):
-        rows = [fill.evaluation(ids, successes)]
-        store.record_evaluation("training", rows, model="", config={}, run=run.record, step=step)
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
     assert asked("series")["held_out"] == {
         "step": [0, 2, 3], "accuracy": [0.0833333, 1, 0.5], "prompts": 3, "samples": 4,
     }  # fmt: skip
     # one that is written again keeps its id
-    store.record_evaluation("training", [fill.evaluation(ids, [4, 4, 0])], model="", config={}, run=run.record, step=3)
+    run.record_evaluation(3, "training", [fill.evaluation(ids, [4, 4, 0])], model="", config={})
     assert asked("series")["held_out"]["accuracy"][-1] == 0.666667
 
 

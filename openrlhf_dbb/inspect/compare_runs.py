@@ -15,15 +15,7 @@ from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.inspect.lists import print_costs
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
-from openrlhf_dbb.terminal import (
-    WIDE_HELP,
-    json_text,
-    print_facts,
-    print_line,
-    print_table,
-    print_title,
-    shown,
-)
+from openrlhf_dbb.terminal import WIDE_HELP, json_text, print_facts, print_line, print_table, print_title, shown
 from storage import PosteriorStore, RunRecord, StoreError
 from storage.read import current_means, held_out, held_out_prompts
 
@@ -59,7 +51,11 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
     print_costs(numbers, wide=arguments.wide)
-    _print_training(training)
+    if training is not None:
+        print_title("training prompts in both")
+        print_line(
+            f"posterior mean of {training['prompts']} prompts: {training['first']:.4f} and {training['second']:.4f}"
+        )
 
 
 def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tuple[RunRecord, RunRecord]:
@@ -122,29 +118,18 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
 
 
 def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
-    """Compare two runs on the training prompts of both, ready for JSON; None without such a prompt.
+    """Compare two runs on the training prompts that both have estimated, ready for JSON; None without such a prompt.
 
     Returns:
-        prompts: how many are in both, only in the first, only in the second.
-        posterior_mean: of both, and their difference, second minus first; None if a run has no estimate yet.
+        prompts: how many; first, second: the mean of each run's posterior means of them.
     """
     (first_ids, first_means), (second_ids, second_means) = (current_means(store, run) for run in (first, second))
-    ids_P, first_rows, second_rows = np.intersect1d(first_ids, second_ids, assume_unique=True, return_indices=True)
-    if not len(ids_P):
+    _, at, at_second = np.intersect1d(first_ids, second_ids, assume_unique=True, return_indices=True)
+    means_2_P = np.stack([first_means[at], second_means[at_second]])
+    means_2_P = means_2_P[:, ~np.isnan(means_2_P).any(axis=0)]
+    if not means_2_P.size:
         return None
-    first_P, second_P = first_means[first_rows], second_means[second_rows]
-    columns_P = {"first": first_P, "second": second_P, "difference": second_P - first_P}
-    known = ~np.isnan(columns_P["difference"])
-    return {
-        "prompts": {
-            "both": len(ids_P),
-            "only_first": len(first_ids) - len(ids_P),
-            "only_second": len(second_ids) - len(ids_P),
-        },
-        "posterior_mean": {name: float(values_P[known].mean()) for name, values_P in columns_P.items()}
-        if known.any()
-        else None,
-    }
+    return {"prompts": means_2_P.shape[1], **dict(zip(_WHICH, means_2_P.mean(axis=1).tolist(), strict=True))}
 
 
 def _described(run: RunRecord) -> str:
@@ -174,20 +159,3 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mappi
     )
     print_line(accuracy["verdict"], "bold")
     print_line(ONE_PAIR)
-
-
-def _print_training(training: Mapping[str, Any] | None) -> None:
-    """Print the result of :func:`shared_training`."""
-    if training is None:
-        print_title("no training prompt in common")
-        return
-    prompts, means = training["prompts"], training["posterior_mean"]
-    print_title("training prompts in both")
-    print_line(
-        f"prompts: {prompts['both']} in both, {prompts['only_first']} only in the first, "
-        f"{prompts['only_second']} only in the second"
-    )
-    if means is not None:
-        print_line(
-            f"posterior mean: {means['first']:.4f} and {means['second']:.4f}, difference {means['difference']:+.4f}"
-        )

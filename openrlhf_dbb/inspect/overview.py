@@ -50,24 +50,19 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return the sums of a run's usage, "filtered" (generated, not trained on), and what a mixed group cost.
 
-    All numbers are None if usage was not recorded.
+    All numbers are None if usage was not recorded. "single": groups have one rollout (fewer than two on average), so
+    that zero variance is not defined.
     """
-    query = f"""SELECT {SUMS}, CAST(sum(generated - trained) AS BIGINT) AS filtered
-                FROM dbb_step WHERE run_id = :run"""
+    query = f"SELECT {SUMS}, CAST(sum(generated - trained) AS BIGINT) AS filtered FROM dbb_step WHERE run_id = :run"
     (row,) = store.query(query, run=run.run_id)
     totals = row._asdict()
     mixed = mixed_groups(totals)
     return totals | {
-        "single": is_single(totals),
+        "single": bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"],
         "mixed_groups": mixed,
         "rollouts_per_mixed_group": ratio(totals["generated"], mixed),
         "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed),
     }
-
-
-def is_single(totals: Mapping[str, Any]) -> bool:
-    """Return whether groups have one rollout (fewer than two on average), so that zero variance is not defined."""
-    return bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"]
 
 
 def mixed_groups(totals: Mapping[str, Any]) -> float | None:
@@ -79,10 +74,9 @@ def mixed_groups(totals: Mapping[str, Any]) -> float | None:
         >>> mixed_groups({"generated": 1024, "zero_variance": 704, "groups": 128})
         40.0
     """
-    if totals["generated"] is None or is_single(totals):
+    if not totals["generated"] or totals["generated"] < 2 * totals["groups"]:
         return None
-    share = ratio(totals["generated"] - totals["zero_variance"], totals["generated"])
-    return None if share is None else share * float(totals["groups"])
+    return float(totals["groups"] * (totals["generated"] - totals["zero_variance"]) / totals["generated"])
 
 
 def groups_in_words(totals: Mapping[str, Any]) -> list[str]:

@@ -9,15 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import (
-    age,
-    groups_in_words,
-    held_out_numbers,
-    overview,
-    parameters,
-    state,
-    status,
-)
+from openrlhf_dbb.inspect.overview import age, groups_in_words, held_out_numbers, overview, parameters, state, status
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
     Styled,
@@ -53,7 +45,16 @@ def add_commands(add: Any) -> None:
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     if arguments.json:
-        print(json_text(_numbers(store, run)))
+        numbers = overview(store, run) | {
+            "progress": progress(store, run),
+            "reward": without_passwords(run.reward),
+            "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
+            "database": store.location,
+            "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
+            "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
+            "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
+        }
+        print(json_text(numbers))
     elif arguments.config:
         for key, value in configuration(run):
             print(f"{key}: {value}")
@@ -72,12 +73,13 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     """Return the facts about a run as texts by name, safe to print."""
     totals = progress(store, run)
     last, now = totals["last_step_at"], status(run)
+    success = f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
     texts = {
         "run": Styled(f"{run.name} (number {run.run_id})", "bold"),
         "held-out accuracy": Styled(_held_out(held_out_numbers(store, run)), "bold"),
         "status": Styled(f"{now}, step {run.last_step}", now.style),
         "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
-        "training": f"{_rate(totals)} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
+        "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **_usage(totals),
         "posterior mean": "none yet"
         if totals["mean"] is None
@@ -138,10 +140,6 @@ def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
     return texts | ({"groups": "; ".join(words)} if words else {})
 
 
-def _rate(totals: Mapping[str, Any]) -> str:
-    return f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
-
-
 def _lineage(run: RunRecord) -> str:
     if run.parent is None:
         return "its prior"
@@ -156,19 +154,6 @@ def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield the run's flags and their values as JSON, by name, safe to print."""
     for key in sorted(run.config):
         yield safe(key), safe(json.dumps(run.config[key], ensure_ascii=False))
-
-
-def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return the object that ``show --json`` prints."""
-    return overview(store, run) | {
-        "progress": progress(store, run),
-        "reward": without_passwords(run.reward),
-        "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
-        "database": store.location,
-        "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
-        "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
-        "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
-    }
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -194,11 +179,10 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     )
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
-        print_table((*columns, ""), [(*(row[name] for name in columns), _bar(row["mean"])) for row in visits])
+        # A bar as long as a mean in [0, 1]; no bar for another mean.
+        bars = [Styled("#" * round(_BAR * row["mean"]) if 0 <= row["mean"] <= 1 else "", "cyan") for row in visits]
+        print_table(
+            (*columns, ""), [(*(row[name] for name in columns), bar) for row, bar in zip(visits, bars, strict=True)]
+        )
     else:
         print("not visited in this run; its posterior comes from the warm start")
-
-
-def _bar(mean: float) -> str:
-    """Return a bar as long as a mean in [0, 1]; no bar for another mean."""
-    return Styled("#" * round(_BAR * mean) if 0 <= mean <= 1 else "", "cyan")

@@ -52,7 +52,7 @@ def _command(arguments: argparse.Namespace) -> None:
     else:
         run = recorded.read(arguments.store_url, arguments.run)
         name, p_Q_T, own = run.record.name, probed(run), own_errors(run)
-        usual = int(np.bincount(run.visits.rollouts.astype(np.int64)).argmax())
+        usual = int(np.bincount(run.visits.rollouts).argmax())
     rollouts = usual if arguments.rollouts is None else arguments.rollouts
     by_visit = moments_by_visit(p_Q_T, estimators, rollouts)
     families = {specs.family(estimator): estimator for estimator in estimators}

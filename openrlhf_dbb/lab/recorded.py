@@ -27,28 +27,21 @@ _WHOLE = 2**31 - 1  # characters of a prompt
 
 
 @dataclass(frozen=True)
-class Visits:
-    """The groups that a run recorded, one for each visit.
+class Visits(StepLog):
+    """The groups that a run recorded, one for each visit: S successes of N rollouts, rewarded with 0 and 1.
 
     Attributes:
-        step: (V,) ascending.
         prompt: (V,) position of the prompt, 0 to ``prompts`` - 1.
         earlier: (V,) number of earlier visits of its prompt.
-        successes, rollouts: (V,) S and N.
         rewards_V_G: S ones, then N - S zeros, then NaN. The store keeps no order within a group, and none is needed.
         prompts: P.
-        lag: (V,) training steps between the policy that generated the group and the step's policy, >= 0.
         texts: (P,) texts of the prompts; empty if they are not known.
     """
 
-    step: Integers
     prompt: Integers
     earlier: Integers
-    successes: Floats
-    rollouts: Floats
     rewards_V_G: Floats
     prompts: int
-    lag: Floats
     texts: Sequence[str] = ()
 
 
@@ -125,8 +118,14 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
     ids, prompt = np.unique(log.prompt_id, return_inverse=True)
     slot = np.arange(rollouts.max(initial=0))
     rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
-    counted, earlier = rollouts.astype(np.float64), earlier_visits(prompt)
-    return Visits(log.step, prompt, earlier, successes, counted, rewards_V_G, len(ids), log.lag, texts)
+    return Visits(
+        **vars(log),
+        prompt=prompt,
+        earlier=earlier_visits(prompt),
+        rewards_V_G=rewards_V_G,
+        prompts=len(ids),
+        texts=texts,
+    )
 
 
 def earlier_visits(prompt: Integers) -> Integers:

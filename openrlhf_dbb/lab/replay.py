@@ -29,11 +29,6 @@ def add_command(commands: Any) -> None:
     options.add_store(parser)
     text = "candidates; NAME:discount=0.4,... for a single one (default: the paper's, auto, and the run's own)"
     parser.add_argument("--estimators", nargs="+", metavar="NAME", help=text)
-    text = (
-        "decides between the candidates (default: probes if any, else mse, or likelihood where no group has two "
-        "rollouts); likelihood favours longer memory, as forecasts need it"
-    )
-    parser.add_argument("--criterion", choices=CRITERIA, help=text)
     options.add_json(parser)
     parser.set_defaults(command=_command)
 
@@ -45,14 +40,11 @@ def _command(arguments: argparse.Namespace) -> None:
     if own is not None and own.features != "hidden" and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
-    # Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
-    usual = "probes" if run.probes is not None else "mse" if (run.visits.rollouts > 1).any() else "likelihood"
-    ranking = scores.rank(outcomes, run.visits, arguments.criterion or usual)
+    ranking = scores.rank(outcomes, run.visits)
     advice = recommendation(ranking, run.visits)
     if arguments.json:
-        print(
-            json_text({"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice})
-        )
+        found = {"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice}
+        print(json_text(found))
         return
     print("\n".join(introduction(run, own)))
     print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
@@ -98,7 +90,13 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     names = np.array([outcome.estimator.name for outcome in ranking.candidates])
     first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
-    lines += [*_second(ranking), *_discount(ranking)]
+    lines += _second(ranking)
+    discount = ranking.best_discount("dbb")
+    if discount is not None:
+        value, low, high = discount
+        # An interval over half of all discounts says nothing about the best one.
+        unsure = "; this log does not determine it" if high - low >= 0.5 else ""
+        lines.append(f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}")
     return [*lines, f"use next: {specs.flags(best.estimator)}"]
 
 
@@ -114,16 +112,6 @@ def _second(ranking: Ranking) -> list[str]:
     return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
 
 
-def _discount(ranking: Ranking) -> list[str]:
-    best = ranking.best_discount("dbb")
-    if best is None:
-        return []
-    value, low, high = best
-    # An interval over half of all discounts says nothing about the best one.
-    unsure = "; this log does not determine it" if high - low >= 0.5 else ""
-    return [f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}"]
-
-
 def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
     """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
@@ -137,7 +125,6 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
         "mse (probes)": outcome.mean("probes"),
         "mse (log)": outcome.mean("mse"),
         "log-likelihood": None if likelihood is None else -likelihood,
-        "calibration error": outcome.calibration,
         "zero-advantage groups": outcome.zero_groups,
         "mean |A|": outcome.mean_advantage,
     }

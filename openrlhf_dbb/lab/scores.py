@@ -18,17 +18,16 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, Visits, rerun
 
+# Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
 CRITERIA = {
     "probes": "mean squared error against the probes",
     "mse": "mean squared error estimated from the log",
     "likelihood": "minus log-likelihood of the next visit's successes (nats)",
 }
-"""Losses that can rank estimators, by name."""
+"""Losses that rank estimators, by name; the first that a log allows is used."""
 
 DRAWS = 1000
 """How often the bootstrap resamples the prompts."""
-
-_BINS = 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Outcome:
         losses: by criterion, (V,), lower is better; NaN where a visit does not count. A criterion that does not apply
             to the estimator is left out.
         first_visits: mean squared error against the probes at first visits; None if none was probed.
-        calibration: expected calibration error of its forecasts, in [0, 1]; None if it gives none.
         zero_groups: share of the groups in which every advantage is 0.
         mean_advantage: mean of abs(advantage) over rollouts, in standard deviations.
     """
@@ -47,7 +45,6 @@ class Outcome:
     estimator: RewardEstimator
     losses: dict[str, Floats]
     first_visits: float | None
-    calibration: float | None
     zero_groups: float
     mean_advantage: float
 
@@ -64,7 +61,7 @@ class Outcome:
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
     """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
     again = rerun(estimator, visits)
-    losses, first_visits, calibration = {}, None, None
+    losses, first_visits = {}, None
     if probes is not None:
         estimate_K = again.estimate.mean[probes.visit]
         errors_K = squared_errors(estimate_K, probes.samples, probes.successes, probes.squares)
@@ -76,14 +73,10 @@ def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | 
         losses["mse"] = error_from_log(visits, again.estimate.mean, again.group_weight)
     if again.predictive is not None:
         losses["likelihood"] = -log_score(visits, *again.predictive)
-        alpha, beta = again.predictive
-        later = visits.earlier > 0
-        share = visits.successes / visits.rollouts
-        calibration = calibration_error((alpha / (alpha + beta))[later], share[later]) if later.any() else None
     advantages_V_G = standardized(visits.rewards_V_G, again.estimate)
     zero_groups = float((advantages_V_G == 0).all(axis=1).mean())
     size = float(np.abs(advantages_V_G[~np.isnan(visits.rewards_V_G)]).mean())
-    return Outcome(estimator, losses, first_visits, calibration, zero_groups, size)
+    return Outcome(estimator, losses, first_visits, zero_groups, size)
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -114,19 +107,6 @@ def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
     """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
-
-
-def calibration_error(forecast_V: Floats, share_V: Floats) -> float:
-    """Return the expected calibration error: the mean over visits of abs(mean S/N - mean forecast) of their bin.
-
-    Args:
-        forecast_V: mean success rate forecast; the bins are its deciles.
-        share_V: S/N, the outcome.
-    """
-    deciles = np.quantile(forecast_V, np.arange(1, _BINS) / _BINS)
-    # Equal forecasts share a bin.
-    bin_V = np.searchsorted(deciles, forecast_V, side="right")
-    return float(np.abs(np.bincount(bin_V, share_V - forecast_V)).sum() / len(forecast_V))
 
 
 @dataclass(frozen=True)
@@ -167,20 +147,20 @@ class Ranking:
         return float(values[self.mean_C[members].argmin()]), float(low), float(high)
 
 
-def rank(outcomes: Sequence[Outcome], visits: Visits, criterion: str) -> Ranking:
-    """Rank the candidates by ``criterion``, with a bootstrap over prompts.
+def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
+    """Rank the candidates by the first criterion that judges any of them, with a bootstrap over prompts.
 
     Raises:
-        UsageError: the criterion applies to no candidate on this log.
+        UsageError: no criterion judges a candidate on this log.
     """
-    able = [outcome for outcome in outcomes if outcome.mean(criterion) is not None]
-    if not able:
-        needs = {
-            "probes": "the run has no probes; use --criterion mse",
-            "mse": "no group has two rollouts, or no candidate allows it; use --criterion likelihood",
-            "likelihood": "no prompt was visited twice, or no candidate predicts the next visit; use --criterion mse",
-        }
-        raise UsageError(f"--criterion {criterion}: {needs[criterion]}")
+    judged = {name: [outcome for outcome in outcomes if outcome.mean(name) is not None] for name in CRITERIA}
+    criterion = next((name for name, able in judged.items() if able), None)
+    if criterion is None:
+        raise UsageError(
+            "this run has no probes, no group of two rollouts and no forecast of a second visit, so no candidate can "
+            "be judged; train longer, or name other --estimators"
+        )
+    able = judged[criterion]
     # All candidates miss the same visits, so the first one tells which visits count.
     losses = [outcome.losses[criterion] for outcome in able]
     counted = ~np.isnan(losses[0])

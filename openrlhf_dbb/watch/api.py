@@ -5,6 +5,7 @@ An answer is a dict for ``page.encoded``.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -28,7 +29,6 @@ EVERY_S = 0.5
 # A history of millions of visits takes seconds to read. The server spends a fifth of its time on it at most.
 _REST = 4.0
 _MOST_ANSWERS = 100
-_LARGEST = 2**63 - 1
 _TEXT = 500  # characters of a prompt in the table
 
 
@@ -187,7 +187,6 @@ class Api:
 
 
 def _integer(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
-    if not 0 <= number <= _LARGEST:
+    if not re.fullmatch("[0-9]{1,18}", text):  # more digits than 18 may not fit into 64 bits
         raise NoSuchAnswer(f"{text[:80]!r} is no step and no prompt id; give a number")
-    return number
+    return int(text)

@@ -13,7 +13,7 @@ from openrlhf_dbb.inspect.show import configuration, facts
 from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch.visits import NO_VISITS, Floats, states
 from storage import PosteriorStore, RunRecord
-from storage.read import events, prompt_history, prompt_texts
+from storage.read import prompt_history, prompt_texts
 
 LEVEL = 0.9
 """Probability of the credible intervals."""
@@ -26,6 +26,7 @@ _VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", 
 _KEPT = """
     SELECT step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
+_EVENTS = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
 _EXTENT = """
     SELECT (SELECT min(step) FROM dbb_rollout WHERE run_id = :run) AS first,
            (SELECT max(step) FROM dbb_rollout WHERE run_id = :run) AS last"""
@@ -99,9 +100,9 @@ def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id:
 
 
 def about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return facts, configuration and events of a run."""
+    """Return facts, configuration and events (claims, take-overs, roll backs, ...) of a run."""
     return {
         "facts": [[name, str(value)] for name, value in facts(store, run).items()],
         "config": list(configuration(run)),
-        "events": [[row["created_at"], row["kind"], row["from_step"], row["to_step"]] for row in events(store, run)],
+        "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -34,74 +34,63 @@ def add_commands(add: Any) -> None:
 
 
 def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs = [chosen(store, ref) for ref in arguments.runs or [None]]
-    collected = Collected(store, list(dict.fromkeys(run.run_id for run in runs)), arguments.size * _MEGABYTE)
-    html = page.render(runs[0].name, {"answers": collected.answers})
+    chosen_runs = [chosen(store, ref) for ref in arguments.runs or [None]]
+    ids = sorted({run.run_id for run in chosen_runs})
+    api = Api(store, live=False)
+    api.refresh()
+    runs = [run for run in api.runs if run.record.run_id in ids]
+    answers: dict[str, Any] = {"state": api.answer("state") | {"runs": [run.numbers for run in runs]}}
+    for first, second in combinations(ids, 2):
+        path = f"runs/{first}/compare/{second}"
+        answers[path] = api.answer(path)
+    steps, prompts, is_cut = 0, 0, False
+    for run in runs:
+        of_run, its_steps, its_prompts, cut = _about(store, api, run, arguments.size * _MEGABYTE / len(runs))
+        answers |= of_run
+        steps, prompts, is_cut = steps + its_steps, prompts + its_prompts, is_cut or cut
+    html = page.render(chosen_runs[0].name, {"answers": answers})
     try:
         arguments.output.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{arguments.output}: {error.strerror}; name a file that can be written") from None
     size = len(html.encode()) / _MEGABYTE
-    left_out = f"; --size {arguments.size:g} left out the rest" if collected.is_cut else ""
-    contents = f"{collected.prompts:,} prompts with their visits, {collected.steps:,} steps with rollouts{left_out}"
+    left_out = f"; --size {arguments.size:g} left out the rest" if is_cut else ""
+    contents = f"{prompts:,} prompts with their visits, {steps:,} steps with rollouts{left_out}"
     print(f"wrote {shown(arguments.output, None)}, {size:.1f} MB: {contents}; open it in a browser")
 
 
-class Collected:
-    """The answers about some runs, with as many details as fit.
+def _about(store: PosteriorStore, api: Api, run: Listed, size: float) -> tuple[dict[str, Any], int, int, bool]:
+    """Return the answers about a run by path, the numbers of steps and prompts in them, and whether any are left out.
 
-    Attributes:
-        answers: by path.
-        prompts, steps: how many have their details in the file; ``is_cut``: whether any were left out.
+    Half of ``size`` bytes is for rollouts, newest first, and the rest for prompts.
     """
+    base = f"runs/{run.record.run_id}"
+    answers: dict[str, Any] = {
+        f"{base}/{name}": api.answer(f"{base}/{name}") for name in ("series", "posteriors", "prompts", "about")
+    }
+    kept = (row.step for row in store.query(_STEPS, run=run.record.run_id))
+    steps, left, steps_cut = _that_fit(api, f"{base}/rollouts", kept, size / 2)
+    in_file = [answer["step"] for answer in steps.values()]
+    for answer in steps.values():
+        answer["steps"] = [min(in_file), max(in_file)]
+    visits = api.visits(run)
+    # The prompts that moved most come first.
+    moved = np.abs(np.nan_to_num(visits.mean - visits.first))
+    ids = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
+    prompts, _, prompts_cut = _that_fit(api, f"{base}/prompts", ids, size / 2 + left)
+    none: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
+    answers |= steps | prompts | {f"{base}/rollouts/latest": next(iter(steps.values()), none)}
+    return answers, len(steps), len(prompts), steps_cut or prompts_cut
 
-    def __init__(self, store: PosteriorStore, run_ids: Sequence[int], size: float) -> None:
-        """Collect the answers; their details may take ``size`` bytes together."""
-        self.prompts = self.steps = 0
-        self.is_cut = False
-        self._store, self._api = store, Api(store, live=False)
-        self._api.refresh()
-        runs = [run for run in self._api.runs if run.record.run_id in run_ids]
-        self.answers: dict[str, Any] = {
-            "state": self._api.answer("state") | {"runs": [run.numbers for run in runs]},
-        }
-        for first, second in combinations(sorted(run_ids), 2):
-            self._add(f"runs/{first}/compare/{second}")
-        for run in runs:
-            self._add_run(run, size / len(runs))
 
-    def _add(self, path: str) -> None:
-        self.answers[path] = self._api.answer(path)
-
-    def _add_that_fit(self, base: str, names: Iterable[int], room: float) -> tuple[list[int], float]:
-        """Add answers until one does not fit into ``room`` bytes; return the names added, and the bytes left."""
-        added = []
-        for name in names:
-            answer = self._api.answer(f"{base}/{name}")
-            size = len(page.encoded(answer))
-            if size > room:
-                self.is_cut = True
-                break
-            room -= size
-            self.answers[f"{base}/{name}"] = answer
-            added.append(name)
-        return added, room
-
-    def _add_run(self, run: Listed, size: float) -> None:
-        """Add the answers about one run: half of ``size`` for rollouts, newest first, and the rest for prompts."""
-        base = f"runs/{run.record.run_id}"
-        for name in ("series", "posteriors", "prompts", "about"):
-            self._add(f"{base}/{name}")
-        kept = (row.step for row in self._store.query(_STEPS, run=run.record.run_id))
-        steps, left = self._add_that_fit(f"{base}/rollouts", kept, size / 2)
-        for step in steps:
-            self.answers[f"{base}/rollouts/{step}"]["steps"] = [steps[-1], steps[0]]  # of those in the file
-        latest: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
-        self.answers[f"{base}/rollouts/latest"] = self.answers[f"{base}/rollouts/{steps[0]}"] if steps else latest
-        visits = self._api.visits(run)
-        # The prompts that moved most come first.
-        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
-        ids = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
-        prompts, _ = self._add_that_fit(f"{base}/prompts", ids, size / 2 + left)
-        self.steps += len(steps)
-        self.prompts += len(prompts)
+def _that_fit(api: Api, base: str, names: Iterable[int], room: float) -> tuple[dict[str, Any], float, bool]:
+    """Return answers by path until one exceeds ``room`` bytes, the bytes left, and whether one did not fit."""
+    answers: dict[str, Any] = {}
+    for name in names:
+        answer = api.answer(f"{base}/{name}")
+        size = len(page.encoded(answer))
+        if size > room:
+            return answers, room, True
+        room -= size
+        answers[f"{base}/{name}"] = answer
+    return answers, room, False

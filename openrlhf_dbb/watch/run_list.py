@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import text
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.terminal import readable, safe
@@ -40,30 +39,17 @@ _SAMPLE = f"""
 
 
 class Listed(NamedTuple):
-    """One run of the list.
-
-    Attributes:
-        version: changes when anything of the run changes.
-        numbers: everything the list shows, ready for JSON.
-    """
+    """One run of the list."""
 
     record: RunRecord
-    version: str
-    numbers: dict[str, Any]
+    version: str  # changes when anything of the run changes
+    numbers: dict[str, Any]  # everything the list shows, ready for JSON
 
 
 def listed(store: PosteriorStore, cached: Callable[..., Any]) -> list[Listed]:
-    """Return all runs, newest first.
-
-    Args:
-        cached: ``Cache.get``; only runs that have changed are read again.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
+    """Return all runs, newest first; ``cached`` is ``Cache.get``, so that only runs that changed are read again."""
     records = store.runs()[::-1]
-    with store.database.transaction() as connection:
-        marks = {row.run_id: row for row in connection.execute(text(_MARKS))}
+    marks = {row.run_id: row for row in store.query(_MARKS)}
     runs = []
     for run in records:
         if run.run_id not in marks:  # begun since
@@ -89,6 +75,10 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
+    # Only some estimators have a posterior.
+    mean_name = "estimated mean" if run.state_fields else "group mean"
+    if {"alpha", "beta"} <= set(run.state_fields):
+        mean_name = "posterior mean"
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
@@ -96,16 +86,9 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "reward": sum(row.successes for row in recent[:_RECENT]) / rollouts if rollouts else None,
         "seconds_per_step": seconds,
         "time_left_s": None if planned is None or seconds is None else max(planned - run.last_step, 0) * seconds,
-        "mean_name": _mean_name(run),
+        "mean_name": mean_name,
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
-
-
-def _mean_name(run: RunRecord) -> str:
-    """Return the name of the run's estimate of a prompt: only some estimators have a posterior."""
-    if {"alpha", "beta"} <= set(run.state_fields):
-        return "posterior mean"
-    return "estimated mean" if run.state_fields else "group mean"
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ Axes: T steps, K points of a curve.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -91,11 +91,12 @@ def _curves(connection: Connection, run_id: int, width: int) -> dict[str, Floats
         name: np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums[name])))
         for name in ("generated", "generated_tokens")
     }
+    ends_K = np.array([row.moment.rstrip("Z") for row in rows], dtype="datetime64[ms]").astype(np.int64)
     curves = {
         "step": sums["step"],
         "rollouts": until["generated"],
         "tokens": until["generated_tokens"],
-        "hours": _hours(row.moment for row in rows),
+        "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
     }
     with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
         curves |= {name: above / below for name, (above, below) in _shares(sums).items()}
@@ -123,12 +124,6 @@ def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
         "no_advantage": sums["trained"] - sums["informative"],
         "filtered": sums["generated"] - sums["trained"],
     }
-
-
-def _hours(ends: Iterable[str]) -> Floats:
-    """Return the hours from the first point's end to each point's end (UTC, ISO 8601), (K,)."""
-    ends_K = np.array([moment.rstrip("Z") for moment in ends], dtype="datetime64[ms]").astype(np.int64)
-    return (ends_K - ends_K[:1]) / 3_600_000
 
 
 def _metric_means(connection: Connection, run_id: int, points: Floats, width: int) -> dict[str, Floats]:

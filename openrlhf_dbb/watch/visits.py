@@ -109,11 +109,9 @@ def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
 
 
 def states(mean: Floats, successes: Floats) -> Whole:
-    """Return the state of one prompt after each of its visits, (V,), as indices into ``STATES``.
+    """Return the state of a prompt after each visit, as index into ``STATES``, from the mean after it and its rewards.
 
-    Args:
-        mean: (V,) mean after each visit.
-        successes: (V,) sum of the rewards of each visit.
+    All are (V,); ``successes`` are sums of rewards.
     """
     return _state(mean, np.maximum.accumulate(mean), np.logical_or.accumulate(successes > 0))
 
