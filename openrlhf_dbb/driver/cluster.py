@@ -103,10 +103,8 @@ def start(settings: Settings) -> None:
     check_gpus(settings, _gpus())
 
 
-def describe(joined: str | None) -> str:
-    """Return one line about the cluster: its address, GPUs and hosts."""
-    if joined is None:
-        return "cluster    none joined; Ray was started on this host for this run alone"
+def describe(joined: str) -> str:
+    """Return one line about the cluster that is joined: its address, GPUs and hosts."""
     import ray
 
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
