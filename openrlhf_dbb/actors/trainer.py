@@ -21,7 +21,7 @@ from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import Replays
@@ -111,8 +111,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
         self.prompts_dataloader = _Loader(loader)
-        step = self._posteriors.step
-        versions = PolicyVersions(step, step) if self.args.train.async_enable else None
         generator = RolloutGenerator(
             strategy,
             loader,
@@ -122,11 +120,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             sampler=sampler,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
-            versions=versions,
+            version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        if versions is None:
+        if generator.version is None:
             return generator
-        self._ahead = GenerationAhead(generator, versions, self.args)
+        self._ahead = GenerationAhead(generator, self.args)
         return self._ahead
 
     def warnings(self) -> dict[str, str]:
