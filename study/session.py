@@ -85,7 +85,7 @@ class Session:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
             )
-        print(printed.configuration(settings, start), flush=True)
+        print(printed.plan(settings, start), flush=True)
         shape = _shape(settings.args.actor.model_name_or_path)
         if shape != self._shape and self._kept is not None:
             self.close()

@@ -238,11 +238,11 @@ def test_help_begins_with_our_flags_and_help_all_has_openrlhfs_as_well(capsys):
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():
-    lines = printed.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7"), None).splitlines()
+    lines = printed.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7")).splitlines()
     assert " * --rollout.temperature 0.7  [command line]  paper: 1.0" in lines
     assert " * --rollout.batch_size 64  [preset tiny]  paper: 128" in lines
     assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    eight_b = printed.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"), None)
+    eight_b = printed.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"))
     assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
 
 
@@ -254,7 +254,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
     assert "hunter2" not in repr(settings.openrlhf_args().__dict__ | {"logger": None})
     assert "hunter2" not in repr(settings.flags)
     assert "postgresql" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings, None)
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(settings, None)
     assert settings.args.store.url == "postgresql://u:hunter2@h/db"
 
 

@@ -66,13 +66,14 @@ def test_dynamic_batches_get_what_the_gpu_has_room_for(args):
     assert [list(limit.values()) for limit in limits] == [[3 * 1024, 7 * 1024], [32_768, 65_536], [1000, 1000]]
 
 
-def test_the_start_says_what_a_checkpoint_takes_and_how_many_are_kept(args, monkeypatch):
+def test_the_start_warns_where_checkpoints_have_no_room(args, monkeypatch):
     def said(*flags):
-        return capacity.describe_checkpoints(SHAPE, args(*flags))
+        return "".join(capacity.checkpoint_warnings(SHAPE, args(*flags)))
 
-    # 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments
-    assert said()[0].startswith("checkpoints 14 GB each, after every 5 steps; the last 2 kept, 28 GB in ")
-    assert "the last 1 kept, 14 GB in" in said("--ckpt.max_mem", "20")[0]
-    assert said("--ckpt.save_steps", "-1")[0].startswith("checkpoints none")
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=28 * 10**9))
+    assert said() == ""
+    assert said("--ckpt.save_steps", "-1").startswith("warning: without checkpoints ")
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=27 * 10**9))
-    assert "only 27 GB are free" in said()[1] and len(said("--ckpt.max_mem", "20")) == 1
+    # 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments
+    assert said().startswith("warning: 2 checkpoints of 14 GB are kept in ") and "only 27 GB are free" in said()
+    assert said("--ckpt.max_mem", "20") == ""  # room for one

@@ -15,8 +15,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from store_invariants import check  # noqa: E402
 from stored_evaluations import read_evaluations  # noqa: E402
 
-from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect  # noqa: E402
+from openrlhf_dbb.actors.evaluation import best_measure, collect, logged  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
+from openrlhf_dbb.evaluation.metrics import stored_rows  # noqa: E402
 from storage import TRAINING  # noqa: E402
 
 NAN = math.nan
@@ -52,18 +53,17 @@ SAMPLES = [
 
 @pytest.fixture
 def evaluated():
-    return Evaluated(collect(DATA, SAMPLES))
+    return collect(DATA, SAMPLES)
 
 
 def test_samples_are_sorted_by_data_source(evaluated):
-    sums, sorting = evaluated.results["sums"], evaluated.results["sorting"]
+    sums, sorting = evaluated["sums"], evaluated["sorting"]
     np.testing.assert_array_equal(sums.scores_R_P_N, [[[1, 1, 0, NAN], [0, 0, 0, 0], [NAN] * 4]])
     assert sums.labels == ["2", "4", "2"]
     assert sums.tokens_R_P_N.tolist() == [[[2, 5, 2, 3], [2, 3, 3, 3], [1] * 4]]
     assert sums.truncated_R_P_N.tolist() == [[[False] * 3 + [True], [False] * 4, [True] * 4]]
     assert sorting.scores_R_P_N.tolist() == [[[1, 0, 0, 0]]]
     assert (sums.prompts, sorting.prompts) == (["1+1=", "2+2=", "1+1="], ["sort 21:"])
-    assert evaluated.rollouts == 16
 
 
 def test_missing_samples_are_left_out_of_the_measures(evaluated):
@@ -81,10 +81,9 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         "eval_mean@4": (1 / 3 + 1 / 4) / 2,
         "eval_best@4": (1 / 2 + 1) / 2,
     }
-    logs = evaluated.logs()
+    logs = logged(evaluated)
     assert {name: logs[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert len(logs) == 8 + 8 + 2  # each source has the same measures
-    assert evaluated.accuracy == pytest.approx(expected["eval_mean@4"], rel=1e-12)
 
 
 def test_a_sample_without_any_score_is_refused():
@@ -99,8 +98,9 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 1), [1])
     values = {"model": "tiny", "config": {"temperature": 0.6}}
+    rows = [stored_rows(results, store) for results in evaluated.values()]
     for generated in (4, 5):  # a resumed run evaluates the step again
-        run.record_evaluation(1, TRAINING, evaluated.rows(store), **values, generated_total=generated)
+        run.record_evaluation(1, TRAINING, rows, **values, generated_total=generated)
     (stored,) = read_evaluations(store, run.record)
     assert (stored.name, stored.step, stored.generated_total) == ("training", 1, 5)
     assert list(stored.results) == ["sorting", "sums"]
@@ -109,7 +109,7 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
     assert [prompts[number] for number in sums.prompt_ids.tolist()] == ["1+1=|2", "2+2=|4", "1+1=|2"]
     assert sums.verified.tolist() == [[3, 4, 0]] and sums.successes.tolist() == [[2.0, 0.0, 0.0]]
     np.testing.assert_array_equal(sums.majority, [[NAN] * 3])  # the answers in the responses are not read
-    logs = evaluated.logs()
+    logs = logged(evaluated)
     view = store.query("SELECT benchmark, accuracy, best, missing FROM evaluations ORDER BY benchmark")
     for source, *measures in map(tuple, view):
         names = (f"eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
@@ -119,6 +119,6 @@ def test_each_prompts_results_are_stored(store, fill, evaluated):
 
 def test_the_best_model_may_be_chosen_by_any_measure(evaluated):
     chosen = {"": "eval_mean@4", "none": None, "eval_sums_pass@2": "eval_sums_pass@2"}
-    assert {key: best_measure(key, evaluated.logs()) for key in chosen} == chosen
+    assert {key: best_measure(key, logged(evaluated)) for key in chosen} == chosen
     with pytest.raises(UsageError, match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure .*; available: "):
-        best_measure("eval_sums_best@8", evaluated.logs())
+        best_measure("eval_sums_best@8", logged(evaluated))

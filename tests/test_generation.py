@@ -18,7 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
@@ -66,7 +66,6 @@ def shared_engines(ray_node):
             return {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
                 "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
-                "policy_updates": 0.5,
             }  # fmt: skip
 
         async def sample(self, requests, sampling):
@@ -86,7 +85,7 @@ def shared_engines(ray_node):
 
         return note
 
-    for name in ("sleep", "wake_up", "pause_generation", "note_update", "resume_generation"):
+    for name in ("sleep", "wake_up", "pause_generation", "resume_generation"):
         setattr(Engine, name, noted(name))
     return [ray.remote(Engine).remote() for _ in range(2)]
 
@@ -167,10 +166,6 @@ def continued(made, state, position):
         made.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
     made.load(pickle.loads(pickle.dumps(state)))
     return made
-
-
-def versions():
-    return PolicyVersions(now=0, first=0)
 
 
 class Mixed(Sampler):
@@ -366,11 +361,10 @@ def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(ge
 
 
 def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
-    # The engine answers that it has seen 0.5 updates since it was made.
-    made = generator([MIXED, EASY, MIXED], Mixed(), versions=PolicyVersions(now=9, first=7))
+    made = generator([MIXED, EASY, MIXED], Mixed(), version=7)
     draw(made)
     for rollout in made.last_batch.all:
-        assert rollout.info["policy_version"].tolist() == [7.5]
+        assert rollout.info["policy_version"].tolist() == [7.0]
         assert rollout.info["policy_version"].dtype == torch.float64
 
 
@@ -401,11 +395,10 @@ def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
-    policy = versions()
-    made = generator([MIXED] * 6, at_a_time=4, versions=policy)
+    made = generator([MIXED] * 6, at_a_time=4, version=0)
     made.drop_stale(0)
     assert draw(made)[0] == "12"
-    policy.now = 2
+    made.version = 2
     made.drop_stale(1)
     batch = made.generate_samples()[0]
     assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
@@ -415,10 +408,10 @@ def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generator, steps):
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
-    stopped = generator([MIXED] * 8, at_a_time=5, versions=versions())
+    stopped = generator([MIXED] * 8, at_a_time=5, version=0)
     before = draw_batches(stopped, steps)
     assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
-    resumed = generator([MIXED] * 8, at_a_time=5, versions=versions())
+    resumed = generator([MIXED] * 8, at_a_time=5, version=0)
     resumed = continued(resumed, stopped.state(), stopped.position(0))
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)
@@ -427,13 +420,13 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
 
 def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
-    stopped = generator([MIXED] * 4, at_a_time=9, versions=versions())
+    stopped = generator([MIXED] * 4, at_a_time=9, version=0)
     assert draw(stopped) == ("12", 4, False)
     assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
-    resumed = generator([MIXED] * 4, sampler, at_a_time=9, versions=versions())
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9, version=0)
     resumed.load(stopped.state())
     assert draw_batches(resumed, 1) == ["34"] and ended == []
     assert draw_batches(resumed, 1) == ["12"] and ended == [True]
@@ -446,8 +439,7 @@ def ahead(generator):
 
     def make(labels, sampler=None, *, partial=False):
         train = SimpleNamespace(async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2)
-        policy = versions()
-        handed = GenerationAhead(generator(labels, sampler, versions=policy), policy, SimpleNamespace(train=train))
+        handed = GenerationAhead(generator(labels, sampler, version=0), SimpleNamespace(train=train))
         handed.begin_at(0, 0)
         made.append(handed)
         return handed
@@ -464,24 +456,22 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     assert draw(handed)[0] == "12"
     until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
     assert handed.generated == 3 * GROUP  # a round is of three prompts
-    resumed = generator(labels, Resting(a_round=3), versions=versions())
+    resumed = generator(labels, Resting(a_round=3), version=0)
     resumed = continued(resumed, handed.state(), handed.position(0))
     assert draw(resumed)[0] == draw(handed)[0]
     assert (resumed.state(), resumed.metrics()) == (handed.state(), handed.metrics())
 
 
-@pytest.mark.parametrize(
-    ("partial", "calls"), [(False, ["note_update"]), (True, ["pause_generation", "note_update", "resume_generation"])]
-)
-def test_engines_hear_of_each_update_and_stand_still_if_they_generate_meanwhile(ahead, engine, partial, calls):
+@pytest.mark.parametrize(("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])])
+def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(ahead, engine, partial, calls):
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._versions.now, ray.get(engine.recorded.remote())) == (0, [])
+    assert (handed._version, ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert handed._versions.now == 1
+    assert handed._version == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 

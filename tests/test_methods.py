@@ -135,7 +135,7 @@ PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"
 def test_the_start_tells_what_is_trained_piece_by_piece(argv, text):
     settings = parse(*argv)
     assert methods.describe(settings.method, settings.args, settings.estimator) == text
-    assert f"method     {text}" in printed.configuration(settings, None).splitlines()
+    assert f"method     {text}" in printed.plan(settings, None).splitlines()
 
 
 BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "--estimator", "dbb"]

@@ -51,7 +51,7 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
     line = "validation mine, sorts: 8 samples a prompt, every 4 steps"
-    assert line in printed.configuration(settings, start).splitlines()
+    assert line in printed.plan(settings, start).splitlines()
 
 
 def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made():

@@ -13,7 +13,7 @@ cpu.prepare_driver()
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from openrlhf_dbb.actors.vllm_actor import PolicyUpdates, RewardError, StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.actors.vllm_actor import RewardError, StrictRolloutActor  # noqa: E402
 
 
 class Letters:
@@ -50,21 +50,13 @@ PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
 class WithoutVllm(StrictRolloutActor):
     """An actor whose engine is a function."""
 
-    def __init__(self, executor, generate, updates=0, tokenizer=None):
-        self.executor, self._generate, self._tokenizer = executor, generate, tokenizer or Letters()
-        self._updates = PolicyUpdates()
-        self._updates.count = updates
-
-    async def generate(self, *request):
-        began = self._updates.count
-        answer = await self._generate(*request)
-        self._updates.write_down(answer, began)
-        return answer
+    def __init__(self, executor, generate, tokenizer):
+        self.executor, self.generate, self._tokenizer = executor, generate, tokenizer or Letters()
 
 
-def groups(executor, generate, samples, *, tokenizer=None, max_length=32, updates=0, prompts=PROMPTS, **changes):
+def groups(executor, generate, samples, *, tokenizer=None, max_length=32, prompts=PROMPTS, **changes):
     """What an actor with this engine answers to the prompts."""
-    actor = WithoutVllm(executor, generate, updates, tokenizer)
+    actor = WithoutVllm(executor, generate, tokenizer)
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 
@@ -116,13 +108,12 @@ def test_anything_else_stops_the_run(tmp_path, source, message):
 
 def test_a_group_is_one_request(tmp_path):
     executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
-    answers = groups(executor, engine.generate, 3, updates=7)
+    answers = groups(executor, engine.generate, 3)
     assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
     assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
         [prompt[:2]] * 3 for prompt in PROMPTS
     ]
     assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
-    assert [[each["policy_updates"] for each in group] for group in answers] == [[7.0] * 3] * 2
     assert answers[0][2]["observation_tokens"] == [*map(ord, "6*7=2")]
     assert answers[0][2]["action_ranges"] == [(4, 5)]
 
@@ -160,30 +151,3 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     assert [params.max_tokens for params in asked] == limits  # without one: what the prompt leaves of 32 tokens
     assert {(params.n, params.temperature, params.top_p, params.min_tokens) for params in asked} == {(2, 0.5, 0.9, 1)}
     assert {params.output_kind for params in asked} == {RequestOutputKind.FINAL_ONLY}
-
-
-def test_the_turns_of_an_agent_count_by_their_tokens_and_its_rollouts_apart():
-    """Turn 1 has 1 token, turn 2 has 3; the weights are updated once between them, and once during the second."""
-
-    class Agent:
-        async def execute(self, prompt, llm_engine, sampling_params, **_):
-            for _ in range(2):
-                await llm_engine.generate([ord(c) for c in prompt], sampling_params)
-                await asyncio.sleep(0)
-            return {}
-
-    turns = {}
-
-    async def generate(ids, params, multi_modal_data=None):
-        name = "".join(map(chr, ids))
-        turn = turns[name] = turns.get(name, 0) + 1
-        if name == PROMPTS[0][0] and turn == 2:  # after its first token
-            running = SimpleNamespace(num_output_tokens=lambda: 1)
-            actor._updates.note([SimpleNamespace(external_req_id="2", request_index=0, detokenizer=running)])
-        response = SimpleNamespace(index=0, token_ids=[1] if turn == 1 else [1, 2, 3])
-        return SimpleNamespace(request_id=str(turn), outputs=[response])
-
-    actor = WithoutVllm(Agent(), generate, updates=4)
-    ((answer,),) = asyncio.run(actor.generate_groups(PROMPTS[:1], SAMPLING, 1, 32))
-    # 1 token under 4 updates, then 1 under 4 and 2 under 5
-    assert answer["policy_updates"] == (1 * 4 + 1 * 4 + 2 * 5) / 4

@@ -8,56 +8,32 @@ Axes: P prompts of a data source, N samples of a prompt.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import storage
 from openrlhf_dbb.actors.rollout_batch import scores
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """The results of one evaluation, by data source."""
+def logged(results: Mapping[str, Results]) -> dict[str, float]:
+    """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.
 
-    results: Mapping[str, Results]
-
-    @property
-    def rollouts(self) -> int:
-        """The number of responses that were sampled."""
-        return sum(results.scores_R_P_N.size for results in self.results.values())
-
-    @property
-    def accuracy(self) -> float:
-        """Acc@N, mean over data sources."""
-        scores = [results.scores_R_P_N for results in self.results.values()]
-        return float(np.mean([metrics.accuracy(metrics.accuracy(scores_R_P_N)) for scores_R_P_N in scores]))
-
-    def logs(self) -> dict[str, float]:
-        """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.
-
-        The measures are those of :func:`openrlhf_dbb.evaluation.metrics.measures`. ``eval_mean@N`` and ``eval_best@N``
-        are means over data sources.
-        """
-        measured = {source: metrics.measures(results) for source, results in self.results.items()}
-        logs = {
-            f"eval_{source}_{name}": float(values_R.mean())
-            for source, measures in measured.items()
-            for name, values_R in measures.items()
-        }
-        samples = next(iter(self.results.values())).scores_R_P_N.shape[2]
-        for name in (f"mean@{samples}", f"best@{samples}"):
-            logs[f"eval_{name}"] = float(np.mean([measures[name] for measures in measured.values()]))
-        return logs
-
-    def rows(self, store: storage.PosteriorStore) -> list[storage.EvaluationRows]:
-        """Return each prompt's results, to be stored."""
-        return [stored_rows(results, store) for results in self.results.values()]
+    The measures are those of :func:`openrlhf_dbb.evaluation.metrics.measures`. ``eval_mean@N`` and ``eval_best@N`` are
+    means over data sources.
+    """
+    measured = {source: metrics.measures(of_source) for source, of_source in results.items()}
+    logs = {
+        f"eval_{source}_{name}": float(values_R.mean())
+        for source, measures in measured.items()
+        for name, values_R in measures.items()
+    }
+    samples = next(iter(results.values())).scores_R_P_N.shape[2]
+    for name in (f"mean@{samples}", f"best@{samples}"):
+        logs[f"eval_{name}"] = float(np.mean([measures[name] for measures in measured.values()]))
+    return logs
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:

@@ -6,10 +6,8 @@ Axes: N rollouts of a group.
 from __future__ import annotations
 
 import contextlib
-import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -37,14 +35,6 @@ _ENDED: Iterator[Any] = iter(())
 """Stands for the data loader's iterator if the pass was over before the checkpoint."""
 
 
-@dataclass
-class PolicyVersions:
-    """The number of training steps that the policy in the engines has seen."""
-
-    now: int
-    first: int  # when the engines were made
-
-
 class BudgetSpent(Exception):
     """``--train.max_rollouts`` does not allow another batch: the training is over."""
 
@@ -61,7 +51,7 @@ class RolloutGenerator(SamplesGenerator):
         sampler: the rollout strategy at work.
         prompt_ids: each prompt's id, as the strategy knows it.
         max_rollouts: training rollouts that may be generated; None for any number.
-        versions: of the policy, in async training.
+        version: in async training, the training steps that the policy in the engines has seen; the caller keeps it.
     """
 
     def __init__(
@@ -75,14 +65,14 @@ class RolloutGenerator(SamplesGenerator):
         sampler: Sampler,
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
-        versions: PolicyVersions | None = None,
+        version: int | None = None,
     ) -> None:
         super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines)
         for engine in vllm_engines:
             engine.use_tokenizer.remote(tokenizer)
         self.sampler, self.prompt_ids = sampler, prompt_ids
         self.generated = 0  # training rollouts so far
-        self._max_rollouts, self._versions = max_rollouts, versions
+        self._max_rollouts, self.version = max_rollouts, version
         self._corrects = self.args.algo.advantage.is_correction_level != "off"
         self._one_update = one_update(self.args)  # then nobody else takes the log-probs that are stored
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
@@ -190,7 +180,7 @@ class RolloutGenerator(SamplesGenerator):
     ) -> None:
         """Ask the engines for groups, and note the calls. From here on the groups count as generated."""
         for group in drawn:
-            group.version = 0 if self._versions is None else self._versions.now
+            group.version = self.version or 0
         # A strategy that judges hears of every group at once, since it may replace it.
         judges = type(self.sampler).judge is not Sampler.judge
         prompts, most = [group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL
@@ -204,9 +194,8 @@ class RolloutGenerator(SamplesGenerator):
         rollout = self._process_response_into_experience(response, **generate_kwargs)
         if rollout.scores is not None:
             rollout.info["score"] = rollout.scores.nan_to_num()  # only logged: one missing score must not hide the mean
-        if self._versions is not None:
-            version = self._versions.first + response["policy_updates"]
-            rollout.info[VERSION] = torch.tensor([version], dtype=torch.float64)
+        if self.version is not None:
+            rollout.info[VERSION] = torch.tensor([group.version], dtype=torch.float64)
         if group.drawn is not None:
             rollout.info[INCLUSION] = torch.tensor([group.drawn.inclusion], dtype=torch.float64)
             rollout.info[WEIGHT] = torch.tensor([group.drawn.weight], dtype=torch.float64)
@@ -343,12 +332,10 @@ class RolloutGenerator(SamplesGenerator):
 
     def _shares(self, prompts: int, samples: int) -> list[list[int]]:
         """Return the places of the prompts that each engine gets: the next goes where least is left to do."""
-        unfinished = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
-        loads = [(count, number) for number, count in enumerate(unfinished)]
-        heapq.heapify(loads)
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         shares: list[list[int]] = [[] for _ in loads]
         for place in range(prompts):
-            load, number = loads[0]
-            shares[number].append(place)
-            heapq.heapreplace(loads, (load + samples, number))
+            least = loads.index(min(loads))
+            shares[least].append(place)
+            loads[least] += samples
         return shares

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import ray
 
-from openrlhf_dbb.actors.generation import PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.generation import RolloutGenerator
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch
 from openrlhf_dbb.core.ahead import Ahead
 
@@ -33,8 +33,8 @@ class GenerationAhead:
     not belong to a checkpoint, which continues right after its own step.
     """
 
-    def __init__(self, generator: RolloutGenerator, versions: PolicyVersions, args: Any) -> None:
-        self._generator, self._versions, self._args = generator, versions, args
+    def __init__(self, generator: RolloutGenerator, args: Any) -> None:
+        self._generator, self._args = generator, args
         self._ahead: Ahead[_Filled] | None = None
         self._episode = 0
         self._last: _Filled | None = None
@@ -46,10 +46,15 @@ class GenerationAhead:
     def generated(self) -> int:
         return int(self.state()["generated"])
 
+    @property
+    def _version(self) -> int:
+        assert self._generator.version is not None
+        return self._generator.version
+
     def begin_at(self, episode: int, step: int) -> None:
         """Start with this pass over the data, after ``step`` training steps."""
         self._episode = episode
-        self._versions.first = self._versions.now = step
+        self._generator.version = step
 
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
         """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
@@ -57,8 +62,8 @@ class GenerationAhead:
             train = self._args.train
             self._ahead = Ahead(
                 lambda step: self._fill(step, generate_kwargs),
-                step=self._versions.now,
-                version=lambda: self._versions.now,
+                step=self._version,
+                version=lambda: self._version,
                 size=train.async_queue_size,
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
@@ -103,8 +108,7 @@ class GenerationAhead:
                 ray.get([engine.pause_generation.remote() for engine in engines])
             try:
                 yield
-                ray.get([engine.note_update.remote() for engine in engines])
-                self._versions.now += 1
+                self._generator.version = self._version + 1
             finally:
                 if partial:
                     ray.get([engine.resume_generation.remote() for engine in engines])

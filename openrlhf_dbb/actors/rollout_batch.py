@@ -16,7 +16,7 @@ from openrlhf_dbb.core.strategies import Drawn
 
 # Keys of an experience's ``info``. OpenRLHF carries ``info`` along and needs no change for further keys.
 VERSION = "policy_version"
-"""Training steps that the policy had seen, mean over the tokens; in async training."""
+"""Training steps that the policy had seen when the engines were asked; in async training."""
 INCLUSION, WEIGHT = "inclusion", "weight"
 """See :class:`openrlhf_dbb.core.strategies.Drawn`; where the strategy chooses the prompts."""
 

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import storage
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
-from openrlhf_dbb.actors.evaluation import Evaluated, best_measure, collect
+from openrlhf_dbb.actors.evaluation import best_measure, collect, logged
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, PolicyVersions, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import Replays
@@ -35,6 +34,7 @@ from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.engines import SamplingSettings
+from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
 from storage.read import held_out
@@ -43,41 +43,47 @@ MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """The trainer's inputs beside OpenRLHF's arguments; made by the driver."""
-
-    # Not in OpenRLHF's arguments, which go to its trackers: the URL may hold a password.
-    store_url: str = field(repr=False)
-    run_uuid: str
-    rows: list[int]  # of the data set, to train on
-    checkpoint: str | None = None  # loaded by every rank; None if the run starts from its beginning
-    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # of --eval.benchmarks, by name
-
-
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done."""
+    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done.
+
+    Args:
+        store_url, run_uuid: the run's; not in OpenRLHF's arguments, which go to its trackers.
+        checkpoint: loaded by every rank; None if the run starts from its beginning.
+        rows: of the data set, to train on.
+        benchmarks: of ``--eval.benchmarks``, by name.
+    """
 
     prompts_dataloader: Any
     eval_dataloader: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
-    def __init__(self, pretrain: str, strategy: Any, *groups: Any, plan: RunPlan, **generate_kwargs: Any) -> None:
+    def __init__(
+        self,
+        pretrain: str,
+        strategy: Any,
+        *groups: Any,
+        store_url: str,
+        run_uuid: str,
+        checkpoint: str | None,
+        rows: list[int],
+        benchmarks: Mapping[str, BenchmarkPrompts],
+        **generate_kwargs: Any,
+    ) -> None:
         # Upstream never seeds this process: the order of the prompts would differ between runs.
         torch.manual_seed(strategy.args.train.seed)
-        train_on(plan.rows, strategy.args)
+        train_on(rows, strategy.args)
         # Upstream never lets vLLM end a response at once, although the trained policy may. A response that is never
         # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
-        self._held_out, self._benchmarks = self.eval_dataloader, plan.benchmarks
+        self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
-        self._checkpoint, self._folder = plan.checkpoint, Path(self.args.ckpt.path)
-        self._best = BestModel(self._folder, plan.run_uuid)
+        self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
+        self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors.resume(plan.store_url, plan.run_uuid, data.prompts, labels)
+        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels)
         self._run = self._posteriors.run
         keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
@@ -111,8 +117,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
         self.prompts_dataloader = _Loader(loader)
-        step = self._posteriors.step
-        versions = PolicyVersions(step, step) if self.args.train.async_enable else None
         generator = RolloutGenerator(
             strategy,
             loader,
@@ -122,11 +126,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             sampler=sampler,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
-            versions=versions,
+            version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        if versions is None:
+        if generator.version is None:
             return generator
-        self._ahead = GenerationAhead(generator, versions, self.args)
+        self._ahead = GenerationAhead(generator, self.args)
         return self._ahead
 
     def warnings(self) -> dict[str, str]:
@@ -358,13 +362,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             "top_p": self.args.eval.top_p,
             "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
         }
-        logs, evaluated = self._measure(**generate_kwargs)
+        logs, results = self._measure(**generate_kwargs)
         seconds = time.monotonic() - began
-        self._keep_if_best(global_step, list(evaluated.results), logs)
+        self._keep_if_best(global_step, list(results), logs)
         self._run.record_evaluation(
             global_step,
             storage.TRAINING,
-            evaluated.rows(self._posteriors.store),
+            [stored_rows(each, self._posteriors.store) for each in results.values()],
             model=self.args.actor.model_name_or_path,
             config={
                 "dataset": self.args.eval.dataset,
@@ -374,14 +378,15 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             },
             generated_total=self.samples_generator.generated,
         )
-        cost = {"eval_rollouts": float(evaluated.rollouts), "eval_seconds": seconds}
+        rollouts = sum(each.scores_R_P_N.size for each in results.values())
+        cost = {"eval_rollouts": float(rollouts), "eval_seconds": seconds}
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             tracker.log_eval(global_step, logs | cost)
-        self.progress.accuracy[global_step] = evaluated.accuracy
+        self.progress.accuracy[global_step] = logs[f"eval_mean@{self.args.eval.n_samples_per_prompt}"]
         self.progress.enter(phase, self._a_step)
         return logs
 
-    def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], Evaluated]:
+    def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], dict[str, Results]]:
         """Sample and verify; return the measures, upstream's among them, and the results."""
         logs: dict[str, float] = {}
         results: dict[str, Results] = {}
@@ -396,8 +401,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._benchmarks:
             sampling = SamplingSettings(samples_each, generate_kwargs["temperature"], generate_kwargs["top_p"])
             results |= answer_once(self._benchmarks, lambda requests: self.samples_generator.sample(requests, sampling))
-        evaluated = Evaluated(results)
-        return logs | evaluated.logs(), evaluated
+        return logs | logged(results), results
 
     def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
         """Save the policy if it is the best so far; as it was before training it is there anyway."""

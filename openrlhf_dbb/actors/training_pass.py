@@ -98,10 +98,6 @@ class ConstantLengthLoss(torch.nn.Module):
 
     def __init__(self, loss: PolicyLoss, length: int) -> None:
         super().__init__()
-        if loss.policy_loss_type == "gspo":
-            raise ValueError(
-                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo"
-            )
         loss.token_level_loss = True
         self.loss, self.length = loss, length
 

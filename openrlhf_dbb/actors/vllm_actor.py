@@ -1,12 +1,11 @@
-"""OpenRLHF's vLLM actor: a group is one request, rewards are checked, and responses tell which policy wrote them."""
+"""OpenRLHF's vLLM actor: a group is one request, and rewards are checked."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import traceback
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,7 +54,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         # The policy's log-probs are those of the distribution that was sampled from, so vLLM's must be, too.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
-        self._updates = PolicyUpdates()
         self._tokenizer: Any = None
 
     def use_tokenizer(self, tokenizer: Any) -> None:
@@ -67,17 +65,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weights.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
-    def note_update(self) -> None:
-        """Note that the weights are those of the next policy; called in async training, after each update."""
-        self._updates.note(self.llm.output_processor.request_states.values())
-
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """Return vLLM's answer. A response says in ``policy_updates`` how many weight updates its tokens had seen."""
-        began = self._updates.count
-        answer = await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
-        self._updates.write_down(answer, began)
-        return answer
-
     async def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> list[Finished]:
         """Return plain responses, as the command ``evaluate`` samples them: no reward function, no agent."""
         outputs = await asyncio.gather(*(self.generate(r.prompt, sampling_params(sampling, r)) for r in requests))
@@ -86,7 +73,7 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def generate_groups(
         self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[list[dict[str, Any]]]:
-        """Return N responses to each prompt (text, label, images) in upstream's form, and with ``policy_updates``.
+        """Return N responses to each prompt (text, label, images) in upstream's form.
 
         Args:
             sampling: values of ``vllm.SamplingParams``, so that the caller need not import vllm.
@@ -161,43 +148,19 @@ class StrictRolloutActor(PlatformRolloutActor):
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[dict[str, Any]]:
         """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""
-
-        async def rollout() -> dict[str, Any]:
-            engine = _AgentsEngine(self)
-            response = await self.executor.execute(
+        agents = [
+            self.executor.execute(
                 prompt=prompt,
                 label=label,
                 sampling_params=SamplingParams(**sampling),
                 max_length=max_length,
                 hf_tokenizer=self._tokenizer,
-                llm_engine=engine,
+                llm_engine=self,
                 images=images,
             )
-            return {**response, "policy_updates": engine.mean_updates(self._updates.count)}
-
-        return await asyncio.gather(*(rollout() for _ in range(samples)))
-
-
-class _AgentsEngine:
-    """The engine that one agent talks to. Notes which weight updates the tokens of the agent's turns had seen."""
-
-    def __init__(self, actor: StrictRolloutActor) -> None:
-        self._actor = actor
-        self._turns: list[tuple[int, float]] = []
-
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        answer = await self._actor.generate(*args, **kwargs)
-        response = answer.outputs[0]
-        self._turns.append((len(response.token_ids), response.policy_updates))
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._actor, name)
-
-    def mean_updates(self, now: float) -> float:
-        """Return the updates that the rollout's tokens had seen, mean over all turns; ``now`` without any token."""
-        tokens = sum(count for count, _ in self._turns)
-        return sum(count * updates for count, updates in self._turns) / tokens if tokens else now
+            for _ in range(samples)
+        ]
+        return await asyncio.gather(*agents)
 
 
 def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
@@ -212,7 +175,6 @@ def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
         "action_ranges": [(len(prompt), len(prompt) + len(generated))],
         "rollout_log_probs": log_probs,
         "truncated": response.finish_reason == "length",
-        "policy_updates": response.policy_updates,
     }
 
 
@@ -239,30 +201,3 @@ def _single(value: Any) -> Any:
     while isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
     return value.item() if hasattr(value, "item") else value
-
-
-class PolicyUpdates:
-    """Counts the updates of an engine's weights, also updates while it generates (partial rollouts)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        # By request and response: the number of tokens that were there at each update since the request began.
-        self._tokens_before: dict[tuple[str, int], list[int]] = defaultdict(list)
-
-    def note(self, unfinished: Iterable[Any]) -> None:
-        """Count one more update; ``unfinished`` are vLLM's states of the requests that it goes on with."""
-        self.count += 1
-        for state in list(unfinished):
-            tokens = state.detokenizer.num_output_tokens()
-            self._tokens_before[state.external_req_id, state.request_index].append(tokens)
-
-    def write_down(self, answer: Any, began: int) -> None:
-        """Write ``policy_updates`` into each response: the updates that its tokens had seen, mean over the tokens.
-
-        ``began`` is the count when the request began. If 4 of 10 tokens were there when the 3rd update came, it is
-        (4 * 2 + 6 * 3) / 10.
-        """
-        for response in answer.outputs:
-            tokens = len(response.token_ids)
-            before = self._tokens_before.pop((answer.request_id, response.index), [])
-            response.policy_updates = began + sum(tokens - count for count in before) / max(tokens, 1)

@@ -46,7 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         resumed = preflight.check(settings)
         if settings.args.dry_run:
-            print(printed.configuration(*preflight.prepare(settings, resumed)))
+            settings, start = preflight.prepare(settings, resumed)
+            print(printed.configuration(settings))
+            print(printed.plan(settings, start))
             print("dry run: all checks passed, nothing was started or stored")
             return 0
         ray_start = cluster.RayStart(settings)
@@ -54,8 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, StoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    print(printed.configuration(settings, start), flush=True)
-    print(cluster.describe(ray_start.joins), flush=True)
+    print(printed.plan(settings, start), flush=True)
+    if ray_start.joins:
+        print(cluster.describe(ray_start.joins), flush=True)
     try:
         progress = launch.launch(settings, start, ray_start)
         if start is not None:

@@ -10,7 +10,7 @@ preflight  data, device, tokenizer and benchmarks; completes the settings
 capacity   estimates of memory and disk
 cpu_fit    threads, precision and memory without CUDA
 start      the run to train: new, resumed or warm-started
-cluster    Ray: start it or join it, check its hosts, wait for GPUs, stop it
+cluster    Ray: start it or join it, check its hosts and GPUs, stop it
 printed    the plan before the training, the summary after it
 launch     runs OpenRLHF with our classes; names an actor that has died
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed

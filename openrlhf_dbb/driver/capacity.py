@@ -67,18 +67,17 @@ def token_limits(shape: Shape, args: SimpleNamespace, gpu: Gpu) -> dict[str, int
     return limits
 
 
-def describe_checkpoints(shape: Shape, args: SimpleNamespace) -> list[str]:
-    """Return the size of a checkpoint, when one is saved, and how many are kept; and a warning if there is no room."""
+def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
+    """Return a warning if no checkpoints are saved, or if the disk has no room for them."""
     if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
-        return ["checkpoints none: a run that stops cannot be resumed (--ckpt.save_steps)"]
+        return ["warning: without checkpoints a run that stops cannot be resumed; give --ckpt.save_steps"]
     # Weights as trained, and in 32 bits the weights and Adam's two moments.
     size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.parameters
     kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
-    lines = [
-        f"checkpoints {size / 1e9:.2g} GB each, after every {args.ckpt.save_steps} steps; the last {kept} kept, "
-        f"{kept * size / 1e9:.2g} GB in {folder}"
-    ]
     free = shutil.disk_usage(next(parent for parent in [folder, *folder.parents] if parent.exists())).free
-    if kept * size > free:
-        lines.append(f"warning: only {free / 1e9:.2g} GB are free there; make room, or lower --ckpt.max_num")
-    return lines
+    if kept * size <= free:
+        return []
+    return [
+        f"warning: {kept} checkpoints of {size / 1e9:.2g} GB are kept in {folder}, where only {free / 1e9:.2g} GB are "
+        "free; make room, or lower --ckpt.max_num"
+    ]

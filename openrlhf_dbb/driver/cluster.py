@@ -1,4 +1,4 @@
-"""Starts Ray on this host, or joins a cluster, checks its hosts, waits for its GPUs, and stops Ray."""
+"""Starts Ray on this host, or joins a cluster, checks its hosts and GPUs, and stops Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from concurrent.futures import Future
 from operator import attrgetter
 from pathlib import Path
@@ -25,8 +24,6 @@ from openrlhf_dbb.platform import cpu, cuda, machine
 from storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
-_POLL_S = 2.0
-WAIT_MINUTES = 10.0
 STOP_S = 15.0
 ANSWER_S = 120.0
 NOTICE_S = 60
@@ -103,10 +100,8 @@ def start(settings: Settings) -> None:
     check_gpus(settings, _gpus())
 
 
-def describe(joined: str | None) -> str:
-    """Return one line about the cluster: its address, GPUs and hosts."""
-    if joined is None:
-        return "cluster    none joined; Ray was started on this host for this run alone"
+def describe(joined: str) -> str:
+    """Return one line about the cluster that is joined: its address, GPUs and hosts."""
     import ray
 
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
@@ -152,32 +147,31 @@ def check_gpus(settings: Settings, there: int | None = None) -> None:
 
 
 def make_ready(ray_start: RayStart, settings: Settings) -> None:
-    """If a cluster is joined: check that its hosts see the run's files, and wait for its GPUs."""
+    """If a cluster is joined: check that its hosts share the run's folder, and say if its GPUs are taken."""
     if ray_start.joins is None:
         return
-    files = files_read(settings.args)
-    for path, flag in files.items():
-        if not os.path.isabs(path):
-            raise UsageError(f"{flag} {path} is relative, but other hosts read it too; give an absolute path")
+    import ray
+
     ray_start.wait()
     token = Path(settings.args.ckpt.path) / f".seen-by-all-{uuid.uuid4().hex}"
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch()
     try:
-        for host, path in _unseen([*files, str(token)]):
-            folder, flag = (path, files[path]) if path in files else (str(token.parent), "--ckpt.path")
-            raise UsageError(f"node {host} does not see {folder} ({flag}); all hosts have to share it")
+        for host in _unseen(token):
+            raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
     finally:
         token.unlink(missing_ok=True)
-    wait_for_gpus(settings)
+    free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(settings.args)
+    if free < needed:
+        print(f"waiting for {needed} GPUs: {free} of {_gpus()} are free, others run on the rest", flush=True)
 
 
-def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
-    """Return each host with GPUs, and each path that it cannot read."""
+def _unseen(token: Path) -> list[str]:
+    """Return the hosts with GPUs that do not see a file."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0, max_retries=0)(lambda: [path for path in paths if not os.access(path, os.R_OK)])
+    look = ray.remote(num_cpus=0, max_retries=0)(token.exists)
     calls = {}
     for node in _gpu_nodes():
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -185,7 +179,7 @@ def _unseen(paths: Sequence[str]) -> list[tuple[str, str]]:
     unseen = []
     for host, call in calls.items():
         try:
-            unseen += [(host, path) for path in ray.get(call, timeout=ANSWER_S)]
+            unseen += [] if ray.get(call, timeout=ANSWER_S) else [host]
         except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
             raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
     return unseen
@@ -202,33 +196,6 @@ def _gpu_nodes() -> list[dict[str, Any]]:
             break
         time.sleep(1)
     return nodes
-
-
-def files_read(args: SimpleNamespace) -> dict[str, str]:
-    """Return the local files and folders that actors read, and the flag that names each."""
-    named = [
-        ("actor.model_name_or_path", args.actor.model_name_or_path),
-        ("reward.model_name_or_path", args.reward.model_name_or_path),
-        ("train.agent_func_path", args.train.agent_func_path),
-        *(("reward.remote_url", url) for url in args.reward.remote_url or [] if url.endswith(".py")),
-    ]
-    return {path: f"--{flag}" for flag, path in named if path and Path(path).exists()}
-
-
-def wait_for_gpus(settings: Settings) -> None:
-    """Wait until as many GPUs are free as the run needs. Raises UsageError after ``WAIT_MINUTES``."""
-    import ray
-
-    needed = gpus_needed(settings.args)
-    deadline, said = time.monotonic() + 60 * WAIT_MINUTES, False
-    while (free := int(ray.available_resources().get("GPU", 0))) < needed:
-        state = f"{free} of {_gpus()} are free, others run on the rest"
-        if time.monotonic() > deadline:
-            raise UsageError(f"waited {WAIT_MINUTES:g} minutes for {needed} GPUs: {state}; start again later")
-        if not said:
-            print(f"waiting for {needed} GPUs, {WAIT_MINUTES:g} minutes at most: {state}", flush=True)
-            said = True
-        time.sleep(_POLL_S)
 
 
 def kill() -> None:

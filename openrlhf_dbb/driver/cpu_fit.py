@@ -115,14 +115,14 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
 
 
 def describe(settings: Settings) -> list[str]:
-    """Return one line about the choices for a model that is not small, and a warning where bfloat16 is emulated."""
+    """Return one line about the choices, and warnings where memory is short or bfloat16 is emulated."""
     args, needed = settings.args, memory(settings)
-    if not needed:
-        return []
     saved = "with" if args.actor.gradient_checkpointing_enable else "without"
     lines = [
-        f"machine    {threads(settings)} threads a process, {args.ds.param_dtype}, {args.ds.attn_implementation}, "
-        f"{saved} gradient checkpointing, ZeRO {args.ds.zero_stage}; at most {needed / GIB:.1f} GiB of memory"
+        f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
+        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(settings)}"
+        + f"; at most {needed / GIB:.1f} GiB of memory"
+        * bool(needed)
     ]
     if needed > _available():
         lines.append(

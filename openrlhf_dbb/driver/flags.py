@@ -95,7 +95,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": number(int, 0), "metavar": "STEPS"},
         "with --train.async_enable: leave out groups that an older policy generated; default: --train.async_queue_size",
     ),
-    ("--verbose", _SWITCH, "show the output of all workers, and every value of the configuration"),
+    ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.
 _PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -6,7 +6,6 @@ import _thread
 import contextlib
 import functools
 import os
-import re
 import socket
 import threading
 import time
@@ -74,7 +73,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
             )
             return watch.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(watch.parts if watch else []) or named_in(error)
+        died = find_dead(watch.parts) if watch else None
         if died is None:
             raise
         raise PartDied(died) from error
@@ -117,10 +116,8 @@ def find_dead(parts: Sequence[Part]) -> str | None:
             dead.append(calls[call])
     if not dead:
         return None
-    return f"{' and '.join(_with_place(part) for part in dead)} has died: {_CRASHED}"
-
-
-_CRASHED = "killed or crashed, perhaps for want of memory (see dmesg on that host)"
+    parts_died = " and ".join(map(_with_place, dead))
+    return f"{parts_died} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
 
 
 def _with_place(part: Part) -> str:
@@ -129,12 +126,6 @@ def _with_place(part: Part) -> str:
     with contextlib.suppress(ray.exceptions.RayError):  # the actor died before it could tell
         return f"{part.name} ({ray.get(part.place, timeout=0)})"
     return part.name
-
-
-def named_in(error: Exception) -> str | None:
-    """Return a line about the dead actor that Ray's error names, for OpenRLHF's own trainer; None if it names none."""
-    actors = re.findall(r"\tclass_name: (\w+)\n\tactor_id: \w+\n\tpid: (\d+)\n", str(error))
-    return f"{actors[-1][0]} (process {actors[-1][1]}) has died: {_CRASHED}" if actors else None
 
 
 class Watch:
@@ -150,16 +141,15 @@ class Watch:
 
     def remote(self, *args: Any, **kwargs: Any) -> _Here:
         """Make the trainer; OpenRLHF calls this in place of ``PPOTrainer.remote``."""
-        from openrlhf_dbb.actors.trainer import RunPlan
-
-        plan = RunPlan(
+        self._trainer = self._trainer_class(
+            *args,
             store_url=self._start.store_url,
             run_uuid=self._start.run.uuid,
             checkpoint=self._start.checkpoint,
             rows=self._start.prompts.rows,
             benchmarks=self._start.benchmarks,
+            **kwargs,
         )
-        self._trainer = self._trainer_class(*args, plan=plan, **kwargs)
         self.parts = [Part(name, actor, ask_place(actor)) for name, actor in self._actors()]
         return _Here(self._trainer)
 

@@ -37,27 +37,17 @@ class LightBackend:
         return True
 
     def setup_dataloader(
-        self,
-        replay_buffer: Any,
-        batch_size: int,
-        pin_memory: bool = False,
-        shuffle: bool = True,
-        collate_fn: Any = None,
-        drop_last: bool = True,
-        sampler: Any = None,
-        consumed_samples: int = 0,
-        num_workers: int = 0,
+        self, data: Any, batch_size: int, pin_memory: bool, shuffle: bool, collate_fn: Any, *, num_workers: int
     ) -> Any:
         """Return a data loader of prompts. Prompts are texts, so nothing is pinned."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(
-            replay_buffer,
+            data,
             batch_size=batch_size,
-            shuffle=shuffle if sampler is None else False,
-            sampler=sampler,
+            shuffle=shuffle,
             collate_fn=collate_fn,
-            drop_last=drop_last,
+            drop_last=True,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
         )

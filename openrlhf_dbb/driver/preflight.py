@@ -94,7 +94,7 @@ def prepare(
             begun = start.resume(settings, store, resumed, prompts)
     if resumed is not None:
         before_the_run(settings)
-    notes = [*begun.notes, *(capacity.describe_checkpoints(shape, settings.args) if shape else [])]
+    notes = [*begun.notes, *(capacity.checkpoint_warnings(shape, settings.args) if shape else [])]
     notes += [f"warning: {warning}"] if warning else []
     return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes)
 

@@ -22,35 +22,25 @@ from openrlhf_dbb.inspect.overview import groups_in_words
 from storage.url import DEFAULT_URL, parse_url
 
 
-def configuration(settings: Settings, start: Start | None) -> str:
-    """Return the plan of a run, warnings last, where they are still on the screen when the training begins.
-
-    A training shows the values of the command line; ``--dry_run`` and ``--verbose`` show all.
-    """
-    preset = presets.load(settings.preset)
+def plan(settings: Settings, start: Start | None) -> str:
+    """Return what a training prints before it begins; warnings last, where they are still on the screen."""
+    args, preset = settings.args, presets.load(settings.preset)
     lines = [
-        f"openrlhf_dbb {__version__} - preset {settings.preset}, method {settings.method}, "
-        f"estimator {settings.estimator}",
-        *([f"preset     {preset.description}"] if preset.description else []),
-        *([f"made for   {preset.expects}"] if preset.expects else []),
+        f"openrlhf_dbb {__version__} - preset {settings.preset}" + f": {preset.description}" * bool(preset.description),
+        f"model      {args.actor.model_name_or_path}",
         *_machine(settings),
-        f"method     {methods.describe(settings.method, settings.args, settings.estimator)}",
-        *(_plan(settings, start) if start is not None else []),
+        f"method     {methods.describe(settings.method, args, settings.estimator)}",
+        *(_run(settings, start) if start is not None else []),
     ]
-    everything = start is None or settings.args.dry_run or settings.args.verbose
-    lines += _values(settings, everything=everything)
     warnings = [line for line in lines if line.startswith("warning:")]
     return "\n".join([line for line in lines if line not in warnings] + warnings)
 
 
-def _plan(settings: Settings, start: Start) -> list[str]:
-    """Return the lines about run, store, data and costs."""
+def _run(settings: Settings, start: Start) -> list[str]:
+    """Return the lines about data, costs, run and store."""
     args, warm = settings.args, start.warm_start
-    verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
     lines = [
-        f"run        {start.run.name} ({verb})",
-        f"store      {start.location}",
-        f"data       {start.prompts.report}",
+        f"data       {start.prompts.report} ({args.data.prompt_dataset})",
         f"budget     {_budget(args, start)}",
         *_few_visits(settings, start),
     ]
@@ -66,28 +56,30 @@ def _plan(settings: Settings, start: Start) -> list[str]:
     if start.benchmarks:
         named, samples = ", ".join(start.benchmarks), args.eval.n_samples_per_prompt
         lines.append(f"validation {named}: {samples} samples a prompt, every {args.eval.steps} steps")
-    return lines + start.notes
+    verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
+    run = f"run        {start.run.name} ({verb}) in {start.location}"
+    return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
 
 
-def _values(settings: Settings, *, everything: bool) -> list[str]:
-    """Return a line for each value: a star if it differs from the paper, the value, its origin, the paper's value."""
+def configuration(settings: Settings) -> str:
+    """Return a line for each value that is not OpenRLHF's default or not the paper's.
+
+    It has a star if it differs from the paper, the value, its origin, and the paper's value.
+    """
     # Flags alone are compared with the paper's own method.
     recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
     paper = presets.paper(settings.estimator) | recipe
-    lines, left_out = [], 0
+    expects = presets.load(settings.preset).expects
+    lines = ["configuration (others: OpenRLHF's defaults; * differs from the paper)"]
+    lines += [f"   preset {settings.preset} is made for {expects}"] if expects else []
     for flag, value in settings.flags.items():
         papers = paper.get(flag)
         differs = papers is not None and not _equal(value, papers.value)
-        if flag not in settings.origin and not differs:
-            continue
-        if not everything and not settings.given(flag):
-            left_out += 1
-            continue
-        note = f"  paper: {_text(papers.value)}" if papers is not None and differs else ""
-        origin = settings.origin.get(flag, "OpenRLHF's default")
-        lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
-    others = f"{left_out} more values are not OpenRLHF's defaults: see --dry_run" if left_out else "others: OpenRLHF's"
-    return [f"configuration ({others}; * differs from the paper)", *lines]
+        if flag in settings.origin or differs:
+            note = f"  paper: {_text(papers.value)}" if papers is not None and differs else ""
+            origin = settings.origin.get(flag, "OpenRLHF's default")
+            lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
+    return "\n".join(lines)
 
 
 def _machine(settings: Settings) -> list[str]:
@@ -95,11 +87,10 @@ def _machine(settings: Settings) -> list[str]:
     gpus = settings.machine.describe()
     if not settings.on_cpu:
         return [f"machine    {gpus}"]
-    fit = cpu_fit.describe(settings)
     if not gpus:
-        return fit
+        return cpu_fit.describe(settings)
     return [
-        *fit,
+        *cpu_fit.describe(settings),
         f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
         "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it",
     ]
@@ -123,13 +114,18 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     if progress.best is not None:
         best = progress.best
         lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
-    elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
     lines += [
         f"  database     {start.location}",
-        f"  look         openrlhf-dbb serve{f' --store.url {start.location}' * elsewhere}",
+        f"  look         {_look(start)}",
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
+
+
+def _look(start: Start) -> str:
+    """Return the command that shows the run in the browser."""
+    elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
+    return f"openrlhf-dbb serve{f' --store.url {start.location}' * elsewhere}"
 
 
 def unfinished(start: Start, settings: Settings) -> str:

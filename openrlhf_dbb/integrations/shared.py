@@ -1,7 +1,4 @@
-"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints, held-out results.
-
-Axes: P prompts, N samples of a prompt.
-"""
+"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from packaging.specifiers import SpecifierSet
@@ -17,8 +14,6 @@ from packaging.specifiers import SpecifierSet
 import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Key, Positions
-from storage import TRAINING
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -141,67 +136,3 @@ def check_start_over(posteriors: Posteriors, folder: Path) -> None:
             f"run {record.name!r} has recorded {', '.join(tag for _, tag in checkpoints)}, and no checkpoint in "
             f"{folder} is whole: name the folder where one is, or choose another run_name"
         )
-
-
-class Sample(NamedTuple):
-    """One response to a held-out prompt.
-
-    Attributes:
-        prompt: its text and label.
-        score: the verifier's; NaN where missing.
-        tokens: length of the response.
-        truncated: whether the response was cut at the limit.
-    """
-
-    prompt: Key
-    score: float
-    tokens: int
-    truncated: bool
-
-
-class HeldOut:
-    """Stores a trainer's evaluations; those of several benchmarks after one step become one evaluation."""
-
-    def __init__(self) -> None:
-        self._step = -1
-        self._rows: dict[str, storage.EvaluationRows] = {}
-
-    def record(
-        self, posteriors: Posteriors, benchmark: str, samples: Sequence[Sample], per_prompt: int, **about: Any
-    ) -> None:
-        """Store a benchmark's samples as an evaluation after the run's last step.
-
-        Args:
-            per_prompt: N. Further samples of a prompt are dropped: some trainers fill up their last batch.
-            about: ``model`` and ``config``, as for :meth:`storage.PosteriorStore.record_evaluation`.
-        """
-        if posteriors.step != self._step:
-            self._step, self._rows = posteriors.step, {}
-        by_prompt: dict[Key, list[Sample]] = {}
-        for sample in samples:
-            by_prompt.setdefault(sample.prompt, []).append(sample)
-        texts, labels = zip(*by_prompt, strict=True)
-        ids = posteriors.store.register_prompts(texts, labels)
-        kept_P = [samples_N[:per_prompt] for samples_N in by_prompt.values()]
-        self._rows[benchmark] = _evaluation_rows(benchmark, ids, kept_P)
-        rows, run = list(self._rows.values()), posteriors.run.record
-        posteriors.store.record_evaluation(TRAINING, rows, run=run, step=self._step, **about)
-
-
-def _evaluation_rows(benchmark: str, ids: Positions, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
-    scores_P = [[sample.score for sample in samples_N if not np.isnan(sample.score)] for samples_N in samples_P]
-
-    def row(values: list[Any]) -> Any:
-        return np.array([values])  # one evaluation run
-
-    return storage.EvaluationRows(
-        benchmark=benchmark,
-        prompt_ids=ids,
-        samples=row([len(samples_N) for samples_N in samples_P]),
-        verified=row([len(scores) for scores in scores_P]),
-        successes=row([float(sum(scores)) for scores in scores_P]),
-        best=row([max(scores, default=np.nan) for scores in scores_P]),
-        majority=row([np.nan] * len(samples_P)),  # the trainer extracts no answers
-        tokens=row([sum(sample.tokens for sample in samples_N) for samples_N in samples_P]),
-        truncated=row([sum(sample.truncated for sample in samples_N) for samples_N in samples_P]),
-    )

@@ -9,7 +9,8 @@
 A *step* is one generation batch. TRL's ``global_step`` counts optimizer steps, several of which may train on one
 generation batch.
 
-Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions.
+Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions; in evaluations P prompts
+and N samples of a prompt.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +29,11 @@ import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, Scored, StepExtras
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.shared import HeldOut, Sample, label_of, text_of
+from openrlhf_dbb.integrations.shared import label_of, text_of
+from storage import TRAINING
 
 shared.check_release("trl")
 
@@ -44,6 +46,22 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOTrainer  # noqa: E402
 
 _log = logging.getLogger(__name__)
+
+
+class Sample(NamedTuple):
+    """One response to a held-out prompt.
+
+    Attributes:
+        prompt: its text and label.
+        score: the verifier's; NaN where missing.
+        tokens: length of the response.
+        truncated: whether the response was cut at the limit.
+    """
+
+    prompt: Key
+    score: float
+    tokens: int
+    truncated: bool
 
 
 class PosteriorState(TrainerCallback, ExportableState):
@@ -112,7 +130,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._keys = list(self._place)
         self.posteriors: Posteriors | None = None
         self._logged: tuple[int, dict[str, float]] = 0, {}
-        self._held_out, self._samples = HeldOut(), list[Sample]()
+        self._samples: list[Sample] = []
+        self._evaluated: tuple[int, dict[str, storage.EvaluationRows]] = -1, {}  # step, and results by benchmark
         self._scored: tuple[torch.Tensor, list[Any]] | None = None
         name = run_name or self.args.run_name or Path(self.args.output_dir).name
 
@@ -150,7 +169,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             storage.StoreError: the posteriors cannot go back to that step.
         """
         folder, self._state.step = self._on_first(lambda: self._beginning(resume_from_checkpoint))
-        self._held_out = HeldOut()
+        self._evaluated = -1, {}
         self._attach_state()
         result = super().train(folder, *args, **options)
         if self.state.global_step >= self.state.max_steps:
@@ -351,10 +370,21 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._samples += [Sample(prompt, value, tokens, cut) for (prompt, tokens, cut), value in scored_R]
 
     def _record_held_out(self, benchmark: str, samples: list[Sample]) -> None:
+        """Store a benchmark's samples; those of several benchmarks after one step become one evaluation."""
         self._run.settle()
+        store, step = self._run.store, self._run.step
+        if step != self._evaluated[0]:
+            self._evaluated = step, {}
+        by_prompt: dict[Key, list[Sample]] = {}
+        for sample in samples:
+            by_prompt.setdefault(sample.prompt, []).append(sample)
+        texts, labels = zip(*by_prompt, strict=True)
+        # TRL fills up its last batch with further samples of some prompts.
+        kept_P = [samples_N[: self.num_generations_eval] for samples_N in by_prompt.values()]
+        self._evaluated[1][benchmark] = _evaluation_rows(benchmark, store.register_prompts(texts, labels), kept_P)
         config = {"temperature": self.args.temperature, "max_completion_length": self.args.max_completion_length}
-        per_prompt = self.num_generations_eval
-        self._held_out.record(self._run, benchmark, samples, per_prompt, model=self._model_name, config=config)
+        rows, run = list(self._evaluated[1].values()), self._run.run.record
+        store.record_evaluation(TRAINING, rows, run=run, step=step, model=self._model_name, config=config)
 
 
 def combine(
@@ -378,6 +408,25 @@ def combine(
     scores_R, weight = rewards_R_F[:, verifier], float(weights_F[verifier])
     others = (weighted_R - np.nan_to_num(scores_R) * weight).reshape(-1, group)
     return scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight, scores_R, weight
+
+
+def _evaluation_rows(benchmark: str, ids: Positions, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
+    scores_P = [[sample.score for sample in samples_N if not np.isnan(sample.score)] for samples_N in samples_P]
+
+    def row(values: list[Any]) -> Any:
+        return np.array([values])  # one evaluation run
+
+    return storage.EvaluationRows(
+        benchmark=benchmark,
+        prompt_ids=ids,
+        samples=row([len(samples_N) for samples_N in samples_P]),
+        verified=row([len(scores) for scores in scores_P]),
+        successes=row([float(sum(scores)) for scores in scores_P]),
+        best=row([max(scores, default=np.nan) for scores in scores_P]),
+        majority=row([np.nan] * len(samples_P)),  # the trainer extracts no answers
+        tokens=row([sum(sample.tokens for sample in samples_N) for samples_N in samples_P]),
+        truncated=row([sum(sample.truncated for sample in samples_N) for samples_N in samples_P]),
+    )
 
 
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:

@@ -30,8 +30,14 @@ class InProcessEngine:
     thread handles all waiting requests, so that requests that arrive together share their steps.
     """
 
-    def __init__(self, make: Callable[[], LLMEngine]) -> None:
-        """Call ``make`` on the engine's thread, and wait for it."""
+    def __init__(self, arguments: EngineArgs) -> None:
+        """Make vLLM's engine on a thread of its own, and wait for it."""
+
+        def make() -> LLMEngine:
+            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            executor = Executor.get_class(config)
+            return LLMEngine(config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False)
+
         # A step releases Python's lock at each operation on tensors. If another thread is busy, such as a reward
         # function's, the step waits this long to get the lock back. With Python's default, 5 ms, a step takes twice
         # as long.
@@ -45,14 +51,8 @@ class InProcessEngine:
 
     @classmethod
     def from_engine_args(cls, arguments: EngineArgs) -> InProcessEngine:
-        """Make an engine from vLLM's arguments."""
-
-        def make() -> LLMEngine:
-            config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
-            executor = Executor.get_class(config)
-            return LLMEngine(config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False)
-
-        return cls(make)
+        """Make an engine, as vLLM's class does."""
+        return cls(arguments)
 
     @property
     def output_processor(self) -> Any:
