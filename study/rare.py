@@ -16,7 +16,7 @@ Protocol, fixed before the runs of seeds 1 to 4:
   tenth of GRPO's accuracy, whichever is less.
 - Seeds 101 and 102 were used to choose the arms and for nothing else. Seeds 1 to 4 find the cause: all arms at N = 8.
 - Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
-  (seeds 11 to 15).
+  (seeds 11 to 15). ``point-not-divided`` was added when ``dbb-whitened`` was ahead on seeds 11 to 14: is that history?
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """
@@ -84,6 +84,7 @@ ARMS = {
     "dbb-not-divided": Arm("dbb", WIDE, DBB, form="dr_grpo"),
     "dbb-slower": Arm("dbb", WIDE, DBB, slower=0.3),
     "dbb-whitened": Arm("dbb", NARROW, DBB, form="dr_grpo", change="centred"),
+    "point-not-divided": Arm("point", NARROW, form="dr_grpo"),
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
 }
