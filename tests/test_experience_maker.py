@@ -10,6 +10,7 @@ import torch
 
 import estimators
 import storage
+from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.platform import cpu
 
@@ -128,8 +129,9 @@ def stored(maker, store, sql):
     return store.query(sql)
 
 
+FORM = "algo.advantage.estimator"
 FORMS = {
-    **{form: ["--algo.advantage.estimator", form] for form in estimators.FORMS.available()},
+    **{form: [f"--{FORM}", form] for form in estimators.FORMS.available() if form in upstream.choices(FORM)},
     "no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.no_std_norm"],
     "length penalty": ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"],
 }

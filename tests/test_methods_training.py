@@ -1,7 +1,11 @@
-"""The loss of Dr.GRPO in the real pipeline."""
+"""Methods in the real pipeline: the loss of Dr.GRPO, the advantages of MaxRL, the tracker of SPO."""
 
+import json
+import shutil
+
+import numpy as np
 import pytest
-from trainings import rows
+from trainings import SMALL, change, rows
 
 BY_PROMPT = """
 def reward_func(queries, prompts, labels):
@@ -39,3 +43,64 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
     expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 10) for step, right, wrong in tokens}
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.e2e
+def test_max_rl_divides_by_the_mean_of_the_group(lane, tmp_path):
+    result = lane.train(tmp_path, *SMALL, "--method", "max_rl", "--run_name", "run", "--train.num_episodes", "1",
+                        "--rollouts.keep", "all", "--eval.steps", "-1")  # fmt: skip
+    assert result.error is None, result.output[-4000:]
+    kept = rows(tmp_path, "SELECT reward, mean, advantage FROM rollouts JOIN posterior_history USING (step, prompt_id)")
+    reward, mean, advantage = np.array(kept, dtype=float).T
+    assert len(reward) == 32 * 8 and (mean == 0).any() and (mean > 0).any()
+    np.testing.assert_allclose(advantage * mean, reward - mean, atol=1e-12)
+    assert not advantage[mean == 0].any()
+
+
+TRACKER = [
+    *SMALL, "--method", "spo", "--rollout.batch_size", "16", "--train.batch_size", "16", "--train.micro_batch_size",
+    "16", "--rollout.micro_batch_size", "16", "--train.num_episodes", "3", "--ckpt.save_steps", "2", "--eval.steps",
+    "-1", "--spo.rho_min", "0.01", "--spo.rho_max", "1", "--spo.d_half", "1", "--actor.adam.lr", "1e-4",
+]  # fmt: skip
+
+
+def forgetting(folder):
+    """rho of every visit, by (step, prompt), from the stored posteriors; the means are those before the visit."""
+    past, found = {}, {}
+    for step, prompt, successes, alpha, beta, mean in rows(
+        folder, "SELECT step, prompt_id, successes, alpha, beta, mean FROM posterior_history ORDER BY step"
+    ):
+        before = past.get(prompt, (0.5, 0.5))
+        assert mean == pytest.approx(before[0] / sum(before), rel=1e-12)
+        rho = found[step, prompt] = (alpha - successes) / before[0]
+        assert beta == pytest.approx(rho * before[1] + 1 - successes, rel=1e-9)
+        past[prompt] = alpha, beta
+    return found
+
+
+@pytest.mark.e2e
+def test_spo_forgets_by_the_drift_and_a_resume_measures_the_same(lane, tmp_path):
+    """32 prompts, 16 a step, one rollout each: a prompt comes back after 2 steps. Checkpoints of steps 2, 4 and 6."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    result = lane.train(whole, *TRACKER, "--run_name", "mine")
+    assert result.error is None, result.output[-4000:]
+    shutil.copytree(whole, parts)
+    change(parts, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
+    saved = parts / "runs/mine/checkpoints"
+    shutil.rmtree(saved / "_actor/global_step6")
+    result = lane.train(parts, *TRACKER, "--resume", "mine", "--ckpt.path", str(saved))
+    assert result.error is None, result.output[-4000:]
+    for folder in (whole, parts):
+        rho = forgetting(folder)
+        assert [rho[visit] for visit in rho if visit[0] <= 2] == pytest.approx([1.0] * 32)
+        later = np.array([value for (step, _), value in rho.items() if step > 2])
+        # A drift above 0, and at most 0.1 nats in most: log-probs of other tokens would differ by more.
+        assert len(later) == 64 and later.max() < 1 and np.median(later) > 2**-0.1
+        drifts = [json.loads(text)["estimator/drift"] for (text,) in rows(folder, "SELECT metrics FROM steps")]
+        assert drifts[:2] == [0, 0] and drifts[4] == pytest.approx(
+            np.mean([-np.log2(value) for (step, _), value in rho.items() if step == 5]), rel=1e-6
+        )
+    # Step 5 compares the policy of step 4 with rollouts of steps 3 and 4: both come from the checkpoint.
+    ours, theirs = ({visit: rho for visit, rho in forgetting(f).items() if visit[0] == 5} for f in (whole, parts))
+    assert ours == pytest.approx(theirs, rel=1e-6)
