@@ -60,10 +60,9 @@ def test_by_hand(form, estimator, expected):
     np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], GROUPS), expected, rtol=1e-12)
 
 
-def test_max_rl_gives_an_all_wrong_group_nothing_by_its_own_mean_and_minus_1_by_any_posterior():
-    wrong = np.zeros((2, 3))
+def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_posterior():
+    wrong, state = np.zeros((2, 3)), {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
     assert scored("max_rl", ESTIMATORS["point"], wrong).tolist() == [[0] * 3] * 2
-    state = {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
     assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
 
 

@@ -362,13 +362,3 @@ def test_spo_scores_by_the_past_and_forgets_by_the_policys_drift():
     np.testing.assert_allclose(state["alpha"], rho * 1.48 + 1, rtol=1e-12)
     np.testing.assert_allclose(state["beta"], rho * 0.48 + 2, rtol=1e-12)
     assert spo.predictive(state) == (state["alpha"], state["beta"])  # what the next visit is scored by
-
-
-def test_an_estimator_may_read_before_it_updates():
-    class Lagged(estimators.get("dbb")):
-        reads = "before"
-
-    lagged = Lagged(discount=0.5)
-    state, estimate = lagged.observe(lagged.initial_state(1), [group(8)], leave_one_out=True)
-    assert (estimate.mean[0], state["alpha"][0]) == (0.5, 8.5)  # the prior, untouched by this group
-    assert estimate.without_each.tolist() == [[0.5] * 8]
