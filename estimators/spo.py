@@ -31,10 +31,10 @@ class Spo(BetaPosterior):
     Differences from the published recipe:
 
     - D is taken between the policies that generated, before their updates. The public code takes it after them.
-    - A prompt begins with the prior, here that of the public code without an offline evaluation. With one of M
-      rollouts a prompt, the public code begins with ``alpha = n (S + 0.5) / (M + 1)``, ``beta = n (M - S + 0.5) /
-      (M + 1)``, n = 1 / (1 - rho_min) = 8. A warm start with weight n / (M + 1) from a ``dbb`` run of one visit a
-      prompt, discount 1 and prior 0.5, 0.5 gives the same.
+    - A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation. With one of M rollouts a prompt,
+      the public code begins with ``alpha = n (S + 0.5) / (M + 1)``, ``beta = n (M - S + 0.5) / (M + 1)``, n = 1 / (1 -
+      rho_min) = 8. A warm start with weight n / (M + 1) from a ``dbb`` run of one visit a prompt, discount 1 and prior
+      0.5, 0.5 gives the same.
     - A visit may have more than one rollout.
 
     A late group is a visit like any other, in the order in which groups are observed. D is then between the policies
@@ -49,8 +49,6 @@ class Spo(BetaPosterior):
     d_half: float = parameter(0.06, "drift in nats a token that halves the past", within="(0, inf)")
     rho_min: float = parameter(0.875, "least weight of the past per visit", within="(0, 1]")
     rho_max: float = parameter(0.96, "greatest weight of the past per visit", within="(0, 1]")
-    prior_alpha: float = parameter(0.5, "pseudo-successes before any rollout", within="(0, inf)")
-    prior_beta: float = parameter(0.5, "pseudo-failures before any rollout", within="(0, inf)")
 
     name: ClassVar[str] = "spo"
     reads: ClassVar[Literal["after", "before"]] = "before"
@@ -63,10 +61,7 @@ class Spo(BetaPosterior):
             raise ValueError(f"spo.rho_min = {self.rho_min} is above spo.rho_max = {self.rho_max}; swap them")
 
     def initial_state(self, num_prompts: int) -> State:
-        return {
-            "alpha": np.full(num_prompts, float(self.prior_alpha)),
-            "beta": np.full(num_prompts, float(self.prior_beta)),
-        }
+        return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
