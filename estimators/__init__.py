@@ -3,10 +3,11 @@
     base             the contract: RewardEstimator, Estimate, State
     parameters       fields that say what they allow, for estimators and rollout strategies
     registry         names: register, available, get, build; third-party entry points
-    forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline
+    forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL, BNPO
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online
     predicted_prior  DBB by updates with a prior mean predicted from features of the prompt
+    spo              SPO's tracker, read before the update; forgets by the policy's drift
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     simple           point (GRPO's mean and variance), laplace, ema

@@ -85,6 +85,8 @@ class RewardEstimator(ABC):
             baseline that is independent of the rollouts it scores (as in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
+        reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
+            how far the policy has moved since a prompt's last visit, in nats a token (:class:`estimators.spo.Spo`).
 
     Raises:
         ValueError: a parameter is outside its range.
@@ -95,6 +97,7 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
     never_collapses: ClassVar[bool] = False
+    reads_drift: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -193,7 +196,13 @@ class RewardEstimator(ABC):
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
     def observe(
-        self, state: State, rewards_P_G: Floats, lag_P: Floats | None = None, *, leave_one_out: bool = False
+        self,
+        state: State,
+        rewards_P_G: Floats,
+        lag_P: Floats | None = None,
+        *,
+        drift_P: Floats | None = None,
+        leave_one_out: bool = False,
     ) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
 
@@ -201,6 +210,7 @@ class RewardEstimator(ABC):
 
         Args:
             lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
+            drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
         Returns:
@@ -209,14 +219,16 @@ class RewardEstimator(ABC):
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
             ValueError: shapes do not match, a prompt has no reward at all, features that the estimator reads are
-                missing, or a lag is negative or not finite.
+                missing, or a lag or drift is negative or not finite.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
         everyone = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(new_state, everyone, rewards_P_G, lag_P, leave_one_out=leave_one_out)
+        estimate = self.observe_at(
+            new_state, everyone, rewards_P_G, lag_P, drift_P=drift_P, leave_one_out=leave_one_out
+        )
         return new_state, estimate
 
     def observe_at(
@@ -226,6 +238,7 @@ class RewardEstimator(ABC):
         rewards_P_G: Floats,
         lag_P: Floats | None = None,
         *,
+        drift_P: Floats | None = None,
         leave_one_out: bool = False,
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
@@ -236,8 +249,10 @@ class RewardEstimator(ABC):
         """
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
-        lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else _checked_lag(lag_P, len(rewards_P_G))
+        lag_P = _checked("lag", lag_P, len(rewards_P_G))
         before = self.state_at(state, prompts)
+        if self.reads_drift:
+            before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
         features = self._features(before, len(rewards_P_G))
         after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
         after |= features
@@ -307,11 +322,11 @@ class BetaPosterior(RewardEstimator):
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
 
-def _checked_lag(lag_P: Floats, groups: int) -> Floats:
-    lag_P = np.asarray(lag_P, dtype=np.float64)
-    if lag_P.shape != (groups,) or not (np.isfinite(lag_P) & (lag_P >= 0)).all():
-        raise ValueError(f"lag = {lag_P} is not a finite number >= 0 for each of {groups} groups")
-    return lag_P
+def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
+    values_P = np.zeros(groups) if values_P is None else np.asarray(values_P, dtype=np.float64)
+    if values_P.shape != (groups,) or not (np.isfinite(values_P) & (values_P >= 0)).all():
+        raise ValueError(f"{name} = {values_P} is not a finite number >= 0 for each of {groups} groups")
+    return values_P
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:

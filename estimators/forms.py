@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -161,3 +162,68 @@ class ReinforceBaseline(DrGrpo):
     name: ClassVar[str] = "reinforce_baseline"
     formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
     whitened: ClassVar[bool] = True
+
+
+@register
+class MaxRl(Form):
+    """``(X - p) / p``: the policy gradient of log p, so that a prompt weighs 1 / p.
+
+    Exactly 0 where p <= 0: with ``point`` an all-wrong group has no advantage, as published. With a posterior p > 0
+    always, and every rollout of an all-wrong group has the advantage -1 whatever p is: the more such groups, the more
+    all that the model writes is pushed down. A success has 1 / p - 1, which grows without bound as p falls.
+
+    Source: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), the estimator with the group's mean as control variate.
+    """
+
+    name: ClassVar[str] = "max_rl"
+    formula: ClassVar[str] = "(X - p) / p"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        mean = estimate.mean[:, None]
+        advantages = np.zeros(np.shape(rewards_P_G))
+        return np.divide(centered(rewards_P_G, estimate), mean, out=advantages, where=mean > 0)
+
+
+@register
+class Bnpo(Form):
+    """``(X - p) / f(p)``, with f the density of Beta(1 + a/3, 1 + b/3), and Beta(a, b) fitted to the batch's p.
+
+    With m and v the mean and the N-1 variance of the p of the P groups, all groups of the step::
+
+        a = (m (1 - m) / v - 1) m          b = (m (1 - m) / v - 1) (1 - m)         each at least 0
+
+    The weight 1 / f(p) is at most 1e6. It is 1, and the advantage ``X - p``, if nothing can be fitted: there is one
+    group, or all p are equal up to 1e-6. Otherwise a small v makes small weights. Where p is 0 or 1 with ``point``, all
+    rewards are p, and the advantage is 0.
+
+    Source: BNPO (Xiao et al. 2025, arXiv 2506.02864) and its public code, ``compute_bnpo_outcome_advantage``, which has
+    the same bounds. It takes p as the group's mean, and as 0 for a group of one.
+
+    Raises:
+        ValueError: a p is outside [0, 1].
+    """
+
+    name: ClassVar[str] = "bnpo"
+    formula: ClassVar[str] = "(X - p) / Beta density at p, fitted to the batch"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        p = estimate.mean
+        if ((p < 0) | (p > 1)).any():
+            raise ValueError(
+                f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; leave out penalties, use an "
+                "estimator of scores, or another form"
+            )
+        return centered(rewards_P_G, estimate) * _inverse_density(p)[:, None]
+
+
+def _inverse_density(p: Floats) -> Floats:
+    """Return BNPO's weight of each of P groups, (P,)."""
+    if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
+        return np.ones(len(p))
+    mean = p.mean()
+    total = max(mean * (1 - mean) / p.var(ddof=1) - 1, 0.0) / 3  # (a + b) / 3
+    a, b = total * mean, total * (1 - mean)
+    scale = math.lgamma(2 + total) - math.lgamma(1 + a) - math.lgamma(1 + b)
+    inside = np.clip(p, np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # no log of 0
+    log_density = scale + a * np.log(inside) + b * np.log1p(-inside)
+    return np.exp(np.minimum(-log_density, math.log(1e6)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import estimators
-from estimators import FORMS
+from estimators import FORMS, Estimate
 from openrlhf_dbb import Posteriors
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -53,10 +53,53 @@ C = (ROOT(5 / 3) - 2 * ROOT(3 / 5) + 4 / 3) / 7  # the mean of the 7 advantages 
         ("batch_centered", "dbb", [[ROOT(5 / 3) - C, -ROOT(3 / 5) - C, 0, -ROOT(3 / 5) - C], [1 / 3 - C] * 4]),
         # 1 against 0.5 / 3, 0 against 1.5 / 3; 1 against 3.5 / 4
         ("rloo", "dbb", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4]),
+        ("max_rl", "point", [[2, -1, 0, -1], [0] * 4]),
+        ("max_rl", "dbb", [[5 / 3, -1, 0, -1], [1 / 9] * 4]),
+        # m = 2/3 and v = 2/9 = m (1 - m): a = b = 0, and the density is 1
+        ("bnpo", "point", [[2 / 3, -1 / 3, 0, -1 / 3], [0] * 4]),
     ],
 )
 def test_by_hand(form, estimator, expected):
     np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], GROUPS), expected, rtol=1e-12)
+
+
+def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_posterior():
+    wrong, state = np.zeros((2, 3)), {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
+    assert scored("max_rl", ESTIMATORS["point"], wrong).tolist() == [[0] * 3] * 2
+    assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
+
+
+def bnpo(*means):
+    """The advantages of a success and a failure where the batch has these means."""
+    p = np.array(means)
+    return FORMS.build("bnpo").advantages(np.array([[1.0, 0.0]] * len(p)), Estimate(p, p * (1 - p)))
+
+
+def test_bnpo_divides_by_the_beta_density_that_is_fitted_to_the_batch():
+    # Means 1/2, 1/4, 3/4: m = 1/2, v = 1/16, a = b = 3/2. Beta(3/2, 3/2) has the density 8/pi sqrt(p (1 - p)).
+    found = scored("bnpo", ESTIMATORS["point"], [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 1]])
+    middle, outer = math.pi / 4, math.pi / (2 * ROOT(3))
+    expected = [[middle / 2, -middle / 2], [outer * 3 / 4, -outer / 4], [outer / 4, -outer * 3 / 4]]
+    np.testing.assert_allclose(found[:, :2], expected, rtol=1e-12)
+    # Means 0, 1/4, 1/2: m = 1/4, v = 1/16, a = 1/2, b = 3/2. The all-wrong group's density is 0, and its weight 1e6.
+    found = scored("bnpo", ESTIMATORS["point"], [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
+    weight = math.gamma(7 / 6) * math.gamma(3 / 2) / math.gamma(8 / 3) * 4 ** (1 / 6) * (4 / 3) ** 0.5
+    assert found[:2, 0] == pytest.approx([0, weight * 3 / 4])
+    assert bnpo(0.0, 0.25, 0.5)[0].tolist() == pytest.approx([1e6, 0])
+    # Nothing to fit: one group, or equal means. Means that vary more than any Beta distribution: density 1.
+    assert bnpo(0.25).tolist() == [[0.75, -0.25]]
+    assert bnpo(0.25, 0.25).tolist() == [[0.75, -0.25]] * 2
+    assert bnpo(0.0, 1.0).tolist() == [[1, 0], [0, -1]]
+
+
+def test_a_reward_that_bnpo_refuses_changes_nothing(tmp_path):
+    columns = ["1+1="] * 2, ["2"] * 2
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", *columns, estimator="gaussian") as posteriors:
+        posteriors.observe(1, *columns, [1, 0])
+        with pytest.raises(ValueError, match=r"form 'bnpo' needs means in \[0, 1\], got -2.78571 to -2.78571; "):
+            posteriors.observe(2, *columns, [-4, -6.5], form="bnpo")
+        # as dbb: alpha, beta = 0.5 * 1.5 + 2, 0.5 * 1.5, of the first step alone
+        assert posteriors.observe(2, *columns, [1, 1], form="bnpo").mean == pytest.approx([2.75 / 3.5] * 2)
 
 
 def test_rloo_of_a_single_rollout():

@@ -19,10 +19,8 @@ MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "mat
 
 
 # The time of day, and the values that we add: a third loss aggregation, and 32 bits without CUDA.
-CHANGED = {("logger.wandb.run_name", "default")}
-CHANGED |= {
-    (flag, part) for flag in ("actor.loss_agg_mode", "algo.advantage.estimator") for part in ("choices", "help")
-}
+CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
+CHANGED |= {("algo.advantage.estimator", "choices"), ("algo.advantage.estimator", "help")}
 if ON_CPU:
     CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 

@@ -179,7 +179,7 @@ def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
     _, higher = estimator.observe(state, with_one_more)
     weight = estimator.group_weight(new_state, without)
     np.testing.assert_allclose((higher.mean - lower.mean) * rollouts, weight, rtol=1e-9)
-    assert np.all((weight > 0) & (weight <= 1))
+    assert np.all(((weight > 0) == (estimator.reads == "after")) & (weight <= 1))
 
 
 @pytest.mark.parametrize("case", [*LOCAL, *BY_UPDATES])
@@ -253,13 +253,14 @@ def test_a_step_without_any_group_teaches_nothing(case):
 def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
     estimator, good = CASES[case], [[1.0, 0.0], [1.0, 1.0]]
     state, before = begin(estimator, 3), begin(estimator, 3)
-    for rewards_P_G, lag_P, message in (
-        ([[1.0, 0.0], [np.nan, np.nan]], None, r"rewards\[1\] holds no reward"),
-        ([[1.0, np.inf], [1.0, 0.0]], None, r"rewards\[0, 1\] = inf is not "),
-        (good, [0.0, -1.0], "lag = .* is not a finite number >= 0 for each of 2 groups"),
+    for rewards_P_G, lag_P, drift_P, message in (
+        ([[1.0, 0.0], [np.nan, np.nan]], None, None, r"rewards\[1\] holds no reward"),
+        ([[1.0, np.inf], [1.0, 0.0]], None, None, r"rewards\[0, 1\] = inf is not "),
+        (good, [0.0, -1.0], None, "lag = .* is not a finite number >= 0 for each of 2 groups"),
+        *[(good, None, [np.nan, 0.0], "drift = .* is not a finite number >= 0")] * estimator.reads_drift,
     ):
         with pytest.raises(ValueError, match=message):
-            estimator.observe_at(state, np.array([2, 0]), rewards_P_G, lag_P)
+            estimator.observe_at(state, np.array([2, 0]), rewards_P_G, lag_P, drift_P=drift_P)
         assert_same((state, []), (before, []))
     if estimator.state_fields:
         with pytest.raises(ValueError, match="rewards have 2 rows, the state 3 prompts"):

@@ -37,6 +37,8 @@ RECIPES = {
     "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),
     "repo": ("plain", "group_norm", "seq-mean-token-mean", 8),
     "single": ("plain", "rloo", "seq-mean-token-mean", 0),
+    "spo": ("plain", "reinforce_baseline", "token-mean", 0),
+    "max_rl": ("plain", "max_rl", "seq-mean-token-mean", 0),
 }
 
 
@@ -45,13 +47,13 @@ RECIPES = {
 def test_a_method_sets_its_pieces_and_the_estimator_decides_the_clip_range(method, estimator):
     settings = parse("--method", method, *(["--estimator", estimator] if estimator else []))
     assert tuple(look_up(settings, flag) for flag in PIECES) == RECIPES[method]
-    assert settings.estimator == (estimator or {"single": "auto", "centered": "dbb"}.get(method, "point"))
-    clip = [0.2, 0.28] if settings.estimator == "point" or method == "centered" else [0.98, 0.98]
+    assert settings.estimator == (estimator or {"single": "auto", "centered": "dbb", "spo": "spo"}.get(method, "point"))
+    clip = [0.2, 0.28] if settings.estimator in ("point", "spo") or method == "centered" else [0.98, 0.98]
     assert (look_up(settings, "actor.eps_clip_low_high"), look_up(settings, "algo.kl.init_coef")) == (clip, 0)
     recipe = methods.recipe(method, settings.estimator)
     assert all(value.source for value in recipe.values())
     assert {settings.origin[flag] for flag in recipe} == {f"method {method}"}
-    if (method, estimator) != ("single", "point"):  # one rollout has no deviation from its mean
+    if estimator != "point" or method not in ("single", "spo"):  # one rollout has no deviation from its mean
         checks.check(settings)
 
 
@@ -155,6 +157,10 @@ BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "-
         (
             ["--method", "repo", "--algo.advantage.is_correction_level", "token"],
             "--algo.advantage.is_correction_level does not go with --replay.samples 8: no log-probs of vLLM are kept",
+        ),
+        (
+            ["--method", "spo", "--data.max_images_per_prompt", "1"],
+            "--estimator spo takes log-probs of earlier rollouts, and no images are kept; leave out --data.max_images",
         ),
         (
             ["--train.max_rollouts", "511"],

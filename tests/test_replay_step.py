@@ -4,6 +4,7 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,8 +22,9 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
+from openrlhf_dbb.actors.drift import PolicyDrift  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays, cached_rollouts, replay_row  # noqa: E402
-from openrlhf_dbb.core.checkpoints import delete_stale, features_file, replay_file  # noqa: E402
+from openrlhf_dbb.core.checkpoints import delete_stale, drift_file, features_file, replay_file  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
@@ -89,6 +91,23 @@ def test_replay_begins_with_a_full_cache_and_without_the_steps_own_rollouts():
     assert rewards(made.choose([B])) == {B: [0.5, 1, -0.5, 1]}
     chosen = filled((A, [1, 0, 0, 0]), (B, [1, 1, 1]), (C, [0, 1, 1, 0])).choose([C, A, A, B])
     assert rewards(chosen) == {C: [1, 1], A: [1, 0]}
+
+
+def test_the_drift_counts_from_the_last_visit_also_if_that_was_filtered():
+    made = PolicyDrift(NUMBERS)
+
+    def drift(prompts, log_prob, verified=True):
+        def policy(rollouts):
+            return [np.full(len(rollout.log_probs), log_prob, dtype=np.float32) for rollout in rollouts]
+
+        return made.measure(prompts, [verified] * len(prompts), policy).tolist()
+
+    assert drift([A, B], -1) == [0, 0]  # first visits
+    made.remember([batch((A, [1, 0]), (B, [NAN]))])  # log-probs 0
+    assert drift([A, B, A], -0.5) == [0.5, 0, 0.5]
+    assert drift([A], -0.75) == [0.25]  # the visit before had no log-probs of its own
+    assert drift([A], -2, verified=False) == [0]  # no visit
+    assert drift([A], -1) == [0.25]
 
 
 def test_rows_are_normalised_among_themselves():
@@ -195,13 +214,14 @@ def test_caches_and_features_go_with_their_checkpoints(tmp_path):
     assert list(tmp_path.iterdir()) == []
     made = filled((A, [1, 0]))
     for step in (2, 4, 6, 60):
-        for file in (replay_file(tmp_path, step), features_file(tmp_path, step)):
+        for place in (replay_file, drift_file, features_file):
+            file = place(tmp_path, step)
             file.parent.mkdir(exist_ok=True)
             made.cache.save(file)
     for folder in ("_actor/global_step4", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
     delete_stale(tmp_path)
-    for folder in ("replay", "features"):
+    for folder in ("replay", "drift", "features"):
         names = sorted(file.stem for file in (tmp_path / folder).iterdir())
         assert names == ["global_step4", "global_step60"]
     assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2

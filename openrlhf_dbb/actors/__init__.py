@@ -9,6 +9,7 @@ drawn_prompts     prompts in the order of a strategy that chooses them
 generation_ahead  generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
 replays           RePO's replay: fresh rollouts into the cache, training rows out of it
+drift             how far the policy has moved since each prompt's last visit, for estimators that read it
 evaluation        evaluations during training
 progress          how far the training is, and warnings about it
 

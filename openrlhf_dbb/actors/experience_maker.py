@@ -8,17 +8,21 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from estimators import FORMS
+from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.drift import PolicyDrift, padded
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.actors.replays import Chosen, Replays
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.replay_cache import CachedRollout
 from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
 
 DIFFERENCE = "vllm/log_prob_difference"
@@ -30,11 +34,19 @@ _LEAST_VARIANCE = 1e-8
 class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
 
-    def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None = None) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        posteriors: Posteriors,
+        progress: Progress,
+        replays: Replays | None = None,
+        drift: PolicyDrift | None = None,
+    ) -> None:
         super().__init__(*args)
         self._progress = progress
         self.posteriors = posteriors
         self.replays = replays
+        self.drift = drift
         self._compared = False  # whether vLLM's log-probs have been compared with the policy's
 
     @torch.no_grad()
@@ -63,7 +75,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
         Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
         """
-        if not self._compared or not one_update(self.args) or samples_list[0].rewards is None:
+        needed = not self._compared or samples_list[0].rewards is None or self.drift is not None
+        if needed or not one_update(self.args):
             return super().make_experience(samples_list)
         for samples in samples_list:
             samples.kl = torch.zeros(samples.action_mask.shape)
@@ -94,6 +107,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
+        if self.drift is not None:
+            self.drift.remember(experiences)
         if self.replays is not None:
             rows = self.replays.rows(replayed, experiences[0])
             self._send(rows)
@@ -112,6 +127,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
         rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
         prompts, labels = zip(*_prompts(experiences), strict=True)
+        drift_R = None
+        if self.drift is not None:
+            drift_R = self.drift.measure(_prompts(experiences), (~scores.isnan()).tolist(), self._log_probs_of)
+            batch.metrics["estimator/drift"] = float(drift_R.mean())
         old = [rollout for rollouts in replayed.values() for rollout in rollouts]
         extras = StepExtras(
             tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
@@ -123,6 +142,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             policy_versions=_of_info(experiences, VERSION),
             inclusion=_of_info(experiences, INCLUSION),
             weights=_of_info(experiences, WEIGHT),
+            drift=drift_R,
         )
         scored = self.posteriors.observe(
             batch.step,
@@ -134,6 +154,20 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             extras=extras,
         )
         return rewards_R, scored
+
+    def _log_probs_of(self, rollouts: Sequence[CachedRollout]) -> list[NDArray[np.float32]]:
+        """Return the present policy's log-probs of the generated tokens of earlier rollouts, (A,) each."""
+        args, size = self.args, self.args.rollout.micro_batch_size
+        together = size * upstream.data_parallel_ranks(args)
+        # All ranks take part in each forward pass under ZeRO-3: some rollouts come twice.
+        places = np.arange(-(-len(rollouts) // together) * together) % len(rollouts)
+        batches = [padded([rollouts[place] for place in places_B]) for places_B in places.reshape(-1, size)]
+        colocated = args.train.colocate_all or args.train.colocate_actor_ref
+        columns = {name: [batch[name] for batch in batches] for name in batches[0]}
+        refs = self._dispatch_forward(self.actor_model_group, colocated, **columns)
+        found = self._flatten_results(refs, args.ds.ring_attn_size * args.ds.tensor_parallel_size)
+        rows = [row for log_probs_B_T in found for row in log_probs_B_T.float().numpy()]
+        return [row[: len(rollout.actions)][rollout.actions] for row, rollout in zip(rows, rollouts, strict=False)]
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
         """Return what the model wrote. Only the stored rollouts are decoded, without the token that ended them."""

@@ -61,18 +61,22 @@ class Replays:
 
     def remember(self, experiences: Sequence[Experience]) -> None:
         """Put the step's own rollouts into the cache, except those without a reward."""
-        for experience in experiences:
-            scores = experience.scores if experience.scores is not None else experience.rewards
-            for row, rollout in enumerate(cached_rollouts(experience)):
-                if not torch.isnan(scores[row]):
-                    key = (experience.prompts[row], str(experience.labels[row]))
-                    self.cache.add(self._prompt_ids[key], rollout)
+        remember(self.cache, self._prompt_ids, experiences)
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
         """Return what is logged of a step."""
         logged = {"replay/replayed": float(replayed), "replay/cached": float(self.cache.rollouts)}
         # The actor's means include replayed rows; these replace them by the means of the step's own rows.
         return logged | _own_means(experiences) if replayed else logged
+
+
+def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Sequence[Experience]) -> None:
+    """Put a step's rollouts into a cache, except those without a reward."""
+    for experience in experiences:
+        scores = experience.scores if experience.scores is not None else experience.rewards
+        for row, rollout in enumerate(cached_rollouts(experience)):
+            if not torch.isnan(scores[row]):
+                cache.add(prompt_ids[experience.prompts[row], str(experience.labels[row])], rollout)
 
 
 def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:

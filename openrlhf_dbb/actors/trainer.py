@@ -18,6 +18,7 @@ import storage
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
+from openrlhf_dbb.actors.drift import PolicyDrift
 from openrlhf_dbb.actors.evaluation import best_measure, collect, logged
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
@@ -108,6 +109,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             posteriors=self._posteriors,
             progress=self.progress,
             replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
+            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
         )
 
     def _generator(self, strategy: Any) -> RolloutGenerator | GenerationAhead:
@@ -318,11 +320,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.progress.enter(phase, self._a_step)
 
     def _save_beside(self, step: int) -> None:
-        """Save what is too large for a checkpoint's states: the cache of replays and the prompts' features."""
-        if self.experience_maker.replays is not None:
-            file = checkpoints.replay_file(self._folder, step)
+        """Save what is too large for a checkpoint's states: caches of rollouts, and the prompts' features."""
+        for owner, file in self._cache_files(step):
             file.parent.mkdir(parents=True, exist_ok=True)
-            self.experience_maker.replays.cache.save(file)
+            owner.cache.save(file)
         if self._features is not None:
             file = checkpoints.features_file(self._folder, step)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -330,13 +331,18 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def _load_beside(self, step: int) -> None:
         """Load what :meth:`_save_beside` has saved with the checkpoint of this step."""
-        if self.experience_maker.replays is not None:
-            file = checkpoints.replay_file(self._folder, step)
-            self.experience_maker.replays.cache = ReplayCache.load(file, self.args.replay.cache)
+        for owner, file in self._cache_files(step):
+            owner.cache = ReplayCache.load(file, owner.cache.size)
         if self._reads_policy:
             with np.load(checkpoints.features_file(self._folder, step)) as saved:
                 self._features = saved["features"]
             self._posteriors.set_features(self._features)
+
+    def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
+        """Return what keeps earlier rollouts, each with the file of its cache."""
+        maker = self.experience_maker
+        both = (maker.replays, checkpoints.replay_file), (maker.drift, checkpoints.drift_file)
+        return [(owner, file(self._folder, step)) for owner, file in both if owner is not None]
 
     def _complete(self, tag: str, step: int) -> None:
         """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""

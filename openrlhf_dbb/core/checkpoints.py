@@ -6,6 +6,7 @@ finished. The layout of the checkpoint folder:
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
     replay/global_step8.pickle           the replay cache, if there is one
+    drift/global_step8.pickle            each prompt's newest rollout, if the estimator reads the policy's drift
     features/global_step8.npz            the prompts' hidden features, if the estimator reads them
 """
 
@@ -44,12 +45,17 @@ def replay_file(folder: Path, step: int) -> Path:
     return folder / "replay" / f"global_step{step}.pickle"
 
 
+def drift_file(folder: Path, step: int) -> Path:
+    """Return the path of each prompt's newest rollout at a checkpoint."""
+    return folder / "drift" / f"global_step{step}.pickle"
+
+
 def features_file(folder: Path, step: int) -> Path:
     """Return the path of the prompts' features of a checkpoint."""
     return folder / "features" / f"global_step{step}.npz"
 
 
-_BESIDE = (replay_file, features_file)
+_BESIDE = (replay_file, drift_file, features_file)
 
 
 def step_of(tag: str) -> int:
@@ -179,7 +185,7 @@ def delete_after(folder: Path, run: str, step: int) -> None:
 
 
 def delete_stale(folder: Path) -> None:
-    """Delete the replay caches and features whose checkpoint OpenRLHF has deleted."""
+    """Delete the files beside checkpoints whose checkpoint OpenRLHF has deleted."""
     steps = [step_of(tag) for tag in tags(folder)]
     for file in _BESIDE:
         kept = {file(folder, step) for step in steps}

@@ -252,8 +252,8 @@ class Posteriors:
                 of its group and gets advantage 0.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
-            form: how a reward becomes an advantage: "group_norm", "dr_grpo", "rloo" or "reinforce_baseline"; see
-                :mod:`estimators.forms`. The trainer whitens the advantages of "reinforce_baseline" over the tokens.
+            form: how a reward becomes an advantage, by name: "group_norm" or another of :mod:`estimators.forms`. The
+                trainer whitens the advantages of "reinforce_baseline" over the tokens.
             extras: token counts, generated texts and other things that only some trainers have.
 
         Raises:
@@ -269,7 +269,11 @@ class Posteriors:
         advantage_form = self._form(form)
 
         estimate, rows = self._update(step, rollouts, groups, advantage_form)
-        scored = steps.score(rollouts, groups, estimate, advantage_form)
+        try:
+            scored = steps.score(rollouts, groups, estimate, advantage_form)
+        except ValueError:
+            self._load()  # the form refuses what the estimator has taken
+            raise
         scored.metrics.update({"rollout/skipped": float(extras.skipped)} | self._run_wide() | _lags(step, rollouts))
 
         ids_P = self._ids[groups.prompts_P]
@@ -394,16 +398,20 @@ class Posteriors:
         versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
         if versions_R is not None:
             lag_V = step - 1 - np.nanmean(groups.matrix(versions_R), axis=1)
+        # All rollouts of a group have the same drift, and the same probability of being drawn.
+        drift_V, inclusion_V = (
+            None if values_R is None else groups.matrix(values_R)[:, 0]
+            for values_R in (rollouts.drift, rollouts.inclusion)
+        )
         try:
             with self._state_lock:
                 estimate = self.estimator.observe_at(
-                    self._state, at_V, observed_V_G, lag_V, leave_one_out=form.leave_one_out
+                    self._state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
                 )
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
         # Only now, since a score that the estimator refuses must change nothing.
         self._known[at_V], self._visited_at[at_V], self.step = True, step, step
-        inclusion_R = rollouts.inclusion
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
@@ -415,8 +423,7 @@ class Posteriors:
             previous_step=previous_step,
             shared={field: self._state[field] for field in self.estimator.shared_fields},
             policy_version=None if versions_R is None else step - 1 - lag_V,
-            # All rollouts of a group were drawn with the same probability.
-            inclusion=None if inclusion_R is None else groups.matrix(inclusion_R)[:, 0],
+            inclusion=inclusion_V,
         )
         return estimate, rows
 

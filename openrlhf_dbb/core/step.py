@@ -72,6 +72,8 @@ class StepExtras:
             None: ``step - 1``. The lag of a group is the mean over its rollouts.
         inclusion: (R,) in (0, 1], probability with which a rollout strategy drew the rollout's prompt; only stored.
         weights: (R,) > 0, importance weights that multiply the advantages.
+        drift: (R,) nats a token, how far the policy has moved since the last visit of the rollout's prompt, for an
+            estimator that reads it (``reads_drift``); None: 0.
     """
 
     tokens: ArrayLike | None = None
@@ -83,6 +85,7 @@ class StepExtras:
     policy_versions: ArrayLike | None = None
     inclusion: ArrayLike | None = None
     weights: ArrayLike | None = None
+    drift: ArrayLike | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Rollouts:
     Attributes:
         prompts: (prompt, label) of each rollout.
         rewards, scores: (R,) the optimized values, and the verifier's scores before penalties; NaN where missing.
-        tokens, trained, policy_versions, inclusion, weights: (R,) as in :class:`StepExtras`.
+        tokens, trained, policy_versions, inclusion, weights, drift: (R,) as in :class:`StepExtras`.
     """
 
     prompts: list[Key]
@@ -103,6 +106,7 @@ class Rollouts:
     policy_versions: Floats | None
     inclusion: Floats | None
     weights: Floats | None
+    drift: Floats | None
 
     @classmethod
     def checked(
@@ -142,6 +146,7 @@ class Rollouts:
             policy_versions=optional("policy_versions"),
             inclusion=optional("inclusion"),
             weights=optional("weights"),
+            drift=optional("drift"),
         )
 
 

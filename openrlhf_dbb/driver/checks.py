@@ -115,6 +115,11 @@ def _check_estimator(settings: Settings, estimator: RewardEstimator) -> None:
             f"--{estimator.name}.features hidden needs a policy whose ranks each read whole prompts of text: leave out "
             "--ds.tensor_parallel_size, --ds.ring_attn_size and --data.max_images_per_prompt"
         )
+    if estimator.reads_drift and args.data.max_images_per_prompt:
+        raise UsageError(
+            f"--estimator {name} takes log-probs of earlier rollouts, and no images are kept; leave out "
+            "--data.max_images_per_prompt, or use --estimator auto"
+        )
     if args.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
         raise UsageError(f"--warm_start: --estimator {name} keeps no history that it could start from")
 

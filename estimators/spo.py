@@ -1,0 +1,79 @@
+"""SPO's value tracker: a Beta posterior that forgets by how far the policy has moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from estimators.base import BetaPosterior, Floats, State, counts
+from estimators.parameters import parameter
+from estimators.registry import register
+
+
+@register
+@dataclass(frozen=True)
+class Spo(BetaPosterior):
+    """Score a group by what earlier visits say of its prompt, then update.
+
+    With S successes among the N rollouts of a visit, and D the policy's drift since the prompt's last visit::
+
+        mean = alpha / (alpha + beta)            variance = alpha * beta / (alpha + beta)^2, of ONE reward
+        rho = clip(2^(-D / d_half), rho_min, rho_max)
+        alpha <- rho * alpha + S                 beta <- rho * beta + N - S
+
+    D is the mean of ``|log-prob now - log-prob then|`` over the tokens of one rollout of the prompt's last visit, in
+    nats a token. Only our trainer measures it (``openrlhf_dbb/actors/drift.py``): per prompt, as published. A clock of
+    the drift of each step would need as many forward passes, and steps that cancel out would add up. Without a D (other
+    trainers, ``lab replay``, a first visit) it is 0, and rho is ``rho_max``.
+
+    Differences from the published recipe:
+
+    - D is taken between the policies that generated, before their updates. The public code takes it after them.
+    - A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation. With one of M rollouts a prompt,
+      the public code begins with ``alpha = n (S + 0.5) / (M + 1)``, ``beta = n (M - S + 0.5) / (M + 1)``, n = 1 / (1 -
+      rho_min) = 8. A warm start with weight n / (M + 1) from a ``dbb`` run of one visit a prompt, discount 1 and prior
+      0.5, 0.5 gives the same.
+    - A visit may have more than one rollout.
+
+    A late group is a visit like any other, in the order in which groups are observed. D is then between the policies
+    that the trainer had at the two observations, as is the state.
+
+    State:
+        alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
+
+    Source: SPO (Xu and Ding 2025, arXiv 2509.13232); its public code, verl-recipe ``spo/spo_ray_trainer.py``.
+    """
+
+    d_half: float = parameter(0.06, "drift in nats a token that halves the past", within="(0, inf)")
+    rho_min: float = parameter(0.875, "least weight of the past per visit", within="(0, 1]")
+    rho_max: float = parameter(0.96, "greatest weight of the past per visit", within="(0, 1]")
+
+    name: ClassVar[str] = "spo"
+    reads: ClassVar[Literal["after", "before"]] = "before"
+    reads_drift: ClassVar[bool] = True
+    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rho_min > self.rho_max:
+            raise ValueError(f"spo.rho_min = {self.rho_min} is above spo.rho_max = {self.rho_max}; swap them")
+
+    def initial_state(self, num_prompts: int) -> State:
+        return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        successes, rollouts = counts(rewards_P_G)
+        rho = np.clip(2.0 ** (-state["drift"] / self.d_half), self.rho_min, self.rho_max)
+        least = np.finfo(float).tiny  # the count of what never happens would underflow to 0
+        return {
+            "alpha": np.maximum(rho * state["alpha"] + successes, least),
+            "beta": np.maximum(rho * state["beta"] + (rollouts - successes), least),
+        }
+
+    def predictive(self, state: State) -> tuple[Floats, Floats]:
+        return state["alpha"], state["beta"]
+
+    def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        return np.zeros(len(rewards_P_G))
