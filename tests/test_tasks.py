@@ -26,36 +26,34 @@ def test_a_spec_gives_the_same_problems_again_and_a_repeated_question_keeps_its_
 
 def test_settings_have_the_types_of_the_task_s_own():
     (row,) = tasks.problems("reasoning_gym:basic_arithmetic?size=1&operators=+&operators=-&allow_negation=false")
-    settings = {"seed": 0, "size": 1, "operators": ["+", "-"], "allow_negation": False}
-    assert json.loads(row["label"])["settings"] == settings
+    assert '{"seed": 0, "size": 1, "operators": ["+", "-"], "allow_negation": false}' in row["label"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("chain_sm", r"task 'chain_sm' is unknown, did you mean chain_sum\?; openrlhf-dbb tasks lists"),
-        ("puzzle24", "'puzzle24' cannot be verified"),
-        ("chain_sum?max_term=3", r"unknown setting 'max_term', did you mean max_terms\?; known: min_terms, max_terms"),
-        ("chain_sum?max_terms=0", r"refuses \{.*'max_terms': 0\}: max_terms must be >= min_terms; change"),
-    ],
-)
-def test_a_spec_that_cannot_be_used_is_one_line(spec, message):
-    with pytest.raises(UsageError, match=rf"^reasoning_gym:{spec.partition('?')[0]}.*: .*{message}"):
+UNUSABLE = {
+    "chain_sm": r"task 'chain_sm' is unknown, did you mean chain_sum\?; openrlhf-dbb tasks lists",
+    "puzzle24": "'puzzle24' cannot be verified",
+    "chain_sum?max_term=3": r"unknown setting 'max_term', did you mean max_terms\?; known: min_terms, max_terms",
+    "chain_sum?max_terms=0": r"refuses \{.*'max_terms': 0\}: max_terms must be >= min_terms; change",
+}
+ANSWERS = {  # right and wrong ones
+    "chain_sum": (["{}", "It is {}.", "<answer>{}</answer>!"], ["{} + 1", "{}\nWait", "<answer>x{}</answer>"]),
+    "spell_backward": (["{}", "Reversed:\n{}"], ["{}x", "It is {}."]),
+    "sudoku": (["{}", "<answer>\n{}\n</answer>"], ["1 2 3"]),
+    "propositional_logic": ([], ["", "P", "<answer>no</answer>"]),  # has partial credit for any formula
+    "countdown": (["{}", "So:\n{}"], ["1", "{} + 1"]),
+}
+
+
+@pytest.mark.parametrize("spec", UNUSABLE)
+def test_a_spec_that_cannot_be_used_is_one_line(spec):
+    with pytest.raises(UsageError, match=rf"^reasoning_gym:{spec.partition('?')[0]}.*: .*{UNUSABLE[spec]}"):
         tasks.problems(f"reasoning_gym:{spec}")
 
 
-@pytest.mark.parametrize(
-    ("task", "right", "wrong"),
-    [
-        ("chain_sum", ["{}", "It is {}.", "<answer>{}</answer>!"], ["{} + 1", "{}\nWait", "<answer>x{}</answer>"]),
-        ("spell_backward", ["{}", "Reversed:\n{}"], ["{}x", "It is {}."]),
-        ("sudoku", ["{}", "<answer>\n{}\n</answer>"], ["1 2 3"]),
-        ("propositional_logic", [], ["", "P", "<answer>no</answer>"]),  # has partial credit for any formula
-        ("countdown", ["{}", "So:\n{}"], ["1", "{} + 1"]),
-    ],
-)  # fmt: skip
-def test_only_an_answer_with_full_credit_is_right(task, right, wrong):
-    label = tasks.problems(f"reasoning_gym:{task}{'&' if '?' in task else '?'}size=1")[0]["label"]
+@pytest.mark.parametrize("task", ANSWERS)
+def test_only_an_answer_with_full_credit_is_right(task):
+    right, wrong = ANSWERS[task]
+    label = tasks.problems(f"reasoning_gym:{task}?size=1")[0]["label"]
     answer = json.loads(label)["answer"]
     assert [score(text.format(answer), label) for text in right + wrong] == [1.0] * len(right) + [0.0] * len(wrong)
 
