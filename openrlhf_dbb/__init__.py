@@ -12,6 +12,7 @@ The other parts:
 
 data        reads the training prompts and the held-out prompts
 rewards     verifies responses, as OpenRLHF reward functions
+tasks       makes problems with reasoning-gym, and verifies answers to them
 methods     published training methods, as flag values
 presets     flag values for a model
 tiny        the task and the model of the tiny preset

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILE
 
@@ -94,6 +94,9 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
     from datasets import Dataset
 
     data = args.data
+    if tasks.is_spec(name):
+        problems = tasks.problems(name, data.task_instruction)
+        return Dataset.from_list([{data.input_key: each["prompt"], data.label_key: each["label"]} for each in problems])
     keys = [key for key in (data.input_key, data.label_key) if key is not None]
     if Path(name).suffix in (".json", ".jsonl"):
         # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
@@ -231,10 +234,11 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
         raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
 
 
-def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any) -> Prompts:
+def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, held_out: Any = None) -> Prompts:
     """Choose the rows of the loaded data set that are trained on.
 
-    Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always.
+    Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always;
+    prompts of the loaded held-out data if the training data are tasks, whose two seeds may give the same problem.
 
     Raises:
         UsageError: fewer prompts are left than one rollout batch has, or messages have no chat template.
@@ -250,7 +254,11 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any) -> 
         )
     upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
     first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
-    rows = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
+    kept = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
+    tested = set(map(_prompt_key, held_out[args.data.input_key][:])) if held_out is not None else set()
+    untested = [row for row in kept if _prompt_key(prompts[row]) not in tested]
+    made = any(tasks.is_spec(name.strip()) for name in args.data.prompt_dataset.split(","))
+    rows = untested if made else kept
     try:
         seen = PromptDataset(loaded.select(rows), tokenizer, backend, input_template=args.data.input_template)
     except TemplateError as error:
@@ -263,12 +271,15 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any) -> 
     fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
     labels = [str(seen.labels[i]) for i in fits]
     counts = (
-        (len(prompts) - len(rows), "duplicates dropped"),
-        (len(rows) - len(first), "duplicates kept, which share a posterior (--data.drop_duplicates drops them)"),
+        (len(prompts) - len(kept), "duplicates dropped"),
+        (len(kept) - len(first), "duplicates kept, which share a posterior (--data.drop_duplicates drops them)"),
+        (len(kept) - len(untested), f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
         (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
         (lengths.count(0), "without a token dropped"),
     )
     notes = [f"{count} {what}" for count, what in counts if count]
+    if made and tested and len(kept) == len(untested):
+        notes.append(f"none in --{HELD_OUT}")
     if not any(labels):
         notes.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])

@@ -183,6 +183,17 @@ def test_duplicates_are_counted_and_dropped_on_request(choose):
     assert dropped.report == "3 of 5 prompts; 2 duplicates dropped"
 
 
+def test_held_out_problems_of_a_task_are_not_trained_on():
+    pytest.importorskip("reasoning_gym")
+    args = arguments("reasoning_gym:chain_sum?size=60&max_digits=1&max_terms=2&seed=1", max_len=64)
+    args.data.task_instruction, args.eval.dataset = "", args.data.prompt_dataset.replace("seed=1", "seed=2")
+    loaded, held_out = (data.load(args, strategy(args), flag) for flag in (data.TRAINING, data.HELD_OUT))
+    both = [text for text in loaded["input"] if text in held_out["input"]]
+    kept = data.choose(loaded, args, strategy(args), Words(), held_out)
+    assert kept.texts == [text for text in loaded["input"] if text not in held_out["input"]]
+    assert f"; {len(both)} in --eval.dataset dropped" in kept.report
+
+
 def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24
     kept = choose(row("a"), row(long), row("\u200b"), row("b"))

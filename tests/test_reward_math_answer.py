@@ -41,6 +41,7 @@ TABLE = [
     # a sum whose terms are repeated, and other ways to be paid without an answer
     (SUM, SUM_LABEL, "To find the final answer of 7 + 4 - 6, we would need", False),
     (SUM, SUM_LABEL, "7 + 4 - 6", False),
+    (SUM, SUM_LABEL, "= (5) - ", False),  # cut where it goes on
     (SUM, SUM_LABEL, r"\boxed{7+4-6}", False),
     (SUM, SUM_LABEL, r"$7 + 4 - 6$", False),
     (SUM, SUM_LABEL, r"\boxed{10/2}", False),

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = "folder of a run (its best model by validation, else its last)"
     parser.add_argument("--model", help=f"{run}, of a model (runs/RUN/model: the last), or a model on the hub")
     names = ", ".join(benchmarks.NAMES)
-    known = f"any of {names}; NAME=FILE for a data file (prompts verbatim); or a .toml file"
+    known = f"any of {names}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
     parser.add_argument("--benchmarks", metavar="NAME,...", help=known)
     sampled = parser.add_argument_group("what is sampled")
     sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import methods, presets, tiny, upstream
+from openrlhf_dbb import methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_class, strategy_class
 from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -66,6 +66,10 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         _use_all_gpus(values, chosen.gpus)
         if chosen.preset != presets.NONE:
             cuda.derive(values, origin)
+    if tasks.is_spec(values["data.prompt_dataset"] or ""):
+        for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
+            if origin.get(flag) != COMMAND_LINE:
+                values[flag], origin[flag] = value, "--data.prompt_dataset"
     _fill_placeholders(values)
     _derive(values, origin)
     settings = Settings(values, origin, on_cpu, machine.look())
@@ -184,7 +188,7 @@ def _fill_placeholders(values: dict[str, Any]) -> None:
         if not path.exists():
             raise UsageError(
                 f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb "
-                "(math_answer, exact_match, last_result); give one of these"
+                "(math_answer, exact_match, last_result, reasoning_gym); give one of these"
             )
         values["reward.remote_url"] = str(path)
 

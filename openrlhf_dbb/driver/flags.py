@@ -9,7 +9,7 @@ from typing import Any
 
 import estimators
 from estimators.parameters import parameter_fields
-from openrlhf_dbb import methods, presets, upstream
+from openrlhf_dbb import methods, presets, tasks, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.options import Parser
@@ -64,6 +64,11 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
+    (
+        "--data.task_instruction",
+        {"metavar": "TEXT", "default": tasks.INSTRUCTION},
+        f"follows the question of a {tasks.PREFIX} task (default {tasks.INSTRUCTION!r})",
+    ),
     (
         "--eval.benchmarks",
         {"metavar": "NAME,..."},

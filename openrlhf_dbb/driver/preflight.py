@@ -65,8 +65,7 @@ def prepare(
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
     # The rows are read before torch is imported, which takes longer.
     rows = _loaded(TRAINING, args.data.prompt_dataset, for_loaders, backend)
-    if args.eval.dataset:
-        _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend)
+    held_out = _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend) if args.eval.dataset else None
     _check_device(settings)
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
@@ -77,7 +76,7 @@ def prepare(
             settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
             for_loaders.data.apply_chat_template = True
         with upstream.quiet():
-            prompts = choose(rows, for_loaders, backend, tokenizer)
+            prompts = choose(rows, for_loaders, backend, tokenizer, held_out)
         url = (args.reward.remote_url or [""])[0]
         warning = reward_file.check(url, prompts.texts, prompts.labels) if url.endswith(".py") else None
         evaluated = _benchmarks(settings, tokenizer)

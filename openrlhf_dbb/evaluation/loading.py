@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb import tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.benchmarks import READERS, Benchmark
@@ -72,6 +73,8 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
+    if tasks.is_spec(benchmark.hub):
+        return datasets.Dataset.from_list(tasks.problems(benchmark.hub))
     try:
         if benchmark.file:
             reader = READERS[Path(benchmark.file).suffix]

@@ -170,14 +170,15 @@ def summary(evaluation: Evaluation) -> str:
         groups.setdefault(about[name]["group"], []).append(found | {"prompts": about[name]["prompts"]})
         cells = (percent(found.get(measure, unknown_R)) for measure in shown)
         shares = (f"{found[share].mean():.1%}" for share in ("truncated_rate", "missing"))
+        equal = f"{np.mean(np.ptp(measured.scores_R_P_N, axis=-1) == 0):.0%}"  # a missing score equals no other
         tokens = f"{found['response_length_mean'].mean():.0f}"
-        rows.append((about[name]["title"], about[name]["prompts"], *cells, tokens, *shares))
+        rows.append((about[name]["title"], about[name]["prompts"], *cells, equal, tokens, *shares))
     for group, members in groups.items():
         if len(members) > 1:
             means = (np.mean([member.get(measure, unknown_R) for member in members], axis=0) for measure in shown)
             prompts = sum(member["prompts"] for member in members)
-            rows.append((f"average {group}".strip(), prompts, *map(percent, means), "", "", ""))
-    header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "tokens", "truncated", "missing")
+            rows.append((f"average {group}".strip(), prompts, *map(percent, means), "", "", "", ""))
+    header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "equal", "tokens", "truncated", "missing")
     over = "one run" if runs == 1 else f"mean and standard deviation over {runs} runs"
     title = f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}"
     return f"{title}\n{table(header, rows)}"

@@ -64,7 +64,8 @@ _SUBTRACTED = re.compile(rf"{_OPERAND}[ \t]*\Z")
 _ARGUMENT = re.compile(r"\w\([ \t]*\Z")
 _LINE_START, _AFTER_MARKER = re.compile(r"(?:\A|\n)[ \t]*\Z"), re.compile(r"[.)][ \t]+\S")
 _GOES_ON = re.compile(
-    rf"\(|[ \t]*(?:=|\?|!=|{_SIGN}[ \t]*(?:[\d({{\\.$-]|{_VARIABLE}\b|\Z)|\\[a-zA-Z]|{_JOINED}[ \t]*[-+(]?\d)"
+    rf"\(|[ \t]*(?:=|\?|!=|[)\]]*[ \t]*{_SIGN}[ \t]*(?:[\d({{\\.$-]|{_VARIABLE}\b|\Z)|"
+    rf"\\[a-zA-Z]|{_JOINED}[ \t]*[-+(]?\d)"
 )
 _DENIED = re.compile(
     r"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\bthan|\binstead of|!=|\u2260|\\neq?)[ \t:]+"

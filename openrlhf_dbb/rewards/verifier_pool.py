@@ -1,15 +1,17 @@
-"""Runs Math-Verify in processes with a hard time limit.
+"""Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard time limit.
 
 Math-Verify never finishes on some expressions. Its own time limit works only in the main thread, and OpenRLHF calls
 reward functions in other threads. So each verification runs in a process that a signal can end.
 
-Usage: python verifier_pool.py SECONDS    one such process; JSON requests on stdin and replies on stdout, one a line
+Usage: python -m openrlhf_dbb.rewards.verifier_pool SECONDS    one such process for Math-Verify; JSON requests on stdin
+                                                               and replies on stdout, one a line
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import logging
 import os
@@ -18,8 +20,10 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
+MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
 MEMORY_BYTES = 4 * 1024**3
@@ -31,10 +35,11 @@ class VerifierPool:
     """Up to ``size`` verifier processes (default: one a core, at most 8), each started when it is needed.
 
     Threads may share a pool. One verification may take ``time_limit_s`` seconds of wall-clock time (default: 5, or the
-    environment variable OPENRLHF_DBB_VERIFIER_SECONDS).
+    environment variable OPENRLHF_DBB_VERIFIER_SECONDS). ``worker``, the module of the processes, calls :func:`serve`.
     """
 
-    def __init__(self, size: int | None = None, time_limit_s: float | None = None) -> None:
+    def __init__(self, size: int | None = None, time_limit_s: float | None = None, worker: str = MATH_WORKER) -> None:
+        self._worker = worker
         self.size = size or min(8, os.cpu_count() or 1)
         self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
         if not 0 < self.time_limit_s < float("inf"):
@@ -45,18 +50,18 @@ class VerifierPool:
             self._idle.put(None)
 
     def verify(self, answer: str, label: str) -> bool | None:
-        """Return whether Math-Verify finds the answer equal to the label; None if it could not be verified.
+        """Return whether the verifier finds the answer equal to the label; None if it could not be verified.
 
-        A text that is known to be nothing but an answer or a label is given in a box.
+        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box.
 
         Raises:
-            ValueError: Math-Verify cannot read the label.
+            ValueError: the verifier cannot read the label.
             RuntimeError: no process could start.
         """
-        reply = self._ask({"answer": answer, "label": label})
+        reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
             raise ValueError(
-                f"Math-Verify cannot read the label {label!r} ({reply['bad_label']}); "
+                f"the verifier cannot read the label {label!r} ({reply['bad_label']}); "
                 "fix or drop this row of the data set"
             )
         if "correct" in reply:
@@ -66,7 +71,7 @@ class VerifierPool:
 
     def why_unreadable(self, label: str) -> str | None:
         """Return why Math-Verify cannot read a label, boxed as for :meth:`verify`; None if it can."""
-        reply = self._ask({"label": label})
+        reply = self.ask({"label": label})
         return reply.get("bad_label") or reply.get("unverified")
 
     def close(self) -> None:
@@ -76,7 +81,8 @@ class VerifierPool:
                 _end(process)
             self._idle.put(None)
 
-    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return a process's reply to a request, or why there is none as ``unverified``."""
         process = self._idle.get()
         reusable = None
         try:
@@ -95,11 +101,13 @@ class VerifierPool:
             self._idle.put(reusable)
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, str(self.time_limit_s)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", self._worker, str(self.time_limit_s)]
+        # With a fixed hash seed every process makes the same problems.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         if _exchange(process, "") is None:
             _end(process)
-            raise RuntimeError(f"{' '.join(command)} did not start, its error is on stderr; is math-verify installed?")
+            raise RuntimeError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
         return process
 
 
@@ -121,7 +129,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.communicate()  # closes the pipes
 
 
-# The functions below run in the verifier process, which imports nothing of this package.
+# The functions below run in the verifier process.
 
 
 @functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
@@ -152,8 +160,8 @@ def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
         return {failed: repr(error)}
 
 
-def main(seconds: float) -> None:
-    """Answer requests until stdin closes; stdin closes too when the parent is killed."""
+def serve(seconds: float, library: str, reply_to: Callable[..., dict[str, Any]]) -> None:
+    """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
     # Nobody handles the alarm, so it ends the process even within a computation in C, also after the parent's death.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
@@ -164,8 +172,7 @@ def main(seconds: float) -> None:
     # Only replies may go into the pipe. What a library prints goes to stderr.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    import math_verify  # noqa: F401  (before the first request, whose time it would take)
-
+    importlib.import_module(library)  # before the first request, whose time it would take
     logging.disable(logging.WARNING)  # Math-Verify warns that it has no time limit
     signal.setitimer(signal.ITIMER_REAL, 0)
     print("{}", file=replies, flush=True)
@@ -177,4 +184,4 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    serve(float(sys.argv[1]), "math_verify", reply_to)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb import tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.presets import read_toml
@@ -29,7 +30,7 @@ class Benchmark:
     title: str  # heading in tables
     group: str = ""  # is averaged: "ID" (in distribution in the paper), "OOD" (out of distribution), or another
     source: str = ""  # whose definition is followed
-    hub: str = ""  # id of a data set on the Hugging Face hub, or a local folder laid out like one; "" with ``file``
+    hub: str = ""  # id on the Hugging Face hub, a local folder laid out like one, or a spec; "" with ``file``
     revision: str = "main"  # the hub's commit; "main" is the newest
     file: str = ""  # a JSON lines, JSON or Parquet file; "" with ``hub``
     configs: tuple[str, ...] = ()  # of the hub data set, concatenated in this order; () for the default one
@@ -60,7 +61,7 @@ def find_all(text: str) -> list[Benchmark]:
 
 
 def find(text: str) -> Benchmark:
-    """Return the benchmark with a known name, of a TOML file, or ``NAME=FILE``.
+    """Return the benchmark with a known name, of a TOML file, ``NAME=FILE``, or a spec of ``openrlhf_dbb.tasks``.
 
     The data file of ``NAME=FILE`` has columns ``input`` and ``label``. Its prompts are used verbatim, without a chat
     template. Math-Verify verifies the responses.
@@ -68,6 +69,9 @@ def find(text: str) -> Benchmark:
     Raises:
         UsageError: there is no such benchmark or file, or the file has a mistake.
     """
+    if tasks.is_spec(text):
+        title = text.removeprefix(tasks.PREFIX)
+        return Benchmark(text, title, hub=text, question="prompt", verifier="reasoning_gym")
     name, equals, path = text.partition("=")
     if equals:
         if not name or "/" in name:

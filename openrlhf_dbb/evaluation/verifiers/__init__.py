@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import choices, exact
 from openrlhf_dbb.evaluation.verifiers.statements import Verdict
+from openrlhf_dbb.rewards import reasoning_gym
 from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
 from openrlhf_dbb.rewards.math_answer import score
 
@@ -36,6 +37,10 @@ def _math_or_text(response: str, label: str) -> Verdict:
         return Verdict(float(normal(answer or "") == normal(label)), _vote(answer, response))
 
 
+def _task(response: str, label: str) -> Verdict:
+    return Verdict(reasoning_gym.score(response, label), None)
+
+
 def _vote(answer: str | None, response: str) -> str | None:
     # A box that states no value still votes for its text.
     return normal(answer or last_box(response) or "") or None
@@ -46,6 +51,7 @@ VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math_or_text": _math_or_text,
     "choice": choices.verify,
     "exact": exact.verify,
+    "reasoning_gym": _task,
 }
 """By name, thread-safe functions of a response without special tokens and a label as ``normal_label`` gives it.
 "math" raises ValueError if Math-Verify cannot read the label."""

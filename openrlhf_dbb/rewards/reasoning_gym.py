@@ -1,0 +1,37 @@
+"""Reward function for the tasks of reasoning-gym: 1.0 for an answer with full credit, 0.0 for another, None missing.
+
+Use it as ``--reward.remote_url reasoning_gym``. Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit
+counts as 0: many tasks give some to any text, and some to an answer that the text merely contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# OpenRLHF runs this file outside its package, so imports are absolute.
+from openrlhf_dbb.rewards.answers import response_text
+from openrlhf_dbb.rewards.verifier_pool import TASK_WORKER, VerifierPool
+
+_pool = VerifierPool(worker=TASK_WORKER)
+
+
+def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    """Verify responses; takes, returns and raises the same as ``math_answer.reward_func``."""
+    rows = zip(queries, prompts, labels, strict=True)
+    rewards = [score(response_text(query, prompt), label) for query, prompt, label in rows]
+    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
+
+
+def score(response: str, label: str) -> float | None:
+    """Return 1.0 for an answer with full credit, 0.0 for another one or none, None if nobody could verify it.
+
+    The last ``<answer>...</answer>`` is the answer. Without such tags the answer is on the last line: if the task's own
+    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line.
+    If the task's own answer is no number, the whole response counts too, for answers of several lines.
+
+    Raises:
+        ValueError: it is not the label of a task.
+    """
+    correct = _pool.verify(response, label)
+    return None if correct is None else float(correct)

@@ -1,0 +1,176 @@
+"""Tasks of the package reasoning-gym as prompts with labels: problems that a program makes and verifies.
+
+A spec is ``reasoning_gym:TASK?SETTING=VALUE&...``. The settings are the task's own, with ``size`` (the number of
+problems) and ``seed`` (default 0) among them. A setting that is a list takes its name once for each entry.
+
+A label is JSON that says how the problem is made again. The problems are made and verified in processes of their own:
+some tasks go by Python's hash seed or by the global random generator, and no verifier has a time limit.
+
+Usage: python -m openrlhf_dbb.tasks SECONDS    one such process, as ``rewards.verifier_pool`` starts it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import re
+import sys
+from typing import Any
+
+from openrlhf_dbb.errors import UsageError, did_you_mean
+from openrlhf_dbb.rewards import answers, verifier_pool
+
+PREFIX = "reasoning_gym:"
+INSTRUCTION = "Give only the answer."
+_MAKING_LIMIT_S = 3600.0
+# One mixes others. The verifier of the second takes any text, that of the third an answer to any other puzzle.
+_LEFT_OUT = {"composite", "game_of_life_halting", "puzzle24"}
+_SEEDS_APART = 100_000
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def is_spec(name: str) -> bool:
+    """Return whether a data set is a task, by its name."""
+    return name.startswith(PREFIX)
+
+
+def sized(name: str, size: int) -> str:
+    """Return a task, which may have settings behind it, with another number of problems."""
+    return f"{name}{'&' if '?' in name else '?'}size={size}"
+
+
+@functools.lru_cache(maxsize=4)
+def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
+    """Return the problems of a spec, each with "prompt" and "label"; the same for the same spec.
+
+    The prompt is the question, then the instruction in a line of its own. A question that the task repeats keeps its
+    first label, so that both are one prompt.
+
+    Raises:
+        UsageError: there is no such task or setting, the task refuses a value, or the package is not installed.
+    """
+    made = _ask(spec, task=spec.removeprefix(PREFIX))
+    return [{"prompt": f"{question}\n{instruction}".rstrip(), "label": label} for question, label in made]
+
+
+def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
+    """Return of each task (None: all) its name, the answer and the first question; raise as :func:`problems`."""
+    return [(name, json.loads(label)["answer"], question) for name, question, label in _ask("tasks", names=names)]
+
+
+def _ask(source: str, **request: Any) -> Any:
+    pool = verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)
+    try:
+        reply = pool.ask(request)
+    except RuntimeError as error:
+        raise UsageError(f"{source} needs the package reasoning-gym: pip install reasoning-gym ({error})") from error
+    finally:
+        pool.close()
+    if "rows" not in reply:
+        raise UsageError(f"{source}: {reply['unverified']}")
+    return reply["rows"]
+
+
+# The functions below run in the process.
+
+
+def reply_to(**request: Any) -> dict[str, Any]:
+    """Return ``rows``, or the verdict on an answer as ``correct``; else the reason, as ``verifier_pool.reply_to``."""
+    failed = "unverified"
+    try:
+        if "task" in request:
+            return {"rows": _rows(request["task"])}
+        if "names" in request:
+            return {"rows": [(name, *_rows(sized(name, 1))[0]) for name in request["names"] or _names()]}
+        failed = "bad_label"
+        dataset, entry = _problem(request["label"])
+        failed = "unverified"
+        found = filter(None, _found(request["answer"].strip(), entry["answer"]))
+        # Some tasks give partial credit to any text. The parts of a wrong answer may add up to 1.0000000000000002.
+        return {"correct": any(dataset.score_answer(text, entry) == 1 for text in found)}
+    except MemoryError:  # ends the process: it cannot be trusted any more
+        raise
+    except Exception as error:
+        return {failed: str(error) if isinstance(error, UsageError) else repr(error)}
+
+
+def _found(response: str, right: str | None) -> list[str | None]:
+    """Return the texts that may be the answer of a response, as ``rewards.reasoning_gym.score`` explains."""
+    tagged, line = _TAGGED.findall(response), response.rpartition("\n")[2]
+    if tagged:
+        return [tagged[-1].strip()]
+    is_number = right is not None and answers.number(right) is not None
+    return [answers.final_answer(line, str(right))] if is_number else [response, line]
+
+
+def _names() -> list[str]:
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS.keys() - _LEFT_OUT)
+
+
+def _rows(spec: str) -> list[tuple[str, str]]:
+    task, _, query = spec.partition("?")
+    settings = _settings(task, query)
+    labels: dict[str, str] = {}
+    rows = []
+    try:
+        for index in range(len(_dataset(task, json.dumps(settings)))):
+            about: dict[str, Any] = {"task": task, "index": index, "settings": settings}
+            entry = _entry(**about)[1]
+            label = labels.setdefault(entry["question"], json.dumps({"answer": entry["answer"], **about}))
+            rows.append((entry["question"], label))
+    except Exception as error:  # a value that the task cannot use ends in any of Python's errors
+        raise UsageError(f"the task refuses {settings}: {error or type(error).__name__}; change them") from error
+    return rows
+
+
+def _settings(task: str, query: str) -> dict[str, Any]:
+    from reasoning_gym.factory import DATASETS
+
+    if task not in _names():
+        why = "cannot be verified" if task in _LEFT_OUT else f"is unknown{did_you_mean(task, _names())}"
+        raise UsageError(f"task {task!r} {why}; openrlhf-dbb tasks lists those that there are")
+    defaults = dataclasses.asdict(DATASETS[task][1]())
+    settings: dict[str, Any] = {"seed": 0}
+    for part in filter(None, query.split("&")):
+        name, _, text = part.partition("=")
+        if name not in defaults:
+            raise UsageError(f"unknown setting {name!r}{did_you_mean(name, defaults)}; known: {', '.join(defaults)}")
+        value: Any = text
+        with contextlib.suppress(ValueError):  # a text is its own value
+            value = json.loads(text)
+        settings[name] = [*settings.get(name, []), value] if isinstance(defaults[name], (list, tuple)) else value
+    return settings
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(task: str, settings: str) -> Any:
+    import reasoning_gym
+
+    given = json.loads(settings)
+    # The package makes problem i from seed + i, so that seeds 1 and 2 would share all problems but one.
+    return reasoning_gym.create_dataset(task, **given | {"seed": given["seed"] * _SEEDS_APART})
+
+
+def _entry(task: str, index: int, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    dataset = _dataset(task, json.dumps(settings))
+    random.seed(index)  # list_functions draws from the global generator
+    return dataset, dataset[index]
+
+
+@functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
+def _problem(label: str) -> tuple[Any, dict[str, Any]]:
+    about = json.loads(label)
+    answer = about.pop("answer")
+    dataset, entry = _entry(**about)
+    if entry["answer"] != answer:
+        raise ValueError(f"the reasoning-gym of this machine makes a problem with the answer {entry['answer']!r}")
+    return dataset, entry
+
+
+if __name__ == "__main__":
+    verifier_pool.serve(float(sys.argv[1]), "reasoning_gym", reply_to)
