@@ -87,15 +87,15 @@ class GroupNorm(Form):
 
 @register
 class BatchCentered(GroupNorm):
-    """``(X - p) / sqrt(v)`` minus its mean over the step's rollouts, so that the advantages of a step sum to 0.
+    """``(X - p) / sqrt(v)`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
 
-    With c the mean, ``sum A_i grad log pi(y_i)`` holds the term ``c sum grad log pi(y_i)``. Its expectation is 0, its
-    variance is not, and what is left of it lowers (c < 0) the probability of the very responses that were sampled. With
-    ``point`` c is 0. With a posterior whose prior mean is 1/2, on prompts that are hardly ever solved, all groups fail
-    and c is nearly the whole advantage: the policy loses its successes and its entropy grows without end. Subtracting c
-    keeps the differences between rollouts and between groups, which are all that the rewards tell.
+    Let c be that mean. The gradient estimate ``sum A_i grad log pi(y_i)`` holds ``c sum grad log pi(y_i)``. This term
+    tells nothing of the rewards: its expectation is 0, its variance grows with ``c^2``. With ``point`` c is 0. A
+    posterior whose prior mean is 1/2 gives ``c < 0`` on prompts that are hardly ever solved, and the term is nearly the
+    whole estimate. Adam, which normalizes it, then makes whatever was sampled less likely in full steps: successes are
+    lost and the entropy grows.
 
-    Source: our own; ``python -m study rare`` measures it. A batch-mean baseline is Williams 1992, section 5.
+    Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
     """
 
     name: ClassVar[str] = "batch_centered"

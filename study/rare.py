@@ -99,7 +99,7 @@ CONFIRMATION = 11  # its first seed
 NOTE = (
     "Held-out accuracy after training minus GRPO's of the same seed, percentage points ± standard "
     'error. "harm": the one-sided 95 % interval lies below 0. "no harm": its lower end is above minus one point and '
-    "above minus a tenth of GRPO's accuracy."
+    "above minus a tenth of GRPO's accuracy. In brackets: seeds; no verdict on two."
 )
 
 
@@ -233,6 +233,7 @@ def _cell(after: pd.Series[float] | None, grpo: pd.Series[float]) -> str:
     reach = float(stats.t.ppf(0.95, test.n - 1)) * test.error
     allowed = min(0.01, 0.1 * grpo.mean())
     verdict = " harm" if test.mean + reach < 0 else " no harm" if test.mean - reach > -allowed else ""
+    verdict *= test.n > 2
     return f"{cells.difference(test)} ({test.n}){verdict}"
 
 

@@ -71,11 +71,11 @@ class Progress:
         if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
             cure = "use easier prompts, a better start, or more rollouts a prompt"
             if learns_from_failures:
-                cure += "; where successes are this rare, --estimator point or auto has kept more of them"
+                cure += "; where successes are this rare, --method centered or --estimator point keeps more of them"
             lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
         fallen = _fallen(dict(self.accuracy), held_out_samples)
         if fallen:
-            lines["falling"] = f"{fallen}: lower --actor.adam.lr, or try --estimator point or auto"
+            lines["falling"] = f"{fallen}: lower --actor.adam.lr, or try --method centered"
         if cut > rollouts / 2:
             lines["cut"] = (
                 f"{cut / rollouts:.0%} of the last {rollouts} responses were cut at the limit of {max_new_tokens} "

@@ -142,7 +142,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            learns_from_failures=bool(estimator.state_fields) and estimator.name != "auto",
+            learns_from_failures=bool(estimator.state_fields)
+            and estimator.name != "auto"
+            and self.args.algo.advantage.estimator != "batch_centered",
         )
 
     def fit(self, global_step: int = 0) -> None:
