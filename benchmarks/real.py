@@ -12,7 +12,9 @@ plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by tran
 The roofline is the time of the model's matrix products alone, forward and backward, at the sizes of a micro-batch,
 measured in the same run. It needs a quiet machine.
 
-    python benchmarks/real.py --check    12 minutes a round; exit code 1 if a bound is missed
+    python benchmarks/real.py --check                    12 minutes a round; exit code 1 if a bound is missed
+    python benchmarks/real.py --only ours --threads 1    one core
+    python benchmarks/real.py --profile                  where the training pass spends its time, in a minute
 """
 
 from __future__ import annotations
@@ -73,14 +75,17 @@ def command(name: str, steps: int, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def run(name: str, steps: int, folder: Path) -> dict[str, Any]:
+def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
     """Run a candidate once in an empty folder; return the ends of its steps since the command, and peak memory.
+
+    Args:
+        threads: of each process; 0: what the candidate chooses.
 
     Raises:
         SystemExit: the command failed, or some step is missing.
     """
     kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")}
-    environment = kept | {"PYTHONPATH": str(TREE)}
+    environment = kept | {"PYTHONPATH": str(TREE)} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     began, peak, printed = time.time(), [0], []
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -88,7 +93,7 @@ def run(name: str, steps: int, folder: Path) -> dict[str, Any]:
             cwd=folder,
             stdout=log,
             stderr=log,
-            env=environment | {"PYTHONPATH": str(TREE)},
+            env=environment,
         )
     watch = threading.Thread(target=watch_memory, args=(process, peak))
     watch.start()
@@ -149,6 +154,28 @@ def roofline(dtype: torch.dtype, tokens: int, answers: int) -> float:
     return LAYERS * sum(products(matrix, tokens) for matrix in MATRICES) + products(HEAD, answers)
 
 
+def print_profile(micro: int = 32, tokens: int = 60, answers: int = 11) -> None:
+    """Print how much of a micro-batch's forward and backward pass each kind of operation takes, in bf16."""
+    from torch.profiler import profile
+    from transformers import AutoModelForCausalLM
+
+    folder = smollm2.default_folder() / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    ids, keep = torch.randint(100, 40_000, (micro, tokens)), torch.arange(tokens - answers - 1, tokens - 1)
+
+    def train() -> None:
+        logits = model(ids, logits_to_keep=keep, use_cache=False).logits.float()
+        logits.log_softmax(-1).gather(-1, ids[:, -answers:, None]).mean().backward()
+
+    train()
+    with profile() as profiled:
+        train()
+    rows = sorted(profiled.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    total = sum(row.self_cpu_time_total for row in rows)
+    for row in rows[:12]:
+        print(f"{row.key:<24}{row.count:>6} calls{row.self_cpu_time_total / total:>8.1%}")
+
+
 def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Return the medians of one candidate."""
     steps = [b - a for run in runs for a, b in list(itertools.pairwise(run["ends"]))[WARM_UP_STEPS - 1 :]]
@@ -164,15 +191,20 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8, help="of each run")
     parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=CANDIDATES)
+    parser.add_argument("--threads", type=int, default=0, help="of each process (default: the candidate's choice)")
+    parser.add_argument("--profile", action="store_true", help="profile the training pass; run nothing else")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
     options = parser.parse_args()
     smollm2.prepare(smollm2.default_folder())
+    if options.profile:
+        print_profile()
+        return 0
     print(f"load average before the first run: {os.getloadavg()[0]:.2f}; it should be near 0", flush=True)
     runs: dict[str, list[dict[str, Any]]] = {}
     turns = [name for turn in range(options.rounds) for name in list(options.only)[:: -1 if turn % 2 else 1]]
     for name in tqdm(turns, unit="run"):
         with tempfile.TemporaryDirectory(prefix="dbb_real_") as folder:
-            runs.setdefault(name, []).append(run(name, options.steps, Path(folder)))
+            runs.setdefault(name, []).append(run(name, options.steps, Path(folder), options.threads))
     measured = {name: figures(of_name) for name, of_name in runs.items()}
     print(f"{'':<12}{'step s':>8}{'first step s':>14}{'memory GiB':>12}")
     for name, row in measured.items():

@@ -87,8 +87,8 @@ def worker_environment() -> dict[str, str]:
     return {
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # driver/cpu_fit.py sets others for larger models
-        # A thread that spins at a barrier takes the core from the thread that it waits for. With one busy process
-        # beside two threads, a training step took 62 s in place of 6; so limited it takes 11, and alone a tenth longer.
+        # A thread that spins at a barrier takes the core from the thread that it waits for. Beside another busy process
+        # a training step would take many times as long. Alone, a step takes a tenth longer with this limit.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),
         # Otherwise each large tensor gets new pages from the kernel, which takes a quarter of a training step.
         "MALLOC_MMAP_THRESHOLD_": str(2**32),
