@@ -6,31 +6,24 @@ OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over i
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform.cpu import has_bf16
 from openrlhf_dbb.platform.machine import GIB
 
 # With fewer parameters a second thread mostly waits for the first, and every choice below costs more than it saves.
 SMALL = 20_000_000
 ORIGIN = "fits the model and this machine"
-_BF16 = ("avx512_bf16", "amx_bf16")
 _PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
 _SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
 _BLOCK = 128  # tokens; vLLM takes whole blocks of a sequence
 _CACHE = 64 * 2**20, 2 * GIB  # of an engine at least, at most; vLLM queues rollouts that find no room
 _SEQUENCES = 256  # that an engine generates at a time at most
 _SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden unit; measured on SmolLM2 in float32
-
-
-def has_bf16() -> bool:
-    """Return whether the processor multiplies bfloat16; others emulate it, which takes 6 to 8 times as long."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in _BF16)
 
 
 def fitted(settings: Settings) -> Settings:

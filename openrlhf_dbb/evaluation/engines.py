@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
@@ -96,8 +97,12 @@ class Engines:
         import ray
 
         self._n = sampling.n
-        gpus = 0 if cpu.active() else arguments["tensor_parallel_size"]
-        actor = ray.remote(num_cpus=1, num_gpus=gpus)(EngineActor)
+        options: dict[str, Any] = {"num_gpus": arguments["tensor_parallel_size"]}
+        if cpu.active():
+            threads = 1 if _is_small(arguments["model"]) else len(os.sched_getaffinity(0)) // len(seeds)
+            threads = int(os.environ.get("OMP_NUM_THREADS", max(threads, 1)))
+            options = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+        actor = ray.remote(num_cpus=1, **options)(EngineActor)
         arguments = _for_this_machine(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
 
@@ -125,10 +130,17 @@ def _for_this_machine(arguments: dict[str, Any]) -> dict[str, Any]:
     if not cpu.active():
         # Inside an actor, vLLM might otherwise start its ranks as further actors.
         return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
-    # In 32 bits, as in training: most CPUs emulate bfloat16.
-    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": "float32"})
+    # As in training.
+    dtype = "bfloat16" if cpu.has_bf16() and not _is_small(arguments["model"]) else "float32"
+    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
     del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
     return arguments
+
+
+def _is_small(model: str) -> bool:
+    """Return whether a folder holds less than 80 MB of weights, 20 million parameters in float32."""
+    weights = list(Path(model).glob("*.safetensors"))
+    return bool(weights) and sum(file.stat().st_size for file in weights) < 80_000_000
 
 
 @contextmanager
