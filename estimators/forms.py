@@ -86,30 +86,6 @@ class GroupNorm(Form):
 
 
 @register
-class BatchCentered(GroupNorm):
-    """``(X - p) / sqrt(v)`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
-
-    Let c be that mean. The gradient estimate ``sum A_i grad log pi(y_i)`` holds ``c sum grad log pi(y_i)``. This term
-    tells nothing of the rewards: its expectation is 0, its variance grows with ``c^2``. With ``point`` c is 0. A
-    posterior whose prior mean is 1/2 gives ``c < 0`` on prompts that are hardly ever solved, and the term is nearly the
-    whole estimate. Adam, which normalizes it, then makes whatever was sampled less likely in full steps: successes are
-    lost and the entropy grows.
-
-    Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
-    """
-
-    name: ClassVar[str] = "batch_centered"
-    formula: ClassVar[str] = "(X - p) / sqrt(variance), minus its mean over the step"
-
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        advantages_P_G = super().advantages(rewards_P_G, estimate)
-        seen_P_G = ~np.isnan(rewards_P_G)
-        mean = advantages_P_G[seen_P_G].mean() if seen_P_G.any() else 0.0
-        # Rounding must not give an advantage to a group that has none.
-        return np.where(seen_P_G, advantages_P_G - mean, 0.0) if abs(mean) > _ROUNDING else advantages_P_G
-
-
-@register
 class DrGrpo(Form):
     """``X - p``: Dr. GRPO.
 
@@ -121,6 +97,31 @@ class DrGrpo(Form):
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return centered(rewards_P_G, estimate)
+
+
+@register
+class BatchCentered(DrGrpo):
+    """``X - p`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
+
+    Let c be that mean. The gradient estimate ``sum A_i grad log pi(y_i)`` holds ``c sum grad log pi(y_i)``. This term
+    tells nothing of the rewards: its expectation is 0, its variance grows with ``c^2``. With ``point`` c is 0. A
+    posterior whose prior mean is 1/2 gives ``c < 0`` on prompts that are hardly ever solved, and the term is nearly the
+    whole estimate. Adam, which normalizes it, then makes whatever was sampled less likely in full steps: successes are
+    lost and the entropy grows. Not dividing by the deviation keeps c, and with it what is left of a failed group after
+    the subtraction, small where p is small.
+
+    Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
+    """
+
+    name: ClassVar[str] = "batch_centered"
+    formula: ClassVar[str] = "X - p, minus its mean over the step"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        advantages_P_G = super().advantages(rewards_P_G, estimate)
+        seen_P_G = ~np.isnan(rewards_P_G)
+        mean = advantages_P_G[seen_P_G].mean() if seen_P_G.any() else 0.0
+        # Rounding must not give an advantage to a group that has none.
+        return np.where(seen_P_G, advantages_P_G - mean, 0.0) if abs(mean) > _ROUNDING else advantages_P_G
 
 
 @register

@@ -278,7 +278,7 @@ def test_our_flags_are_few():
     ours = {action.dest for action in flags.build_parser()._actions} - theirs
     own = {flag for flag in ours if flag.partition(".")[0] not in {*estimators.available(), *strategies.available()}}
     assert len({flag for flag in own if not flag.startswith(("replay.", "help"))}) <= 22
-    assert len(ours) <= 46
+    assert len(ours) <= 47
 
 
 def test_other_values_make_other_settings_in_which_everything_follows():

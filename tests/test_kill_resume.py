@@ -57,6 +57,10 @@ def by_updates(steps):
     return DISCOUNT ** (steps * BATCH / PROMPTS)
 
 
+def by_drift(steps):
+    """SPO's rho is in the rows alone."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A run to be killed.
@@ -100,6 +104,7 @@ CASES = {
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8"], 4 * EPOCHS
     ),
+    "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, by_drift),
     "async-dbb": Case(
         [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2"],
         4 * EPOCHS, by_updates, latest=2,
@@ -185,6 +190,11 @@ def check_posteriors(folder, case):
         at = version + 1  # the step in which the group would have been on-policy
         if case.keeps is None:
             assert (alpha, beta, mean) == (None, None, successes / rollouts)
+        elif case.keeps is by_drift:
+            before = posterior.get(prompt, (0.5, 0.5))
+            rho = (alpha - successes) / before[0]
+            assert 0.875 - 1e-9 < rho < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before[:2]), rel=1e-14)
+            assert beta == pytest.approx(rho * before[1] + rollouts - successes, rel=1e-9)
         else:
             # Forgetting by updates starts an epoch before the first visit, as if the prior had been a visit then.
             before = posterior.get(prompt, (1.0, 1.0, at - PROMPTS // BATCH))

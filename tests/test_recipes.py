@@ -169,8 +169,8 @@ def test_a_recipe_is_accepted_alone_and_with_an_estimator(dry_run, name):
     lines = dry_run(name, "--estimator", ESTIMATORS[name])
     whitened = "--algo.advantage.estimator reinforce_baseline" in " ".join(RECIPES[name])
     # gae, OpenRLHF's default, needs a critic
-    advantage = "X - p, whitened over the tokens of the batch" if whitened else "(X - p) / sqrt(variance)"
-    assert f"; estimator {ESTIMATORS[name]}; advantage {advantage}" in shown(lines, "method     ")
+    advantage = "X - p, whitened over the tokens of the batch" if whitened else "X - p, minus its mean over the step"
+    assert f"; estimator {ESTIMATORS[name]}; advantage {advantage}; loss " in shown(lines, "method     ")
     data = shown(lines, "data       ")
     assert data.startswith(f"{PROMPTS} of {PROMPTS} prompts")
     assert ("; no labels: a reward function gets empty ones (--data.label_key " in data) == (MESSAGES in RECIPES[name])
