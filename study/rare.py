@@ -16,7 +16,8 @@ Protocol, fixed before the runs of seeds 1 to 4:
   tenth of GRPO's accuracy, whichever is less.
 - Seeds 101 and 102 were used to choose the arms and for nothing else. Seeds 1 to 4 find the cause: all arms at N = 8.
 - Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
-  (seeds 11 to 15). ``point-not-divided`` was added when ``dbb-not-divided-centred`` was ahead on seeds 11 to 14: is that history?
+  (seeds 11 to 15). When ``dbb-not-divided-centred`` was ahead on seeds 11 to 14, ``point-not-divided`` was added, which
+  has no history, and ``centered``, which has the default loss.
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """

@@ -9,6 +9,8 @@ import shutil
 
 import pytest
 
+import estimators
+
 from openrlhf_dbb import tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, checks
@@ -167,10 +169,11 @@ def test_a_recipe_is_accepted_alone_and_with_an_estimator(dry_run, name):
     method = shown(dry_run(name, "--estimator", "none"), "method     ")
     assert "estimator none" in method and "--" not in method
     lines = dry_run(name, "--estimator", ESTIMATORS[name])
-    whitened = "--algo.advantage.estimator reinforce_baseline" in " ".join(RECIPES[name])
+    _, _, named = " ".join(RECIPES[name]).partition("--algo.advantage.estimator ")
+    named = named.partition(" ")[0]
     # gae, OpenRLHF's default, needs a critic
-    advantage = "X - p, whitened over the tokens of the batch" if whitened else "X - p, minus its mean over the step"
-    assert f"; estimator {ESTIMATORS[name]}; advantage {advantage}; loss " in shown(lines, "method     ")
+    form = estimators.FORMS.get(named if named in estimators.FORMS.available() else "batch_centered")
+    assert f"; estimator {ESTIMATORS[name]}; advantage {form.formula}; loss " in shown(lines, "method     ")
     data = shown(lines, "data       ")
     assert data.startswith(f"{PROMPTS} of {PROMPTS} prompts")
     assert ("; no labels: a reward function gets empty ones (--data.label_key " in data) == (MESSAGES in RECIPES[name])
