@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import read_toml
 from study import analysis, protocol
-from study.analysis import LEVEL, Floats, Paired
+from study.analysis import LEVEL, Paired
 from study.cells import Table, difference, p_value
 from study.protocol import PlannedRun, Protocol
 from study.rows import Study

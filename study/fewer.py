@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from estimators.base import Floats
 from study import analysis
-from study.analysis import ALPHA, POWER, Curves, Floats, Paired
+from study.analysis import ALPHA, POWER, Curves, Paired
 from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, p_value, percent
 from study.rows import CONTROL_OF, FEWER_ARMS, Study
 
