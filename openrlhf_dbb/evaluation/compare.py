@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import paired_tests, results
-from openrlhf_dbb.evaluation.metrics import Floats, accuracy, percent
+from openrlhf_dbb.evaluation.metrics import accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
 

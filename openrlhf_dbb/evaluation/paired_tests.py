@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.metrics import Floats
+from estimators.base import Floats
 
 ALPHA = 0.05
 """Level of the tests."""
