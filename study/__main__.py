@@ -6,9 +6,7 @@ The same command continues after an interruption: finished runs, measurements an
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -56,7 +54,6 @@ def parser() -> argparse.ArgumentParser:
     lane = commands.add_parser("lane", help="train command lines read from standard input (used by the command itself)")
     lane.set_defaults(command=_lane)
     control = commands.add_parser("control", help="repeat experiments in plain PyTorch, float32, without the pipeline")
-    control.add_argument("--shortest", type=int, default=0, metavar="T", help="tokens before a response may end (0)")
     control.set_defaults(command=_control)
     collected = commands.add_parser("collect", help="collect and draw the finished runs while others train")
     collected.set_defaults(command=_collect)
@@ -65,7 +62,6 @@ def parser() -> argparse.ArgumentParser:
     claims = commands.add_parser("claims", help="the paper's claims and verdicts, or the runs that check them")
     claims.add_argument("ids", nargs="*", metavar="ID", help="train the runs of these claims that are missing (or all)")
     claims.add_argument("--scale", choices=("tiny", "gpu"), default="tiny", help="tiny: two cores; gpu: the paper's")
-    claims.add_argument("--hours", type=float, default=math.inf, metavar="H", help="start no run after H hours")
     claims.set_defaults(command=_claims)
     simulate.add_command(commands)
     rare.add_command(commands)
@@ -107,8 +103,7 @@ def _control(arguments: argparse.Namespace) -> int:
 
     chosen = protocol.load(arguments.protocol).choose(_experiments(arguments) or COMPARED)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    lanes, seeds = arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS
-    measure.measure_control(chosen, arguments.output, lanes, seeds, arguments.shortest)
+    measure.measure_control(chosen, arguments.output, arguments.lanes or run.default_lanes(), arguments.seeds or SEEDS)
     return 0
 
 
@@ -184,12 +179,11 @@ def _train_claims(
 ) -> dict[str, str]:
     from study import measure, run
 
-    lanes, until = arguments.lanes or run.default_lanes(), time.monotonic() + 3600 * arguments.hours
-    failed = run.train(missing, plan, arguments.output, lanes=lanes, until=until)
+    failed = run.train(missing, plan, arguments.output, lanes=arguments.lanes or run.default_lanes())
     if plan.task:
         measure.measure_models(missing, arguments.output)
         return failed
-    return failed | measure.evaluate(missing, plan, arguments.output, until)
+    return failed | measure.evaluate(missing, plan, arguments.output)
 
 
 def _experiments(arguments: argparse.Namespace) -> list[str]:

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
+from estimators.base import Floats
+from openrlhf_dbb.evaluation import paired_tests
 from study.rows import Study
-
-Floats = NDArray[np.float64]
 
 LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
 """Probability of an interval, level of a test, and the power that ``Paired.detectable`` asks for."""
@@ -55,36 +54,19 @@ class Paired(NamedTuple):
 
 def paired(first: Any, second: Any) -> Paired:
     """Test first - second, two Series over seeds, on the seeds that both have."""
-    # Rounded, because accuracies that are equal on paper differ in their last bits.
-    difference_R = (first - second).dropna().round(12).to_numpy(dtype=np.float64)
+    difference_R = (first - second).dropna().to_numpy(dtype=np.float64)
     n = len(difference_R)
     if n < 2:
         return Paired(n, float(difference_R.mean()) if n else math.nan, *[math.nan] * 5)
-    mean, error = float(difference_R.mean()), float(stats.sem(difference_R))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    detectable = float(stats.t.ppf(1 - ALPHA / 2, n - 1) + stats.t.ppf(POWER, n - 1)) * error if error else math.nan
-    p = float(stats.ttest_1samp(difference_R, 0.0).pvalue) if error else math.nan
-    return Paired(n, mean, error, mean - half, mean + half, p, detectable)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values so that they hold for all tests together (Holm 1979). NaN is not a test and stays NaN.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    corrected, least = list(p_values), 0.0
-    tests = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    for done, (p, place) in enumerate(tests):
-        least = max(least, min(1.0, p * (len(tests) - done)))
-        corrected[place] = least
-    return corrected
+    test = paired_tests.stratified_t([difference_R], two_sided=True)
+    errors = float(stats.t.ppf(1 - ALPHA / 2, n - 1) + stats.t.ppf(POWER, n - 1))
+    detectable = errors * test.error if test.error else math.nan
+    return Paired(n, test.difference, test.error, test.low, test.high, test.p, detectable)
 
 
 def with_holm(tests: Mapping[Any, Paired]) -> dict[Any, tuple[Paired, float]]:
     """Return each test with its p-value after Holm's correction over all of them."""
-    corrected = holm([test.p for test in tests.values()])
+    corrected = paired_tests.holm([test.p for test in tests.values()]).tolist()
     return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
 
 

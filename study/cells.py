@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from openrlhf_dbb.evaluation.paired_tests import p_value
 from study.analysis import Paired, Share
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
@@ -34,16 +35,6 @@ def points(value: float) -> str:
         ('+0.84', '-10.00')
     """
     return f"{100 * value:+.2f}"
-
-
-def p_value(p: float) -> str:
-    """Return a p-value with four digits, never as 0.
-
-    Example:
-        >>> p_value(0.02), p_value(3e-7), p_value(float("nan"))
-        ('0.0200', '<0.0001', '-')
-    """
-    return "-" if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
 def with_error(text: str, error: float, digits: int) -> str:

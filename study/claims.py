@@ -16,11 +16,13 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.paired_tests import p_value
 from openrlhf_dbb.presets import read_toml
 from study import analysis, protocol
-from study.analysis import LEVEL, Floats, Paired
-from study.cells import Table, difference, p_value
+from study.analysis import LEVEL, Paired
+from study.cells import Table, difference
 from study.protocol import PlannedRun, Protocol
 from study.rows import Study
 

@@ -40,33 +40,20 @@ METRICS = {
 """Columns of epochs.csv that the trainer logs, and its names for them."""
 _NAME = re.compile(
     f"(?P<experiment>[a-z0-9.-]+?)-(?P<arm>{'|'.join(map(re.escape, EVERY_ARM))})"
-    r"(-lr(?P<rate>[0-9]+(\.[0-9]+)?(e-?[0-9]+)?))?-s(?P<seed>[0-9]+)"
+    r"(-lr[0-9]+(\.[0-9]+)?(e-?[0-9]+)?)?-s(?P<seed>[0-9]+)"
 )
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Name:
-    """A run's name in parts: ``EXPERIMENT-ARM-sSEED``, or ``EXPERIMENT-ARM-lrRATE-sSEED``."""
+def name_parts(name: str) -> tuple[str, str, int] | None:
+    """Return experiment, arm and seed of a run's name, or None if no run of the study has such a name.
 
-    experiment: str
-    arm: str
-    seed: int
-    learning_rate: float | None
-
-    @classmethod
-    def parse(cls, text: str) -> Name | None:
-        """Return the parts, or None if no run of the study has such a name.
-
-        Example:
-            >>> Name.parse("pilot-n2-grpo-lr0.0002-s101")
-            Name(experiment='pilot-n2', arm='grpo', seed=101, learning_rate=0.0002)
-        """
-        match = _NAME.fullmatch(text)
-        if match is None:
-            return None
-        rate = match["rate"]
-        return cls(match["experiment"], match["arm"], int(match["seed"]), None if rate is None else float(rate))
+    Example:
+        >>> name_parts("n2-dbb-s3"), name_parts("pilot-n2-grpo-lr0.0002-s101")
+        (('n2', 'dbb', 3), ('pilot-n2', 'grpo', 101))
+    """
+    match = _NAME.fullmatch(name)
+    return match and (match["experiment"], match["arm"], int(match["seed"]))
 
 
 @dataclass(frozen=True)
@@ -74,17 +61,17 @@ class StudyRun:
     """A finished run of the study."""
 
     record: storage.RunRecord
-    name: Name
+    experiment: str
+    arm: str
+    seed: int
 
     @property
     def row(self) -> Row:
         """The columns that runs.csv and epochs.csv share."""
         rate = float(self.record.config["actor.adam.lr"])
-        if self.name.learning_rate not in (None, rate):
-            raise UsageError(f"run {self.record.name!r} was trained with learning rate {rate:g}; train it again")
         n = int(self.record.config["rollout.n_samples_per_prompt"])
-        first = {"run": self.record.name, "experiment": self.name.experiment, "arm": self.name.arm}
-        return first | {"n": n, "seed": self.name.seed, "learning_rate": rate}
+        first = {"run": self.record.name, "experiment": self.experiment, "arm": self.arm}
+        return first | {"n": n, "seed": self.seed, "learning_rate": rate}
 
     @property
     def ends(self) -> list[int]:
@@ -95,8 +82,7 @@ class StudyRun:
     @property
     def has_errors(self) -> bool:
         """Whether estimators are replayed on the run: it trained GRPO, and it has probes."""
-        probed = self.name.experiment.startswith("probe-") or self.record.config.get("probe.fraction", 0)
-        return bool(probed) and self.name.arm == "grpo"
+        return bool(self.record.config.get("probe.fraction")) and self.arm == "grpo"
 
 
 def collect(store_url: str, folder: Path) -> None:
@@ -120,7 +106,7 @@ def collect(store_url: str, folder: Path) -> None:
     priors: list[Row] = []
     for run in runs:
         if run.has_errors and run.record.name not in known:  # a replay takes 10 s
-            replayed = _recorded(store_url, run)
+            replayed = recorded.read(store_url, str(run.record.run_id))
             mse += _errors(run, replayed)
             priors += _priors(run, replayed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,13 +148,13 @@ def _finished(store: storage.PosteriorStore) -> list[StudyRun]:
     """Return the finished runs of the study, and print the others."""
     runs = []
     for record in store.runs():
-        name = Name.parse(record.name)
-        if name is None:
+        parts = name_parts(record.name)
+        if parts is None:
             print(f"left out: {record.name}, not the name of a run of the study")
         elif record.status != "finished":
             print(f"left out: {record.name}, unfinished at step {record.last_step}")
         else:
-            runs.append(StudyRun(record, name))
+            runs.append(StudyRun(record, *parts))
     if not runs:
         raise UsageError(f"{store.location} has no finished run of the study; train some, or name another store")
     return runs
@@ -253,13 +239,6 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
         if of_group:
             final |= {name: float(np.mean([getattr(row, at) for row in of_group])) for name, at in columns.items()}
     return final
-
-
-def _recorded(store_url: str, run: StudyRun) -> recorded.RecordedRun:
-    replayed = recorded.read(store_url, str(run.record.run_id))
-    if replayed.probes is None:
-        raise UsageError(f"run {run.record.name!r} has no probes; train it with --probe.fraction 0.2")
-    return replayed
 
 
 def _replayed(replayed: recorded.RecordedRun, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:

@@ -71,7 +71,6 @@ def train(
     epochs: int = 4,
     prompts: int = 128,
     mini_batch: int = 64,
-    shortest: int = 0,
 ) -> tuple[list[float], float]:
     """Train, and measure the policy before, in between and after.
 
@@ -95,7 +94,7 @@ def train(
     drawn = _drawn(task, policy, prompts, order) if arm.exact else in_turn(task, prompts, order)
     for step, members in zip(range(1, steps + 1), drawn, strict=False):
         batch = tokens.batch(members)
-        responses_P_G_L = sample(policy, batch, rollouts, generator, shortest=shortest)
+        responses_P_G_L = sample(policy, batch, rollouts, generator)
         rewards_P_G = task.right(responses_P_G_L, batch).double().numpy()
         estimate = estimator.observe_at(state, members, rewards_P_G, leave_one_out=form.leave_one_out)
         advantages_R = torch.from_numpy(form.advantages(rewards_P_G, estimate).ravel()).float()
@@ -160,7 +159,7 @@ def _drawn(task: Task, policy: Any, prompts: int, order: np.random.Generator) ->
         yield systematic(inclusion(p_T * (1 - p_T), prompts, _FLOOR), order)
 
 
-def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) -> tuple[Row, list[Row]]:
+def measure(folder: Path, run: PlannedRun, name: str, seed: int) -> tuple[Row, list[Row]]:
     """Train arm ``name`` with N, batches, passes and learning rate of a run of the study, on the task in a folder.
 
     Returns:
@@ -171,14 +170,14 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int, shortest: int) 
     task = read(folder)
     sizes = {"epochs": int(run.flags["train.num_episodes"]), "prompts": int(run.flags.get("rollout.batch_size", 128))}
     sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
-    accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, shortest=shortest, **sizes)
+    accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, **sizes)
     half, part = accuracy[len(accuracy) // 2], sizes["epochs"] * len(task.train.prompts) // POINTS
+    shortest = 0  # a column of older rows, see ``rows.COLUMNS``
     row = (run.experiment, name, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
     experiment = CONTROL_OF + run.experiment
     key = (f"{experiment}-{name}-s{seed}", experiment, name, run.n, seed, rate)
     steps = part // sizes["prompts"]
-    points = [(*key, i * steps, i * part * run.n, value) for i, value in enumerate(accuracy)]
-    return row, [] if shortest else points
+    return row, [(*key, i * steps, i * part * run.n, value) for i, value in enumerate(accuracy)]
 
 
 def _loss(log_ratio_R_L: torch.Tensor, advantage_R_1: torch.Tensor, there: torch.Tensor, arm: Arm) -> torch.Tensor:

@@ -22,7 +22,7 @@ from estimators.base import Floats
 from openrlhf_dbb import tiny
 from openrlhf_dbb.errors import UsageError
 from study.protocol import STARTS
-from study.sampling import NOTHING, Tokens, log_probabilities
+from study.sampling import NOTHING, Tokens, token_log_probabilities
 
 PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
 LONGEST = 10  # tokens of a response with its end
@@ -111,4 +111,5 @@ def _tokenize(folder: Path, rows: Sequence[dict[str, str]]) -> Tokens:
 def _probabilities(policy: Any, tokens: Tokens, responses_P_L: torch.Tensor) -> Floats:
     """Return the probability of one response to each prompt, (P,)."""
     every: NDArray[np.int64] = np.arange(len(responses_P_L))
-    return np.asarray(log_probabilities(policy, tokens, every, responses_P_L).double().exp().numpy())
+    logs_P = token_log_probabilities(policy, tokens, every, responses_P_L).sum(-1)
+    return np.asarray(logs_P.double().exp().numpy())

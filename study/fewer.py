@@ -14,9 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from estimators.base import Floats
+from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis
-from study.analysis import ALPHA, POWER, Curves, Floats, Paired
-from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, p_value, percent
+from study.analysis import ALPHA, POWER, Curves, Paired
+from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, percent
 from study.rows import CONTROL_OF, FEWER_ARMS, Study
 
 

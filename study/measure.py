@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -62,7 +61,7 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
     """
     path, finished = folder / POINTS, finished_runs(folder)
     done = _done(path)
-    jobs: list[Job] = []
+    jobs = []
     for run in runs:
         if run.name not in finished:
             continue
@@ -76,8 +75,8 @@ def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None
         points = [(step, float(total), models[step]) for step, total in sorted(map(tuple, steps)) if step in models]
         left = [point for point in [(0, 0.0, None), *points] if points and (run.name, point[0]) not in done]
         if left:
-            jobs.append((_points, (folder, run, float(record.config[LEARNING_RATE]), left), {}))
-    for rows in _side_by_side(jobs, lanes, "accuracy on the way"):
+            jobs.append((folder, run, float(record.config[LEARNING_RATE]), left))
+    for rows in _side_by_side(_points, jobs, lanes, "accuracy on the way"):
         csv.append(path, csv.COLUMNS["points"], rows)
 
 
@@ -95,10 +94,10 @@ def _points(
     return [(*key, step, rollouts, task.accuracy(task.policy(model))) for step, rollouts, model in left]
 
 
-def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: float) -> dict[str, str]:
+def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path) -> dict[str, str]:
     """Evaluate the model of each finished run, its best checkpoint where there is one, and store it with the run.
 
-    A finished evaluation is not repeated, and a stopped one continues. None is started after ``until``.
+    A finished evaluation is not repeated, and a stopped one continues.
 
     Returns:
         An error by the name of each run whose evaluation failed.
@@ -106,7 +105,7 @@ def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: floa
     failed = {}
     finished = finished_runs(folder)
     for run in runs:
-        if not of.evaluation or run.name not in finished or time.monotonic() > until:
+        if not of.evaluation or run.name not in finished:
             continue
         config = finished[run.name].config
         flags = {"max_new_tokens": config["rollout.max_new_tokens"]} | of.evaluation | {"name": run.name}
@@ -118,11 +117,10 @@ def evaluate(runs: Sequence[PlannedRun], of: Protocol, folder: Path, until: floa
     return failed
 
 
-def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int, shortest: int) -> None:
+def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds: int) -> None:
     """Repeat experiments without the pipeline, see :mod:`study.control`, on ``seeds`` seeds.
 
-    They are counted from the first one of each experiment. Written to ``control.csv`` and, of trainings whose responses
-    may end at once, ``points.csv``.
+    They are counted from the first one of each experiment. Written to ``control.csv`` and ``points.csv``.
     """
     from study import control
 
@@ -137,30 +135,24 @@ def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds:
         (run, name, run.seed + later)
         for later in range(seeds)
         for (experiment, name), run in kinds.items()
-        if (experiment, name, run.seed + later, shortest) not in done
+        if (experiment, name, run.seed + later, 0) not in done  # 0: "shortest"
     ]
     prepare_tasks(sorted({(run.start, seed) for run, _, seed in left}), folder, lanes)
-    jobs: list[Job] = [
-        (control.measure, (task_folder(folder, run.start, seed), run, name, seed, shortest), {})
-        for run, name, seed in left
-    ]
-    for row, points in _side_by_side(jobs, lanes, "control"):
-        if points:
-            csv.append(folder / POINTS, csv.COLUMNS["points"], points)
+    jobs = [(task_folder(folder, run.start, seed), run, name, seed) for run, name, seed in left]
+    for row, points in _side_by_side(control.measure, jobs, lanes, "control"):
+        csv.append(folder / POINTS, csv.COLUMNS["points"], points)
         csv.append(path, csv.COLUMNS["control"], [row])
 
 
-Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A module-level function and its arguments."""
-
-
-def _side_by_side(jobs: Sequence[Job], lanes: int, title: str) -> Iterator[Any]:
-    """The results of jobs that run in processes of their own, in order of completion."""
+def _side_by_side(
+    function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], lanes: int, title: str
+) -> Iterator[Any]:
+    """Call a module-level function with each job's arguments, in processes; yield results in order of completion."""
     from tqdm import tqdm
 
     if not jobs:
         return
     with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(function, *arguments, **named) for function, arguments, named in jobs]
+        waiting = [pool.submit(function, *arguments) for arguments in jobs]
         for job in tqdm(as_completed(waiting), total=len(waiting), desc=title, unit="run", disable=None):
             yield job.result()

@@ -13,7 +13,6 @@ from estimators.base import Floats
 
 _EDGE = 1e-6  # keeps logits finite
 
-
 Paths = Callable[[np.random.Generator, int, int], Floats]
 """Function (rng, prompts, visits) -> p_P_T, the success probability of every prompt at every visit."""
 
@@ -101,14 +100,3 @@ REGIMES: dict[str, Paths] = {
     "alike": _walk((20, 20), _constant(0, 0)),
     "hard": _walk((0.1, 2), _constant(0.3, 0.3)),
 }
-
-
-def get(name: str) -> Paths:
-    """Return the regime called ``name``.
-
-    Raises:
-        ValueError: there is none. The message lists them.
-    """
-    if name not in REGIMES:
-        raise ValueError(f"unknown regime {name!r}; known: {', '.join(REGIMES)}")
-    return REGIMES[name]

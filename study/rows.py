@@ -28,13 +28,8 @@ ARMS = {
     "repo": "RePO",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
-PAPER_ARMS = {
-    "dbb-0.25": "DBB 0.25",
-    "dbb-0.75": "DBB 0.75",
-    "dbb-1": "DBB 1.0",
-    "dbb-standard": "DBB 0.5, standard clip",
-}
-"""Printed names of further arms, for the paper's claims."""
+PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard")
+"""Further arms, for the paper's claims."""
 FEWER_ARMS = {
     "single": "N = 1",
     "single-hidden": "N = 1, predicted",
@@ -64,9 +59,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "priors": ("run", "n", "seed", "prior_alpha", "prior_beta", "discount", "mse"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
-    # One update direction from one draw of rollouts, see study.gradients.
+    # One update direction from one draw of rollouts; this version cannot repeat the measurement.
     "gradients": ("seed", "n", "estimator", "batch", "draw", "cosine", "cosine_normalised", "mse"),
-    # A training in plain PyTorch, see study.control.
+    # A training in plain PyTorch, see study.control. "shortest" is the tokens before a response may end; now always 0.
     "control": (
         "experiment", "arm", "n", "seed", "learning_rate", "shortest", "start_accuracy", "half_accuracy", "accuracy",
         "ends_at_once",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -62,10 +61,8 @@ def default_lanes() -> int:
     return 1 if torch.cuda.is_available() else os.cpu_count() or 1
 
 
-def train(
-    chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int, until: float = math.inf
-) -> dict[str, str]:
-    """Train the runs that are not finished, ``lanes`` side by side; start none after ``until`` (``time.monotonic()``).
+def train(chosen: Sequence[PlannedRun], plan: Protocol, folder: Path, *, lanes: int) -> dict[str, str]:
+    """Train the runs that are not finished, ``lanes`` side by side.
 
     Returns:
         An error by the name of each run that failed.
@@ -85,15 +82,13 @@ def train(
     failed: dict[str, str] = {}
     with tqdm(total=len(left), unit="run", desc="training") as bar:
         threads = [
-            threading.Thread(target=_lane, args=(number, waiting, folder, until, failed, bar), daemon=True)
+            threading.Thread(target=_lane, args=(number, waiting, folder, failed, bar), daemon=True)
             for number in range(min(lanes, len(left)))
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    if not waiting.empty():
-        print(f"out of time: {waiting.qsize()} runs are left; the same command continues", flush=True)
     return failed
 
 
@@ -122,11 +117,11 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
     }
 
 
-def _lane(number: int, waiting: Waiting, folder: Path, until: float, failed: dict[str, str], bar: Any) -> None:
+def _lane(number: int, waiting: Waiting, folder: Path, failed: dict[str, str], bar: Any) -> None:
     """Give the waiting runs to a lane's process, one at a time, until none is left."""
     log = folder / f"lane-{number}.log"
     process: subprocess.Popen[str] | None = None
-    while time.monotonic() < until:
+    while True:
         try:
             run, argv = waiting.get_nowait()
         except Empty:

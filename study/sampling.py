@@ -30,14 +30,10 @@ class Tokens:
 
 
 @torch.no_grad()
-def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, *, shortest: int = 0) -> torch.Tensor:
+def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator) -> torch.Tensor:
     """Sample ``group`` responses to each prompt at temperature 1, (P, G, L): up to the end, then ``NOTHING``.
 
     A response without an end token fills all L places. Responses share prefixes; each distinct prefix is run once.
-
-    Args:
-        shortest: tokens before the end token is allowed (vLLM's ``min_tokens``). Above 0 this is not the policy's own
-            distribution.
     """
     longest = tokens.answers_P_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, np.repeat(np.arange(len(tokens.prompts)), group), longest)
@@ -50,8 +46,6 @@ def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, 
         )
         logits = policy(input_ids=prefixes[:, 1:], use_cache=False).logits
         last = logits[torch.arange(len(prefixes)), prefixes[:, 0] - 1]
-        if place < shortest:
-            last[:, tokens.end] = -torch.inf
         drawn = torch.multinomial(last.softmax(-1)[which], 1, generator=generator)[:, 0]
         rows_R_T[live, ends] = drawn
         responses_R_L[live, place] = drawn
@@ -61,17 +55,10 @@ def sample(policy: Any, tokens: Tokens, group: int, generator: torch.Generator, 
     return responses_R_L.view(-1, group, longest)
 
 
-def log_probabilities(
-    policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
-) -> torch.Tensor:
-    """Return the log-probability of each whole response to prompt ``prompt_R``, including its end token: (R,)."""
-    return token_log_probabilities(policy, tokens, prompt_R, responses_R_L).sum(-1)
-
-
 def token_log_probabilities(
     policy: Any, tokens: Tokens, prompt_R: NDArray[np.int64], responses_R_L: torch.Tensor
 ) -> torch.Tensor:
-    """Return the log-probability of each token of each response, (R, L); 0 after its end."""
+    """Return the log-probability of each token of each response to prompt ``prompt_R``, (R, L); 0 after its end."""
     longest = responses_R_L.shape[1]
     rows_R_T, starts_R = _rows(tokens, prompt_R, longest)
     places_R_L = starts_R[:, None] + torch.arange(longest)

@@ -22,7 +22,6 @@ _ESTIMATORS = (
     "point", "dbb:discount=0.25", "dbb:discount=0.5", "dbb:discount=0.75",
     "ema", "laplace", "empirical_bayes", "gaussian", "auto",
 )  # fmt: skip
-_DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))
 
 
 def add_command(commands: Any) -> None:
@@ -36,7 +35,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--rollouts", nargs="+", type=int, metavar="N", default=(4, 8, 16), help="group sizes (4 8 16)")
     text = "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=_DISCOUNTS, help=text)
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=specs.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "passes, in each of which a prompt is visited once on average"),

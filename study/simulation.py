@@ -56,12 +56,8 @@ class Training:
 
 
 def training(regime: str, drawn: str, rollouts: int, setting: Setting, seed: int) -> Training:
-    """Simulate one training. Probabilities do not depend on ``rollouts``, nor do the prompts of an update.
-
-    Raises:
-        ValueError: there is no such regime.
-    """
-    paths, key = regimes.get(regime), [seed, zlib.crc32(regime.encode())]
+    """Simulate one training. Probabilities do not depend on ``rollouts``, nor do the prompts of an update."""
+    paths, key = regimes.REGIMES[regime], [seed, zlib.crc32(regime.encode())]
     prompts, batch = setting.prompts, min(setting.batch, setting.prompts)
     starts = range(batch, prompts, batch)
     if drawn == "visits":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, POWER
-from study.cells import PLUS_MINUS, Table, difference, interval, p_value, percent, tested, with_error
+from study.cells import PLUS_MINUS, Table, difference, interval, percent, tested, with_error
 from study.rows import ARMS, EXPERIMENTS, Study
 
 OUTCOMES = {

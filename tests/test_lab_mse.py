@@ -1,7 +1,6 @@
 """The laboratory: estimators as text; lab mse: closed forms by visit, the noise of probes, a stored run's probes."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -85,26 +84,12 @@ def test_probes_by_prompt_and_visit(run):
     np.testing.assert_array_equal(probed, [[0.4, 0.7], [1.0, np.nan]])
 
 
-def test_errors_of_the_runs_own_estimates(run):
-    (_, trained, _), (_, point, error) = mse.own_errors(recorded.read(run.url, "probed"))
-    # Groups of 4: a has S = 2, then 3; b has S = 4 on its second visit. Noise is p (1 - p) / (M - 1).
-    squared = [(0.5 - 0.4) ** 2 - 0.24 / 9, (0.75 - 0.7) ** 2 - 0.21 / 9, 0.0]
-    assert point == pytest.approx(sum(squared) / 3)
-    of_a, of_b = squared[0] + squared[1] - 2 * point, squared[2] - point
-    assert error == pytest.approx(math.sqrt(of_a**2 + of_b**2) / 3)
-    # dbb 0.5 from (1, 1): a is 2.5 / 5, then 4.25 / 6.5; b is 4.5 / 5, then 6.25 / 6.5.
-    squared = [(0.5 - 0.4) ** 2 - 0.24 / 9, (4.25 / 6.5 - 0.7) ** 2 - 0.21 / 9, (6.25 / 6.5 - 1) ** 2]
-    assert trained == pytest.approx(sum(squared) / 3)
-
-
 def test_run_with_probes(run, capsys):
     assert main(["lab", "mse", "--store.url", run.url, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["of"], answer["rollouts"], answer["prompts"]) == ("probed", 4, 2)
     (point,) = (row for row in answer["discounts"] if row["estimator"] == "point")
     assert point["mse"] == pytest.approx((0.24 + 0.21 + 0) / 4 / 3)
-    errors = [(row["estimate"], row["mse"]) for row in answer["own_errors"]]
-    assert errors == [(name, pytest.approx(error)) for name, error, _ in mse.own_errors(recorded.read(run.url, None))]
     assert main(["lab", "mse", "--store.url", run.url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "probed, N = 4: mean over 2 prompts"

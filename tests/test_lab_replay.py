@@ -108,7 +108,7 @@ def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    outcomes = [Outcome(specs.parse(text), {"mse": np.array(loss)}, None, 0.0, 0.0) for text, loss in losses.items()]
+    outcomes = [Outcome(specs.parse(text), {"mse": np.array(loss)}, 0.0, 0.0) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -187,15 +187,13 @@ def test_command(written, capsys):
     assert f"{len(rows)} candidates" in out and rows["dbb 0.5"]["zero-advantage groups"] == 0
     zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
     assert rows["point"]["zero-advantage groups"] == pytest.approx(zero_variance)
-    # The first four steps are the first visits; p (1 - p) / 99 is the noise of a probe's 100 samples.
+    # p (1 - p) / 99 is the noise of a probe's 100 samples.
     probed = store.query(
-        "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id) "
-        "WHERE step <= 4"
+        "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id)"
     )
     share, p = np.array([tuple(row) for row in probed]).T / [[8], [100]]
-    assert len(p) == 16
-    wanted = np.mean((share - p) ** 2 - p * (1 - p) / 99)
-    assert rows["point"]["mse (probes), first visits"] == pytest.approx(wanted)
+    assert len(p) == 48
+    assert rows["point"]["mse (probes)"] == pytest.approx(np.mean((share - p) ** 2 - p * (1 - p) / 99))
 
 
 def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys):

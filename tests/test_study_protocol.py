@@ -8,9 +8,8 @@ import storage
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from study import exact, measure, protocol, rows, run
-from study.collect import Name
+from study.collect import name_parts
 from study.protocol import PlannedRun
-from study.rows import EVERY_ARM
 
 SMALL = """
 description = "two arms"
@@ -103,20 +102,12 @@ def test_unknown_protocols_and_experiments_are_refused(small):
 def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(name, tmp_path):
     plan = protocol.load(name)
     for each in plan.runs:
-        parts = Name.parse(each.name)
-        assert (parts.experiment, parts.arm, parts.seed) == (each.experiment, each.arm, each.seed)
-        assert each.arm in EVERY_ARM
+        assert name_parts(each.name) == (each.experiment, each.arm, each.seed)
     for arm in {each.arm: each for each in plan.runs}.values():
         settings = arguments.parse(protocol.argv(arm, plan, f"sqlite:///{tmp_path}/a.db", {}, resume=False))
         if plan.task:  # the presets of others need what a machine without CUDA does not have
             checks.check(settings)
         assert settings.args.rollout.n_samples_per_prompt == arm.n
-
-
-def test_no_run_is_started_after_the_time(tmp_path, capsys):
-    gpu = protocol.load("gpu")
-    assert run.train(gpu.runs[:3], gpu, tmp_path, lanes=2, until=0.0) == {}
-    assert "out of time: 3 runs are left" in capsys.readouterr().out
 
 
 def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, capfd):
@@ -127,7 +118,7 @@ def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_pat
         made = fill.run(store, first.name, config=config)
         fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
         made.finish(0, 0)
-    failed = measure.evaluate([first, second], gpu, tmp_path, until=float("inf"))
+    failed = measure.evaluate([first, second], gpu, tmp_path)
     assert list(failed) == [first.name]  # there is no model; the second is not finished
     assert f"runs/{first.name}" in capfd.readouterr().err
 
@@ -144,7 +135,7 @@ def test_each_policy_that_a_run_saved_is_measured_once(tmp_path, fill, monkeypat
         (tmp_path / checkpoints / f"global_step{step}_hf").mkdir(parents=True)
     task = SimpleNamespace(policy=seen.append, accuracy=lambda _: 0.1 * len(seen))
     monkeypatch.setattr(exact, "read", lambda folder: task)
-    monkeypatch.setattr(measure, "_side_by_side", lambda jobs, *_: (each(*given) for each, given, _ in jobs))
+    monkeypatch.setattr(measure, "_side_by_side", lambda each, jobs, *_: (each(*given) for given in jobs))
     planned = [PlannedRun(f"few-n1-single-s{seed}", "few-n1", "single", 1, seed, "medium", {}) for seed in (21, 22)]
     for _ in range(2):
         measure.measure_points(planned, tmp_path, 1)  # the second run is not finished

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import paired_tests, results
-from openrlhf_dbb.evaluation.metrics import Floats, accuracy, percent
+from openrlhf_dbb.evaluation.metrics import accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, shown, table
 
@@ -176,13 +177,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
         f"{100 * row['difference']:+.2f}",
         f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-        *(_p_value(row[name]) for name in ("p", "p_holm")),
+        *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
         str(row["better"]),
         str(row["worse"]),
     )
-
-
-def _p_value(p: float) -> str:
-    if np.isnan(p):
-        return "-"
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}"

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import storage
+from estimators.base import Floats
 from openrlhf_dbb.evaluation.results import Results
-
-Floats = NDArray[np.float64]
 
 
 def accuracy(scores: Floats) -> Floats:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.metrics import Floats
+from estimators.base import Floats
 
 ALPHA = 0.05
 """Level of the tests."""
@@ -78,3 +78,13 @@ def holm(p_values: Sequence[float]) -> Floats:
     order = tests[np.argsort(corrected[tests], kind="stable")]
     corrected[order] = np.minimum(np.maximum.accumulate(corrected[order] * np.arange(len(order), 0, -1)), 1.0)
     return corrected
+
+
+def p_value(p: float) -> str:
+    """Return a p-value with four digits, never as 0; "-" for NaN.
+
+    Example:
+        >>> p_value(0.02), p_value(3e-7)
+        ('0.0200', '<0.0001')
+    """
+    return "-" if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"

@@ -14,19 +14,17 @@ import numpy as np
 
 from estimators import RewardEstimator
 from estimators.base import Floats
-from estimators.closed_form import Moments, moments
-from estimators.probe_error import squared_errors
+from estimators.closed_form import moments
 from openrlhf_dbb import options
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import recorded, specs
-from openrlhf_dbb.lab.recorded import ProbedVisits, RecordedRun, earlier_visits
+from openrlhf_dbb.lab.recorded import RecordedRun, earlier_visits
 from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 
 _MOMENTS = ("estimator", "visit", "bias^2", "variance", "mse")
 _SWEPT = ("estimator", "discount", "mse")
-_OWN = ("estimate", "mse", "standard error")
 
 
 def add_command(commands: Any) -> None:
@@ -46,32 +44,32 @@ def add_command(commands: Any) -> None:
 
 def _command(arguments: argparse.Namespace) -> None:
     estimators = [specs.parse(text) for text in arguments.estimators]
-    own: list[tuple[Any, ...]] = []
     if arguments.p:
         name, p_Q_T, usual = "given probabilities", _given(arguments.p), 8
     else:
         run = recorded.read(arguments.store_url, arguments.run)
-        name, p_Q_T, own = run.record.name, probed(run), own_errors(run)
+        name, p_Q_T = run.record.name, probed(run)
         usual = int(np.bincount(run.visits.rollouts).argmax())
     rollouts = usual if arguments.rollouts is None else arguments.rollouts
-    by_visit = moments_by_visit(p_Q_T, estimators, rollouts)
-    families = {specs.family(estimator): estimator for estimator in estimators}
-    swept = [variant for member in families.values() for variant in specs.swept(member, specs.DISCOUNTS)]
-    errors = [float(np.nanmean(_moments(estimator, p_Q_T, rollouts).mse)) for estimator in swept]
-    rows = [(specs.family(e), specs.knob_value(e), mse) for e, mse in zip(swept, errors, strict=True)]
+    families = {specs.family(estimator): specs.swept(estimator, specs.DISCOUNTS) for estimator in estimators}
+    try:
+        by_visit = moments_by_visit(p_Q_T, estimators, rollouts)
+        rows = [
+            (family, specs.knob_value(variant), float(np.nanmean(moments(variant, p_Q_T, rollouts).mse)))
+            for family, variants in families.items()
+            for variant in variants
+        ]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if arguments.json:
         tables = {"moments": records(_MOMENTS, by_visit), "discounts": records(_SWEPT, rows)}
-        tables |= {"own_errors": records(_OWN, own)} if own else {}
         print(json_text({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables))
         return
     print(f"{name}, N = {rollouts}: mean over {len(p_Q_T)} prompts\n")
     print(table(_MOMENTS, by_visit))
     print("\nleast error of each estimator over its discount (or smoothing)\n")
-    best = {family: min((row for row in rows if row[0] == family), key=lambda row: row[2]) for family, *_ in rows}
-    print(table(_SWEPT, list(best.values())))
-    if own:
-        print("\nerrors of the run's own estimates\n")
-        print(table(_OWN, own))
+    best = [min((row for row in rows if row[0] == family), key=lambda row: row[2]) for family in families]
+    print(table(_SWEPT, best))
 
 
 def _given(texts: Sequence[str]) -> Floats:
@@ -91,24 +89,17 @@ def _given(texts: Sequence[str]) -> Floats:
     return p_Q_T
 
 
-def _moments(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> Moments:
-    try:
-        return moments(estimator, p_Q_T, rollouts)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
 def moments_by_visit(
     p_Q_T: Floats, estimators: Sequence[RewardEstimator], rollouts: int
 ) -> list[tuple[str, str, float, float, float]]:
     """Return label, visit ("all" last), and the means over prompts of bias^2, variance and MSE.
 
     Raises:
-        UsageError: no closed form is known for an estimator, or ``rollouts`` is below 1.
+        ValueError: no closed form is known for an estimator, or ``rollouts`` is below 1.
     """
     rows: list[tuple[str, str, float, float, float]] = []
     for estimator in estimators:
-        of_estimator = _moments(estimator, p_Q_T, rollouts)
+        of_estimator = moments(estimator, p_Q_T, rollouts)
         parts_3_Q_T = np.stack([of_estimator.bias**2, of_estimator.variance, of_estimator.mse])
         for visit, means_3 in enumerate(np.nanmean(parts_3_Q_T, axis=1).T, start=1):
             rows.append((specs.label(estimator), str(visit), *means_3.tolist()))
@@ -122,35 +113,15 @@ def probed(run: RecordedRun) -> Floats:
     Raises:
         UsageError: the run has no probes, or rewards other than 0 and 1.
     """
-    probes = _probes(run)
-    _, row, visits = np.unique(run.visits.prompt[probes.visit], return_inverse=True, return_counts=True)
-    p_Q_T = np.full((len(visits), visits.max()), np.nan)
-    p_Q_T[row, earlier_visits(row)] = probes.successes / probes.samples
-    return p_Q_T
-
-
-def own_errors(run: RecordedRun) -> list[tuple[str, float, float]]:
-    """Return name, mean squared error without the probes' noise, and its standard error over prompts.
-
-    The rows are the estimates that the run was trained with ("as trained"), and its groups' own means ("point").
-    """
-    probes, visits = _probes(run), run.visits
-    _, row = np.unique(visits.prompt[probes.visit], return_inverse=True)
-    rows = []
-    for name, estimate in (("as trained", probes.mean), ("point", (visits.successes / visits.rollouts)[probes.visit])):
-        squared = squared_errors(estimate, probes.samples, probes.successes, probes.squares)
-        # Visits of one prompt depend on each other, so the error is that of sums over prompts.
-        sums_P = np.bincount(row, squared - squared.mean())
-        rows.append((name, float(squared.mean()), float(np.sqrt(np.sum(sums_P**2)) / len(squared))))
-    return rows
-
-
-def _probes(run: RecordedRun) -> ProbedVisits:
-    if run.probes is None:
+    probes = run.probes
+    if probes is None:
         raise UsageError(
             f"run {run.record.name!r} has no probes of 2 or more rollouts; train with --probe.fraction 0.1, or see "
             "lab replay"
         )
-    if (run.probes.successes != run.probes.squares).any():
+    if (probes.successes != probes.squares).any():
         raise UsageError(f"run {run.record.name!r} has rewards other than 0 and 1, for which there are no closed forms")
-    return run.probes
+    _, row, visits = np.unique(run.visits.prompt[probes.visit], return_inverse=True, return_counts=True)
+    p_Q_T = np.full((len(visits), visits.max()), np.nan)
+    p_Q_T[row, earlier_visits(row)] = probes.successes / probes.samples
+    return p_Q_T

@@ -138,7 +138,7 @@ def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str,
     return [
         {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
         | _measures(outcome)
-        | {"mse (probes), first visits": outcome.first_visits, "criterion": ranking.criterion}
+        | {"criterion": ranking.criterion}
         | excess.get(outcome.label, {})
         for outcome in outcomes
     ]

@@ -37,14 +37,12 @@ class Outcome:
     Attributes:
         losses: by criterion, (V,), lower is better; NaN where a visit does not count. A criterion that does not apply
             to the estimator is left out.
-        first_visits: mean squared error against the probes at first visits; None if none was probed.
         zero_groups: share of the groups in which every advantage is 0.
         mean_advantage: mean of abs(advantage) over rollouts, in standard deviations.
     """
 
     estimator: RewardEstimator
     losses: dict[str, Floats]
-    first_visits: float | None
     zero_groups: float
     mean_advantage: float
 
@@ -61,14 +59,11 @@ class Outcome:
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
     """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
     again = rerun(estimator, visits)
-    losses, first_visits = {}, None
+    losses = {}
     if probes is not None:
         estimate_K = again.estimate.mean[probes.visit]
-        errors_K = squared_errors(estimate_K, probes.samples, probes.successes, probes.squares)
         losses["probes"] = np.full(len(visits.step), np.nan)
-        losses["probes"][probes.visit] = errors_K
-        first = visits.earlier[probes.visit] == 0
-        first_visits = float(errors_K[first].mean()) if first.any() else None
+        losses["probes"][probes.visit] = squared_errors(estimate_K, probes.samples, probes.successes, probes.squares)
     if again.group_weight is not None:
         losses["mse"] = error_from_log(visits, again.estimate.mean, again.group_weight)
     if again.predictive is not None:
@@ -76,7 +71,7 @@ def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | 
     advantages_V_G = standardized(visits.rewards_V_G, again.estimate)
     zero_groups = float((advantages_V_G == 0).all(axis=1).mean())
     size = float(np.abs(advantages_V_G[~np.isnan(visits.rewards_V_G)]).mean())
-    return Outcome(estimator, losses, first_visits, zero_groups, size)
+    return Outcome(estimator, losses, zero_groups, size)
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
