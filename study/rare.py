@@ -17,7 +17,7 @@ Protocol, fixed before the runs of seeds 1 to 4:
 - Seeds 101 and 102 were used to choose the arms and for nothing else. Seeds 1 to 4 find the cause: all arms at N = 8.
 - Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
   (seeds 11 to 15). When ``dbb-not-divided-centred`` was ahead on seeds 11 to 14, ``point-not-divided`` was added, which
-  has no history, and ``centered``, which has the default loss.
+  has no history.
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """
@@ -85,7 +85,6 @@ ARMS = {
     "dbb-not-divided": Arm("dbb", WIDE, DBB, form="dr_grpo"),
     "dbb-slower": Arm("dbb", WIDE, DBB, slower=0.3),
     "dbb-not-divided-centred": Arm("dbb", NARROW, DBB, form="dr_grpo", change="centred"),
-    "centered": Arm("dbb", NARROW, DBB, form="batch_centered"),
     "point-not-divided": Arm("point", NARROW, form="dr_grpo"),
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),

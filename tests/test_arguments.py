@@ -104,7 +104,6 @@ METHOD = {
     "train.num_episodes": 4,
     "actor.adam.lr": 1e-6,
     "actor.lr_scheduler": "constant",
-    "actor.loss_agg_mode": "seq-mean-token-mean",
     "algo.kl.init_coef": 0.0,
     "data.drop_duplicates": True,
 }

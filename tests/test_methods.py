@@ -31,7 +31,7 @@ def look_up(settings, flag):
 PIECES = ("rollout.strategy", "algo.advantage.estimator", "actor.loss_agg_mode", "replay.samples")
 RECIPES = {
     "grpo": ("plain", "group_norm", "seq-mean-token-mean", 0),
-    "centered": ("plain", "batch_centered", "seq-mean-token-mean", 0),
+    "centered": ("plain", "batch_centered", "seq-mean-token-sum-norm", 0),
     "dr_grpo": ("plain", "dr_grpo", "seq-mean-token-sum-norm", 0),
     "dapo": ("dynamic", "group_norm", "token-mean", 0),
     "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),

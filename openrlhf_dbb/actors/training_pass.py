@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from openrlhf_dbb.methods import CONSTANT_LENGTH
+from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 from openrlhf_dbb.platform import cpu
 
 with cpu.lean_imports("vllm"):
@@ -118,7 +118,7 @@ class PolicyTrainer(ActorPPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.args.actor.loss_agg_mode == CONSTANT_LENGTH:
-            self.actor_loss_fn = ConstantLengthLoss(self.actor_loss_fn, self.args.rollout.max_new_tokens)
+            self.actor_loss_fn = ConstantLengthLoss(self.actor_loss_fn, constant_length(self.args))
         self.actor_loss_fn = FirstUpdateLoss(self.actor_loss_fn)
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:

@@ -178,13 +178,11 @@ def _check_reward(settings: Settings, estimator: RewardEstimator) -> None:
 
 
 def _check_loss(args: SimpleNamespace) -> None:
-    if args.actor.loss_agg_mode == CONSTANT_LENGTH:
-        if args.rollout.max_new_tokens is None:
-            raise UsageError(f"--actor.loss_agg_mode {CONSTANT_LENGTH} needs its length, --rollout.max_new_tokens")
-        if args.actor.policy_loss_type != "ppo":
-            raise UsageError(
-                f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo"
-            )
+    if args.actor.loss_agg_mode == CONSTANT_LENGTH and args.actor.policy_loss_type != "ppo":
+        raise UsageError(
+            f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo, or another "
+            "--actor.loss_agg_mode"
+        )
     replays, kept = args.replay.samples, args.replay.cache
     if replays > kept:
         raise UsageError(f"--replay.samples {replays} is above --replay.cache {kept}, the rollouts kept of a prompt")

@@ -82,10 +82,15 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     return {flag: preset[flag] * preset[_GROUP] // flags[_GROUP] for flag in scaled if flag in preset}
 
 
+def constant_length(args: SimpleNamespace) -> int:
+    """Return the length of ``CONSTANT_LENGTH`` in tokens: the longest response, or where it has no limit, sequence."""
+    return int(args.rollout.max_new_tokens or args.data.max_len)
+
+
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """Return one paragraph that describes every piece of the training, from the arguments."""
     low, high = args.actor.eps_clip_low_high
-    length = f" (L = {args.rollout.max_new_tokens})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
+    length = f" (L = {constant_length(args)})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
         f"estimator {estimator}",
