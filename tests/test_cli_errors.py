@@ -178,10 +178,10 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
         (["--estimator", "point"], "it was trained with estimator 'dbb', not 'point'"),
         (["--data.max_samples", "4"], "it was trained with content of the data set"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
-        (["--method", "dapo"], "it was trained with method 'grpo', not 'dapo'"),
+        (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
-        (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator 'group_norm', not 'dr_grpo'"),
-        (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode 'seq-mean-token-mean', not 'token-mean'"),
+        (["--algo.advantage.estimator", "dr_grpo"], "--algo.advantage.estimator 'batch_centered', not 'dr_grpo'"),
+        (["--actor.loss_agg_mode", "token-mean"], "--actor.loss_agg_mode 'seq-mean-token-sum-norm', not 'token-mean'"),
         (["--rollout.batch_size", "8"], "it was trained with --rollout.batch_size 4, not 8"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
         (
