@@ -248,7 +248,7 @@ def _draw(found: pd.DataFrame) -> Any:
     begun = 100 * found.groupby("start").before.mean()
     shown = {
         "dbb": ("the paper's dbb", "dbb"),
-        "point-not-divided": ("Dr.GRPO's advantage", "laplace"),
+        "point-not-divided": ("Dr.GRPO", "laplace"),
         "dbb-not-divided-centred": ("--method centered", "auto"),
     }
     for place, (arm, (label, look)) in enumerate(shown.items()):
