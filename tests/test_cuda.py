@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
+from trainings import last_step
+from trainings import rows as query
 
 pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 
@@ -196,11 +197,6 @@ def run(train, folder, *flags):
     return SimpleNamespace(folder=folder, began=began, done=done)
 
 
-def query(folder, sql):
-    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True, timeout=10) as connection:
-        return connection.execute(sql).fetchall()
-
-
 def scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -346,13 +342,6 @@ def seconds_until_gone(started):
         assert time.monotonic() - began < 60, left
         time.sleep(0.1)
     return time.monotonic() - began
-
-
-def last_step(folder):
-    try:
-        return max([step for (step,) in query(folder, "SELECT last_step FROM dbb_run")], default=0)
-    except sqlite3.OperationalError:  # the database is being made
-        return 0
 
 
 def test_sleep_with_probes_and_evaluation(gpus, train, tmp_path, record_property):

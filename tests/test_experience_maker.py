@@ -281,14 +281,11 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
     advantages(mine, [batch], filtered=filtered_group(1, [1.0], length=2))
-    mine.posteriors.settle()
-    rows = store.query(
-        "SELECT prompt, sample, reward, score, length, truncated, missing, log_prob, text FROM rollouts "
-        "JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
-    )
+    columns = "prompt, sample, reward, score, length, truncated, missing, log_prob, text"
+    sql = f"SELECT {columns} FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
     one = TOKENIZER.decode([1])
     # The token that ended the first response is left out. The filtered one comes without log-probs.
-    assert rows == [
+    assert stored(mine, store, sql) == [
         (PROMPTS[0], 0, 1.0, 1.0, 5, 0, 0, -1.0, "="),
         (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one),
         (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one),

@@ -6,7 +6,6 @@
 import json
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
-from draws import check_draws
-from trainings import rows
+from trainings import last_step, rows
 
 from openrlhf_dbb import tiny
+from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 
 pytestmark = pytest.mark.e2e
 
@@ -122,13 +122,6 @@ def query(folder, sql):
     return rows(folder, sql) if (folder / "openrlhf_dbb.db").exists() else []
 
 
-def last_step(folder):
-    try:
-        return max([step for (step,) in query(folder, "SELECT last_step FROM dbb_run")], default=0)
-    except sqlite3.OperationalError:  # the tables are being made
-        return 0
-
-
 def kill_tree(process):
     """SIGKILL to the driver, Ray's daemons, every actor: all at once, as an out-of-memory machine would."""
     root = psutil.Process(process.pid)
@@ -169,7 +162,7 @@ def check_all(folder, case):
     check_posteriors(folder, case)
     check_usage(folder, case)
     if case.draws:
-        check_draws(folder / "openrlhf_dbb.db", PROMPTS, batch=BATCH, rollouts=SAMPLES, discount=DISCOUNT)
+        check_draws(folder)
     else:
         check_passes(folder)
     check_checkpoint(folder)
@@ -247,6 +240,26 @@ def check_passes(folder):
         assert max(drawn.values()) <= -(-total // PROMPTS), step
         if not skipped:  # the store does not say which prompts were skipped
             assert min(drawn[prompt] for prompt in range(1, PROMPTS + 1)) >= total // PROMPTS, step
+
+
+def check_draws(folder):
+    """Each prompt was drawn with the probability that the posteriors right before its step give it."""
+    history = query(
+        folder,
+        "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY step, prompt_id",
+    )
+    known = {}  # (alpha, beta); all others have the prior
+    for step in range(1, last_step(folder) + 1):
+        drawn = [row[1:] for row in history if row[0] == step]
+        assert [count for _, count, _, _ in drawn] == [SAMPLES] * BATCH
+        of_all = np.array([*known.values(), *[(1.0, 1.0)] * (PROMPTS - len(known))])
+        # The strategy's defaults: the square root of the expected variance, a quarter of the draws even.
+        expected = inclusion(expected_variance(*(DISCOUNT * of_all).T) ** 0.5, BATCH, 0.25)
+        place = {prompt: at for at, prompt in enumerate(known)}
+        for prompt, count, successes, stored in drawn:
+            assert stored == pytest.approx(expected[place.get(prompt, -1)], rel=1e-9), (step, prompt)
+            alpha, beta = known.get(prompt, (1.0, 1.0))
+            known[prompt] = DISCOUNT * alpha + successes, DISCOUNT * beta + count - successes
 
 
 def checkpoint(folder) -> dict:

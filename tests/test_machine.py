@@ -224,7 +224,6 @@ def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, mo
     [
         ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
         ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
-        ({"vllm__enforce_eager": False}, "--vllm.enforce_eager False"),
         ({"vllm__sync_backend": "nccl"}, "--vllm.sync_backend nccl"),
         ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
         ({"vllm__tensor_parallel_size": 2}, "--vllm.tensor_parallel_size"),
@@ -235,11 +234,3 @@ def test_flags_that_cannot_work_without_cuda_are_refused(given, flag):
     cpu.check_flags(args())
     with pytest.raises(UsageError, match=f"^{flag}"):
         cpu.check_flags(args(**given))
-
-
-@pytest.mark.parametrize(
-    ("devices", "size", "apart", "count"),
-    [(8, 1, False, 8), (8, 2, False, 4), (8, 1, True, 4), (3, 1, True, 2), (6, 4, True, 1), (1, 1, True, 1)],
-)
-def test_engines_share_the_gpus_or_get_half_of_them(devices, size, apart, count):
-    assert cuda.engines(devices, size, apart=apart) == count

@@ -147,10 +147,6 @@ BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "-
     ("argv", "line"),
     [
         (
-            ["--method", "dap"],
-            "unknown --method 'dap', did you mean dapo?; known: centered, dapo",
-        ),
-        (
             ["--method", "dapo", *BATCHES],
             "--rollout.strategy dynamic looks for groups with different rewards, and a group of 1 never has them",
         ),
@@ -172,8 +168,3 @@ def test_what_cannot_work_is_refused_with_the_reason(argv, line):
     with pytest.raises(UsageError) as caught:
         checks.check(parse(*argv))
     assert line in str(caught.value)
-
-
-def test_openrlhf_alone_has_only_its_own_pieces():
-    with pytest.raises(UsageError, match=r"^--rollout.strategy dynamic is not OpenRLHF's, which --estimator none"):
-        checks.check(parse("--estimator", "none", "--method", "dapo"))

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from trainings import SMALL, change, rows
+from trainings import SMALL, change, logged, rows
 
 BY_PROMPT = """
 def reward_func(queries, prompts, labels):
@@ -19,8 +19,6 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
     """Sorting succeeds always, all else fails: at its first visit a prompt's mean is then 4.5 / 5 or 0.5 / 5, and all
     its rollouts have the advantage 0.1 or -0.1. One optimizer step a batch is on-policy, so that every ratio is 1 and
     the loss -sum(advantage * tokens) / (32 rollouts * 10)."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     (tmp_path / "reward.py").write_text(BY_PROMPT)
     result = lane.train(
         tmp_path, "--preset", "tiny", "--method", "dr_grpo", "--estimator", "dbb", "--run_name", "run",
@@ -37,9 +35,7 @@ def test_the_loss_of_dr_grpo_divides_token_sums_by_a_constant_length(lane, tmp_p
         "sum(CASE WHEN prompt LIKE 's%' THEN 0 ELSE length END) FROM rollouts JOIN prompts USING (prompt_id) "
         "GROUP BY step",
     )
-    events = EventAccumulator(str(tmp_path / "runs/run/tensorboard/run"))
-    events.Reload()
-    losses = {event.step: event.value for event in events.Scalars("train/policy_loss")}
+    losses = logged(tmp_path / "runs/run/tensorboard/run")["train/policy_loss"]
     expected = {step: -(0.1 * right - 0.1 * wrong) / (32 * 10) for step, right, wrong in tokens}
     assert list(losses) == [1, 2, 3, 4]
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -92,7 +88,7 @@ def test_spo_forgets_by_the_drift_and_a_resume_measures_the_same(lane, tmp_path)
     assert np.ravel(steps[:2]) == pytest.approx(np.zeros(32), abs=1e-12)
     # Above 0, and at most 0.1 nats in most: log-probs of other tokens would differ by more.
     assert np.min(steps[2:]) > 0 and np.median(steps[2:]) < 0.1
-    logged = [json.loads(text)["estimator/drift"] for (text,) in rows(parts, "SELECT metrics FROM steps")]
-    assert logged == pytest.approx(np.mean(steps, axis=1), rel=1e-6, abs=1e-12)
+    stored = [json.loads(text)["estimator/drift"] for (text,) in rows(parts, "SELECT metrics FROM steps")]
+    assert stored == pytest.approx(np.mean(steps, axis=1), rel=1e-6, abs=1e-12)
     # Step 5 compares the policy of step 4 with rollouts of steps 3 and 4: both come from the checkpoint.
     assert drifts(whole)[4] == pytest.approx(drifts(parts)[4], rel=1e-6)

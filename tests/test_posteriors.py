@@ -209,14 +209,6 @@ def test_a_taken_name_gets_a_number_where_that_is_asked_for(new_url):
             assert posteriors.run.record.name == wanted
 
 
-def test_metrics_of_a_step_are_stored_with_it(new_url):
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
-        posteriors.observe(1, *group(0, [1, 0]))
-        posteriors.record_metrics(1, {"policy_loss": 0.25, "samples": ["text"]})
-        posteriors.settle()
-        assert posteriors.store.query("SELECT metrics FROM steps") == [('{"policy_loss": 0.25}',)]
-
-
 PREDICTED = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0}}
 SHARING = [{"estimator": "auto"}, {"estimator": "empirical_bayes"}, {"parameters": BY_UPDATES}, PREDICTED]
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]

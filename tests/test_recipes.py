@@ -104,9 +104,8 @@ def files(tmp_path_factory):
     """A folder with what the command lines name: two models, one of them said to see images, data and rewards."""
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(tiny.prepare(tiny.default_folder()).model, folder / "model")
-    path = folder / "model/tokenizer_config.json"
     template = "{% for message in messages %}{{ message.content }}={% endfor %}"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    (folder / "model/chat_template.jinja").write_text(template)
     shutil.copytree(folder / "model", folder / "vision")
     path = folder / "vision/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": {}}))

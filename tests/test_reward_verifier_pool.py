@@ -10,6 +10,7 @@ import time
 
 import psutil
 import pytest
+from trainings import until
 
 pytest.importorskip("math_verify")
 
@@ -46,13 +47,6 @@ def verifiers_of(parent):
     return {info["pid"] for info in found if "verifier_pool" in " ".join(info["cmdline"] or ())}
 
 
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition not met in time"
-        time.sleep(0.05)
-
-
 def test_expression_that_never_finishes_is_missing_and_the_next_one_works(pool, workers):
     assert pool.verify(r"\boxed{1/2}", r"\boxed{0.5}") is True
     (pid,) = workers()
@@ -76,7 +70,7 @@ def test_worker_killed_while_idle_costs_no_verdict(pool, workers):
     assert pool.verify("1", "1") is True
     (pid,) = workers()
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid))
+    until(lambda: not is_running(pid))
     assert pool.verify("2", "2") is True
 
 
@@ -118,7 +112,7 @@ def test_workers_end_when_the_parent_is_killed(busy):
     assert is_running(worker)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: not is_running(worker))
+    until(lambda: not is_running(worker))
 
 
 def test_the_environment_sets_the_time_limit(monkeypatch):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import SMALL, check_posteriors, logged, rows
+from trainings import SMALL, check_posteriors, last_step, logged, rows
 
 from openrlhf_dbb import tiny
 
@@ -225,7 +225,7 @@ class TestSeveralHosts:
         assert re.search(r"rank [01] of the policy \(process \d+ on host nodeb \(10.77.9.2\)\)", line)
         assert " has died: " in line
         assert "its last checkpoint is global_step2; continue it with --resume mine; traces are in /" in line
-        check_posteriors(cluster.shared, steps=last_step(cluster))
+        check_posteriors(cluster.shared, steps=last_step(cluster.shared))
 
         cluster.start("nodeb")
         cluster.join("nodeb", "nodea")
@@ -234,7 +234,7 @@ class TestSeveralHosts:
         wait_for_step(cluster, 5, driver, log)
         cluster.kill("nodea")
         driver.wait(timeout=30)
-        check_posteriors(cluster.shared, steps=last_step(cluster))
+        check_posteriors(cluster.shared, steps=last_step(cluster.shared))
 
         cluster.start("nodea")
         cluster.run("nodeb", RAY, "stop", "--force")
@@ -251,13 +251,9 @@ class TestSeveralHosts:
         assert len(divergence) == 8 and max(map(abs, divergence.values())) < 0.005  # both engines have the weights
 
 
-def last_step(hosts):
-    return max((step for (step,) in rows(hosts.shared, "SELECT last_step FROM dbb_run")), default=0)
-
-
 def wait_for_step(hosts, step, driver, log):
     deadline = time.monotonic() + 240
-    while last_step(hosts) < step:
+    while last_step(hosts.shared) < step:
         assert driver.poll() is None, log.read_text()[-4000:]
         assert time.monotonic() < deadline, f"step {step} was not reached: {log.read_text()[-2000:]}"
         time.sleep(0.1)

@@ -99,15 +99,6 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
     ]
 
 
-def test_a_benchmark_without_a_verified_response_has_no_measures(store, run, ids):
-    rows = _rows(ids)
-    none, nan = np.zeros((2, 3), dtype=int), np.full((2, 3), NAN)
-    _evaluate(run, 1, [dataclasses.replace(rows, verified=none, successes=none + 0.0, best=nan, majority=nan)])
-    found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations")
-    assert [tuple(row) for row in found] == [(None, None, None, 1.0, 9.0)]
-    assert check(store) == []
-
-
 def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids):
     first = run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={}, generated_total=24)
     other = run.record_evaluation(1, "training", [_rows(ids)], model="tiny", config={})
@@ -203,12 +194,15 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
     assert held_out_prompts(store, run.record, 1) == {}
 
 
-def test_a_step_with_a_benchmark_without_a_verified_response_is_left_out(store, fill, run, ids):
+def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(store, fill, run, ids):
     none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), np.nan)
     unverified = dataclasses.replace(
         fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, successes=none + 0.0, best=nan, majority=nan
     )
     _evaluate(run, 0, [fill.evaluation(ids, [4, 4, 4]), unverified])
+    found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'")
+    assert found == [(None, None, None, 1.0, 10.0)]
+    assert check(store) == []
     assert held_out(store, run.record) is None
     _evaluate(run, 1, [fill.evaluation(ids, [4, 4, 4])])
     assert held_out(store, run.record).step.tolist() == [1]

@@ -9,16 +9,19 @@ from sqlalchemy import event
 from storage import StepRows, StoreError
 
 
-def test_a_prompt_without_posterior_loads_as_nan_and_step_minus_one(store, fill):
-    run = fill.run(store)
+@pytest.fixture
+def run(store, fill):
+    return fill.run(store)
+
+
+def test_a_prompt_without_posterior_loads_as_nan_and_step_minus_one(store, run, fill):
     table = run.load(fill.prompts(store, 2))
     assert np.isnan(table.state).all() and table.state.shape == (2, 2)
     assert table.visits.tolist() == [0, 0]
     assert table.step.tolist() == [-1, -1]
 
 
-def test_states_after_two_steps(store, fill):
-    run = fill.run(store)
+def test_states_after_two_steps(store, run, fill):
     a, b, c = fill.prompts(store, 3)
     # Prior (1, 1), discount 0.5, 4 rollouts: a: 4 of 4 -> (0.5 + 4, 0.5 + 0); b: 1 of 4 -> (1.5, 3.5).
     fill.step(run, 1, [a, b], [4, 1])
@@ -32,8 +35,7 @@ def test_states_after_two_steps(store, fill):
     assert store.find_run("run").last_step == 2
 
 
-def test_history_keeps_every_step_with_what_was_before(store, fill):
-    run = fill.run(store)
+def test_history_keeps_every_step_with_what_was_before(store, run, fill):
     (a,) = fill.prompts(store, 1)
     fill.step(run, 1, [a], [4])
     fill.step(run, 2, [a], [2])
@@ -46,8 +48,7 @@ def test_history_keeps_every_step_with_what_was_before(store, fill):
     assert recorded == [(1, 1, 4, 4.0), (2, 1, 4, 2.0)]
 
 
-def test_floats_come_back_bit_for_bit(store, fill):
-    run = fill.run(store)
+def test_floats_come_back_bit_for_bit(store, run, fill):
     (a,) = fill.prompts(store, 1)
     rows = fill.rows(run, [a], [1])
     rows.state = np.array([[0.1 + 0.2, np.finfo(float).tiny]])
@@ -94,8 +95,7 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
     assert run.load(ids).visits.tolist() == [1, 1]
 
 
-def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, fill, dump):
-    run = fill.run(store)
+def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, fill, dump):
     ids = fill.prompts(store, 3)
     rows = fill.step(run, 1, ids, [4, 1, 0])
     before = dump(store)
@@ -115,8 +115,7 @@ def _empty(rows):
 
 
 @pytest.mark.parametrize("step", [0, 2, -1])
-def test_a_gap_is_refused(store, fill, dump, step):
-    run = fill.run(store)
+def test_a_gap_is_refused(store, run, fill, dump, step):
     rows = _empty(fill.rows(run, fill.prompts(store, 1), [1]))
     before = dump(store)
     with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
@@ -124,8 +123,7 @@ def test_a_gap_is_refused(store, fill, dump, step):
     assert dump(store) == before
 
 
-def test_a_step_without_prompts_is_a_step(store, fill):
-    run = fill.run(store)
+def test_a_step_without_prompts_is_a_step(store, run, fill):
     ids = fill.prompts(store, 1)
     run.record_step(1, _empty(fill.rows(run, ids, [1])))
     fill.step(run, 2, ids, [4])
@@ -141,8 +139,7 @@ def test_a_step_without_prompts_is_a_step(store, fill):
         ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be a vector of finite numbers"),
     ],
 )
-def test_bad_rows_are_refused_and_leave_nothing(store, fill, dump, name, value, message):
-    run = fill.run(store)
+def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, dump, name, value, message):
     assert fill.prompts(store, 2).tolist() in ([1, 2], [2, 1])
     rows = fill.rows(run, np.array([1, 2]), [1, 1])
     before = dump(store)
@@ -152,8 +149,7 @@ def test_bad_rows_are_refused_and_leave_nothing(store, fill, dump, name, value, 
     run.record_step(1, rows)
 
 
-def test_roll_back_restores_each_step_exactly(store, fill, dump):
-    run = fill.run(store)
+def test_roll_back_restores_each_step_exactly(store, run, fill, dump):
     a, b, c = fill.prompts(store, 3)
     states = [dump(store)]
     visits = [([a, b], [4, 1]), ([a, c], [2, 0]), ([b, c], [4, 4]), ([a, b, c], [1, 2, 3])]
@@ -183,8 +179,7 @@ def _progress(tables):
     return {table: rows for table, rows in tables.items() if table != "dbb_event"} | {"dbb_step": steps}
 
 
-def test_roll_back_notes_what_was_undone(store, fill):
-    run = fill.run(store)
+def test_roll_back_notes_what_was_undone(store, run, fill):
     ids = fill.prompts(store, 2)
     for step in (1, 2, 3):
         fill.step(run, step, ids, [1, 2])
@@ -200,15 +195,13 @@ def test_roll_back_notes_what_was_undone(store, fill):
 
 
 @pytest.mark.parametrize("step", [3, -1])
-def test_roll_back_beyond_the_run_is_refused(store, fill, step):
-    run = fill.run(store)
+def test_roll_back_beyond_the_run_is_refused(store, run, fill, step):
     fill.step(run, 1, fill.prompts(store, 1), [1])
     with pytest.raises(StoreError, match=rf"is at step 1 and cannot go back to step {step};"):
         run.roll_back(step)
 
 
-def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, fill):
-    run = fill.run(store)
+def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, run, fill):
     fill.step(run, 1, fill.prompts(store, 1), [1])
     run.record_checkpoint(1, "best")
     run.record_checkpoint(1, "best")

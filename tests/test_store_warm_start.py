@@ -48,22 +48,6 @@ def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
     assert source.load(np.array([a])).state.tolist() == [[6.25, 0.25]]
 
 
-def test_roll_back_to_the_start_restores_the_warm_start(two_stores, fill):
-    source_store, store = two_stores
-    source = fill.run(source_store, "old")
-    fill.step(source, 1, fill.prompts(source_store, 1), [4])
-    run = fill.run(store, "new")
-    ids = fill.prompts(store, 2)
-    run.warm_start(source_store, source.record, ids)
-    fill.step(run, 1, ids, [0, 0])  # (2.25, 4.25) from (4.5, 0.5); (0.5, 4.5) from the prior
-    assert run.load(ids).state.tolist() == [[2.25, 4.25], [0.5, 4.5]]
-    assert run.roll_back(0) == 2
-    table = run.load(ids)
-    np.testing.assert_array_equal(table.state, [[4.5, 0.5], [np.nan, np.nan]])
-    assert table.step.tolist() == [0, -1]
-    assert table.visits.tolist() == [0, 0]
-
-
 def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
     from storage import StepRows
 
@@ -79,21 +63,26 @@ def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
     assert run.load(fill.prompts(store, 1)).state.tolist() == [[0.30000000000000004, -1e300]]
 
 
-def test_the_run_wide_state_comes_along(two_stores, fill):
+def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_the_warm_start(two_stores, fill):
     source_store, store = two_stores
     source = fill.run(source_store, "old")
     fill.step(source, 1, fill.prompts(source_store, 1), [4], shared={"prior": np.array([0.1 + 0.2, 2.0])})
     fill.step(source, 2, fill.prompts(source_store, 1), [4], shared={"prior": np.array([5e-324, 3.0])})
     run = fill.run(store, "new")
-    ids = fill.prompts(store, 1)
+    ids = fill.prompts(store, 2)
     run.warm_start(source_store, source.record, ids)
     assert _plain(run.load_shared()) == {"prior": [5e-324, 3.0]}
     third = fill.run(store, "third")
     third.warm_start(store, run.record, ids)  # of a source that never changed it
     assert _plain(third.load_shared()) == {"prior": [5e-324, 3.0]}
-    fill.step(run, 1, ids, [4], shared={"prior": np.array([1.0, 1.0])})
+    # 4 of 4 twice: (4.5, 0.5), (6.25, 0.25); then none: (3.125, 4.125), and (0.5, 4.5) from the prior
+    fill.step(run, 1, ids, [0, 0], shared={"prior": np.array([1.0, 1.0])})
+    assert run.load(ids).state.tolist() == [[3.125, 4.125], [0.5, 4.5]]
     assert _plain(run.load_shared()) == {"prior": [1.0, 1.0]}
-    run.roll_back(0)
+    assert run.roll_back(0) == 2
+    table = run.load(ids)
+    np.testing.assert_array_equal(table.state, [[6.25, 0.25], [np.nan, np.nan]])
+    assert (table.step.tolist(), table.visits.tolist()) == ([0, -1], [0, 0])
     assert _plain(run.load_shared()) == {"prior": [5e-324, 3.0]}
 
 

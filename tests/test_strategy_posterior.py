@@ -12,8 +12,7 @@ from openrlhf_dbb.core.strategies.posterior import (
     inclusion,
     systematic,
 )
-from openrlhf_dbb.driver import arguments, checks
-from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.errors import RunError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)
 
@@ -98,13 +97,6 @@ def test_metrics_say_how_far_the_draw_is_from_an_even_one():
     assert sampler.metrics() == {
         "posterior/lift": pytest.approx(2), "posterior/certain": 0.25, "posterior/effective": pytest.approx(0.8)
     }  # fmt: skip
-
-
-def test_an_estimator_that_forecasts_nothing_is_refused_before_the_start():
-    command = ["--preset", "tiny", "--rollout.strategy", "posterior", "--estimator"]
-    checks.check(arguments.parse([*command, "auto"]))
-    with pytest.raises(UsageError, match=r"^--rollout.strategy posterior .* --estimator point .* predicted_prior$"):
-        checks.check(arguments.parse([*command, "point"]))
 
 
 def test_more_prompts_a_batch_than_there_are():

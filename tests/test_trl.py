@@ -67,7 +67,7 @@ def short(prompts, completions, **_):
     return [0.25 * len(completion) for completion in completions]
 
 
-def trainer(model, folder, reward=None, *, data=None, cls=PosteriorGRPOTrainer, ours=None, held_out=None, **changed):
+def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, **changed):
     """A trainer of four prompts a generation batch, in fp32."""
     values = {
         "output_dir": str(folder / "out"), "max_steps": 2, "per_device_train_batch_size": 4 * ROLLOUTS,
@@ -75,14 +75,13 @@ def trainer(model, folder, reward=None, *, data=None, cls=PosteriorGRPOTrainer, 
         "gradient_checkpointing": False, "report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": "no",
         "logging_strategy": "no", "disable_tqdm": True,
     } | changed  # fmt: skip
-    named = {} if cls is GRPOTrainer else {"store": f"sqlite:///{folder}/runs.db", "run_name": "run"} | (ours or {})
-    return cls(
+    return PosteriorGRPOTrainer(
         model=model,
         reward_funcs=reward or Reward(),
         args=GRPOConfig(**values),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
-        **named,
+        **{"store": f"sqlite:///{folder}/runs.db", "run_name": "run"} | (ours or {}),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from store_invariants import check
+from trainings import last_step, rows
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
@@ -20,25 +21,14 @@ pytest.importorskip("trl", reason="needs TRL")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples/trl_grpo.py"
+EXAMPLE, DATABASE = ROOT / "examples/trl_grpo.py", "trl_grpo.db"
 STEPS, PROMPTS, ROLLOUTS = 16, 16, 8  # of one pass
 # As where vLLM is not installed: TRL would load it.
 WITHOUT_VLLM = "import sys; sys.modules['vllm'] = None\n"
 
 
 def query(folder, sql):
-    database = folder / "trl_grpo.db"
-    if not database.exists():
-        return []
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10) as connection:
-        return connection.execute(sql).fetchall()
-
-
-def last_step(folder):
-    try:
-        return max([step for (step,) in query(folder, "SELECT last_step FROM dbb_run")], default=0)
-    except sqlite3.OperationalError:  # the tables are being made
-        return 0
+    return rows(folder, sql, DATABASE)
 
 
 def start(folder, log):
@@ -60,7 +50,7 @@ def killed(tmp_path_factory):
     with (folder / "log").open("w+") as log:
         process = start(folder, log)
         deadline = time.monotonic() + 300
-        while last_step(folder) < 8:  # a checkpoint is made at every fifth step
+        while last_step(folder, DATABASE) < 8:  # a checkpoint is made at every fifth step
             assert process.poll() is None, f"ended by itself: {text_of(log)}"
             assert time.monotonic() < deadline, "step 8 was not reached"
             time.sleep(0.01)

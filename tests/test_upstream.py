@@ -55,15 +55,6 @@ def test_our_methods_accept_what_openrlhf_calls_theirs_with():
         assert accepts(*parameters), (cls.__name__, name)
 
 
-def test_the_parser_and_the_checks_are_those_of_openrlhfs_main_block():
-    parser = upstream.build_parser()
-    flags = parser.parse_args(["--algo.advantage.estimator", "group_norm", "--rollout.n_samples_per_prompt", "4"])
-    args = upstream.finish_arguments(flags)
-    assert (args.algo.advantage.estimator, args.rollout.n_samples_per_prompt) == ("group_norm", 4)
-    assert "flash_attention_2" not in upstream.choices("algo.advantage.estimator")
-    assert "group_norm" in upstream.choices("algo.advantage.estimator")
-
-
 def test_a_name_that_openrlhf_no_longer_has_is_not_replaced():
     with pytest.raises(upstream.UsageError, match=r"openrlhf no longer has inspect.no_such_name"):
         upstream.replace(inspect, "no_such_name", None)

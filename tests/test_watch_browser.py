@@ -39,6 +39,11 @@ def fill_in(browser, selector, value):
 
 
 @pytest.fixture
+def store(open_new):
+    return open_new("sqlite")
+
+
+@pytest.fixture
 def write(fill):
     """Function: record a step, then its metrics."""
 
@@ -62,9 +67,8 @@ def written(tmp_path):
 
 
 @pytest.fixture
-def sixty(open_new, fill, write):
+def sixty(store, fill, write):
     """A store with a run of 60 prompts and 3 epochs, some of whose texts are hostile."""
-    store = open_new("sqlite")
     run = fill.run(store, model=HOSTILE, config={"seed": 7})
     questions = [f"Question {i}: what is {i} + {i}?" for i in range(58)] + [HOSTILE, "x" * 100_000]
     ids = store.register_prompts(questions, [str(2 * i) for i in range(60)])
@@ -173,9 +177,8 @@ def test_rollouts_of_a_step(browser, sixty, written):
     assert browser.complaints == []
 
 
-def test_where_the_rollouts_went(browser, open_new, fill, written):
+def test_where_the_rollouts_went(browser, store, fill, written):
     """4 prompts and 2 steps of 16 and 8 rollouts; step 2 filters out the zero-variance group."""
-    store = open_new("sqlite")
     run = fill.run(store, method="dapo")
     ids = np.sort(fill.prompts(store, 4))
     fill.step(run, 1, ids, [4, 0, 2, 1])
@@ -195,8 +198,7 @@ def test_where_the_rollouts_went(browser, open_new, fill, written):
     ]  # fmt: skip
 
 
-def test_three_runs_over_each_other(browser, open_new, fill, write, written):
-    store = open_new("sqlite")
+def test_three_runs_over_each_other(browser, store, fill, write, written):
     ids = fill.prompts(store, 4)
     for name, steps in (("short", 1), ("middle", 3), ("long", 6)):
         run = fill.run(store, name)
@@ -219,9 +221,8 @@ def test_three_runs_over_each_other(browser, open_new, fill, write, written):
     assert browser.complaints == []
 
 
-def test_two_runs_are_compared_with_an_interval_and_numbers_are_not_smoothed(browser, open_new, fill, write, written):
+def test_two_runs_are_compared_with_an_interval_and_numbers_are_not_smoothed(browser, store, fill, write, written):
     """Both runs solve 0, 4 and 2 of 4; the second solves 11 held-out samples of forty more, on ten prompts."""
-    store = open_new("sqlite")
     ids, held_out = fill.prompts(store, 1), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
     for name, more in (("first", 0), ("second", [1] * 9 + [2])):
         run = fill.run(store, name, fields=("alpha", "beta"))
@@ -239,9 +240,8 @@ def test_two_runs_are_compared_with_an_interval_and_numbers_are_not_smoothed(bro
     assert "Lines are smoothed; the number under a chart" in text(browser, "#curves-note")
 
 
-def test_prompts_without_the_template_and_means_by_their_name(browser, open_new, fill, written):
+def test_prompts_without_the_template_and_means_by_their_name(browser, store, fill, written):
     """A run of an estimator without history, on prompts of a chat model."""
-    store = open_new("sqlite")
     chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
     ids = np.sort(store.register_prompts(chat, [""] * 3))
     run, none, mean = fill.run(store, "point", fields=()), np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
@@ -255,8 +255,7 @@ def test_prompts_without_the_template_and_means_by_their_name(browser, open_new,
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_of_no_step_or_one(browser, open_new, fill, written, steps):
-    store = open_new("sqlite")
+def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
     run = fill.run(store)
     if steps:
         fill.step(run, 1, fill.prompts(store, 2), [1, 4], usage=None)
@@ -270,8 +269,7 @@ def test_a_run_of_no_step_or_one(browser, open_new, fill, written, steps):
 # from a server
 
 
-def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, fill, write, serve):
-    store = open_new("sqlite")
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
     browser.open(serve(store.url).url)
     assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
     run, ids = fill.run(store), fill.prompts(store, 4)
@@ -292,8 +290,7 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, fi
     assert {url.split("/")[2] for url in browser.requests} == {browser("location.host")}
 
 
-def test_a_server_that_is_killed_and_started_again(browser, open_new, fill, write, serve):
-    store = open_new("sqlite")
+def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, serve):
     run, ids = fill.run(store), fill.prompts(store, 2)
     write(run, ids, 1, [1, 2])
     server = serve(store.url)

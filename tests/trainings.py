@@ -23,10 +23,18 @@ def until(condition):
         time.sleep(0.001)
 
 
-def rows(folder, sql):
+def rows(folder, sql, database="openrlhf_dbb.db"):
     """The rows of a query to the run's SQLite database."""
-    with sqlite3.connect(f"file:{folder}/openrlhf_dbb.db?mode=ro", uri=True, timeout=10) as connection:
+    with sqlite3.connect(f"file:{folder}/{database}?mode=ro", uri=True, timeout=10) as connection:
         return connection.execute(sql).fetchall()
+
+
+def last_step(folder, database="openrlhf_dbb.db"):
+    """The last step that is stored; 0 where the database or its tables are still being made."""
+    try:
+        return max((step for (step,) in rows(folder, "SELECT last_step FROM dbb_run", database)), default=0)
+    except sqlite3.OperationalError:
+        return 0
 
 
 def change(folder, *statements):
