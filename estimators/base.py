@@ -26,11 +26,10 @@ Support = Literal["binary", "unit", "real"]
 "binary" and "unit" are about the verifier's score, "real" about the reward that is optimised.
 """
 
-FEATURES = {"none": 0, "text": WIDTH, "hidden": 64}
+FEATURES = {"none": 0, "text": WIDTH}
 """Kinds of features of prompts, and D of each.
 
-"text" is :func:`estimators.text_features.text_features`. "hidden" is the hidden state of the trained model at a prompt,
-reduced to D numbers; only a trainer has it.
+"text" is :func:`estimators.text_features.text_features`.
 """
 
 

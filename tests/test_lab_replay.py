@@ -258,22 +258,6 @@ def test_errors_are_one_line(store, fill, capsys):
         assert message in error and error.count("\n") == 1
 
 
-def test_hidden_states_cannot_be_replayed_and_the_other_candidates_can(tmp_path, capsys):
-    url, prompts = f"sqlite:///{tmp_path}/runs.db", ["1 =", "2 ="]
-    parameters = {"updates_per_epoch": 1.0, "features": "hidden"}
-    with Posteriors.create(
-        url, "hidden", prompts, ["", ""], estimator="predicted_prior", parameters=parameters
-    ) as posteriors:
-        posteriors.set_features(np.ones((2, 64)))
-        for step in (1, 2):
-            posteriors.observe(step, prompts * 2, [""] * 4, [1.0, 0.0, 1.0, 1.0])
-    command = ["lab", "replay", "hidden", "--store.url", url]
-    assert main(command) == 0
-    assert "trained with predicted_prior 0.85 features=hidden" in capsys.readouterr().out
-    assert main([*command, "--estimators", "predicted_prior:features=hidden,discount=0.85"]) == 2
-    assert "use predicted_prior:features=text\n" in capsys.readouterr().err
-
-
 def test_a_replay_reads_the_prompts_texts(tmp_path):
     """The run itself and its replay give the same estimates, first visits and later ones."""
     url = f"sqlite:///{tmp_path}/runs.db"

@@ -264,34 +264,3 @@ def test_a_warm_start_takes_the_weights_along_and_refuses_other_features(new_url
         assert new.observe(1, *group(0, [1, 0])).mean[0] > 0.6
     with pytest.raises(StoreError, match="run 'old' predicts from features 'text', and this run from 'none'"):
         Posteriors.create(url, "other", *DATA, warm_start="old", **none)
-
-
-HIDDEN = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0, "features": "hidden"}}
-
-
-def hidden_of(values):
-    """Features that are the first column alone, (prompts, 64)."""
-    features = np.zeros((len(values), estimators.FEATURES["hidden"]))
-    features[:, 0] = values
-    return features
-
-
-def test_hidden_features_come_from_outside_in_the_order_of_the_prompts(new_url):
-    # The third row is the first prompt again; the first of equal ones counts.
-    data = [PROMPTS[1], PROMPTS[0], PROMPTS[1], PROMPTS[2]], [LABELS[1], LABELS[0], LABELS[1], LABELS[2]]
-    with Posteriors.create(new_url("sqlite"), "demo", *data, **HIDDEN) as posteriors:
-        with pytest.raises(ValueError, match="reads features 'hidden', which only a trainer has"):
-            posteriors.observe(1, *group(0, [1, 1]))
-        with pytest.raises(ValueError, match="pass finite numbers of shape"):
-            posteriors.set_features(hidden_of([0.0, np.nan, 0.0, 0.0]))
-        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, 1.0]))
-        for step, (prompt, rewards) in enumerate([(0, [1, 1, 1, 1]), (1, [0, 0, 0, 0])], start=1):
-            posteriors.observe(step, *group(prompt, rewards))
-        # Seen were 1 with successes and -1 with failures, and the third prompt is at 1.
-        mean = posteriors.observe(3, *group(2, [1, 0])).mean[0]
-        assert mean > 0.55
-        posteriors.roll_back(2)
-        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] == mean
-        posteriors.roll_back(2)
-        posteriors.set_features(hidden_of([-1.0, 1.0, 99.0, -1.0]))
-        assert posteriors.observe(3, *group(2, [1, 0])).mean[0] < 0.45

@@ -24,7 +24,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 
 from openrlhf_dbb.actors.drift import PolicyDrift  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays, cached_rollouts, replay_row  # noqa: E402
-from openrlhf_dbb.core.checkpoints import delete_stale, drift_file, features_file, replay_file  # noqa: E402
+from openrlhf_dbb.core.checkpoints import delete_stale, drift_file, replay_file  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
@@ -208,20 +208,20 @@ def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():
         assert torch.tensor(mixed.info["reward"]).tolist() == [[1.0, 0.0, 0.5, 0.0][row] for row in order]
 
 
-def test_caches_and_features_go_with_their_checkpoints(tmp_path):
+def test_caches_go_with_their_checkpoints(tmp_path):
     """Checkpoints as OpenRLHF lays them out: a folder of each step."""
     delete_stale(tmp_path)
     assert list(tmp_path.iterdir()) == []
     made = filled((A, [1, 0]))
     for step in (2, 4, 6, 60):
-        for place in (replay_file, drift_file, features_file):
+        for place in (replay_file, drift_file):
             file = place(tmp_path, step)
             file.parent.mkdir(exist_ok=True)
             made.cache.save(file)
     for folder in ("_actor/global_step4", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
     delete_stale(tmp_path)
-    for folder in ("replay", "drift", "features"):
+    for folder in ("replay", "drift"):
         names = sorted(file.stem for file in (tmp_path / folder).iterdir())
         assert names == ["global_step4", "global_step60"]
     assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2

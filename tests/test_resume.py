@@ -1,6 +1,5 @@
 """Never a wrong resume, on the real pipeline: the right older step, or one line."""
 
-import json
 import os
 import re
 import shutil
@@ -9,13 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-import store_invariants as invariants
 from trainings import SMALL, change, check_posteriors, rows
 
-import storage
 from openrlhf_dbb.core import best_model, checkpoints
 
 pytestmark = pytest.mark.e2e
@@ -90,48 +86,6 @@ def test_without_any_whole_checkpoint_the_resume_is_refused_and_nothing_is_lost(
     assert "the run has recorded global_step2 (step 2), global_step4 (step 4), global_step6 (step 6)" in result.error
     assert "--warm_start mine" in result.error
     check_posteriors(folder, steps=6)
-
-
-HIDDEN = [
-    "--estimator", "predicted_prior", "--predicted_prior.features", "hidden", *SMALL, "--eval.steps", "-1",
-    "--train.num_episodes", "3", "--ckpt.save_steps", "3", "--ckpt.max_num", "3",
-]  # fmt: skip
-
-
-def predicted_means(folder, step):
-    """The prior means that step ``step`` was scored with, as stored: alpha is 2 m + A, A is packed first."""
-    history = rows(folder, f"SELECT alpha, state FROM dbb_history WHERE step = {step} ORDER BY prompt_id")
-    return np.array([(alpha - np.frombuffer(state)[0]) / 2 for alpha, state in history])
-
-
-def test_hidden_features_are_read_once_a_pass_and_resumed_as_they_were(lane, tmp_path):
-    """Checkpoints of steps 3 and 6; features of the policies of steps 0, 2 and 4 (a pass is 2 steps)."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    result = lane.train(whole, *HIDDEN, "--run_name", "mine")
-    assert result.error is None, result.output[-4000:]
-    timed = rows(whole, "SELECT step FROM dbb_step WHERE metrics LIKE '%timing/features%' ORDER BY step")
-    assert timed == [(3,), (5,)]
-    shutil.copytree(whole, parts)
-    unfinish(parts)
-    saved = parts / "runs/mine/checkpoints"
-    shutil.rmtree(saved / "_actor/global_step6")
-    flags = ["--resume", "mine", "--ckpt.path", str(saved)]
-    result = lane.train(parts, *HIDDEN, *flags)
-    assert result.error is None, result.output[-4000:]
-    # Step 4 was scored with the features in the checkpoint of step 3 and the weights after step 3.
-    with np.load(saved / "features/global_step3.npz") as file:
-        features = file["features"]
-    ((shared,),) = rows(parts, "SELECT shared FROM dbb_step WHERE step = 3")
-    weights = np.array(json.loads(shared)["weights"])
-    expected = np.clip(1 / (1 + np.exp(-(features @ weights[:-1] + weights[-1]))), 0.02, 0.98)
-    for folder in (whole, parts):
-        found = predicted_means(folder, 4)
-        assert len(found) == 16 and np.ptp(found) > 1e-4
-        assert np.abs(found[:, None] - expected).min(axis=1).max() < 1e-9
-    assert sorted(path.name for path in (saved / "features").iterdir()) == ["global_step3.npz", "global_step6.npz"]
-    with storage.open_store(f"sqlite:///{parts}/openrlhf_dbb.db") as store:
-        assert invariants.check(store) == []
 
 
 @pytest.mark.parametrize(

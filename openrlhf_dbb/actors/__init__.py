@@ -18,5 +18,4 @@ In Ray's actors:
 vllm_actor        OpenRLHF's vLLM actor: whole groups, checked rewards
 policy_actor      OpenRLHF's policy actor: replayed rows, the sending end of the weight sync
 training_pass    the policy's training pass without what nobody reads, and Dr.GRPO's loss
-hidden_features   the policy's hidden states at the prompts, as features for estimators
 """

@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.hidden_features import last_hidden, projected
 from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.platform import cpu
@@ -90,13 +87,6 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.sizes``."""
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
-
-    def prompt_features(self, tokens: list[list[int]]) -> NDArray[np.float32]:
-        """Return features (S, D) of S prompts, given as token ids. Every rank must be given as many prompts."""
-        self.actor.eval()
-        hidden = last_hidden(self.actor.model, tokens, self.strategy.args.rollout.micro_batch_size)
-        self.actor.train()
-        return projected(hidden)
 
     def append_replays(self, experience: list[Experience]) -> None:
         """Keep rows of ``replay.replay_row`` for the next :meth:`fit`. The number may differ between ranks."""

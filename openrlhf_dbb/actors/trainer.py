@@ -16,7 +16,6 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 import storage
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors import hidden_features
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.drift import PolicyDrift
 from openrlhf_dbb.actors.evaluation import best_measure, collect, logged
@@ -30,7 +29,7 @@ from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
-from openrlhf_dbb.core.step import Floats, Probes, probed_prompts
+from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation.answering import answer_once
@@ -88,8 +87,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._run = self._posteriors.run
         keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
-        self._features: Floats | None = None
-        self._pass = max(1, round(len(data) / self.args.rollout.batch_size))
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
@@ -192,9 +189,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
-            self._load_beside(step)
-        elif self._reads_policy:
-            self._read_prompts()
+            for owner, file in self._cache_files(step):
+                owner.cache = ReplayCache.load(file, owner.cache.size)
         if self._ahead is not None:
             self._ahead.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
@@ -233,10 +229,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
         """
         timings, began = {}, time.monotonic()
-        if self._reads_policy and global_step > 0 and global_step % self._pass == 0:
-            self._read_prompts()  # once a pass: the features of a prompt change between its visits as the policy does
-            timings["timing/features"] = time.monotonic() - began
-        began = time.monotonic()
         if self._probed:
             rollout_samples.probes = self._probe(rollout_samples.all)
             timings["timing/probe"] = time.monotonic() - began
@@ -289,19 +281,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         scores_Q_M = self.samples_generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
         return Probes(list(probed), scores_Q_M)
 
-    @property
-    def _reads_policy(self) -> bool:
-        return self._posteriors.estimator.features == "hidden"
-
-    def _read_prompts(self) -> None:
-        """Give the estimator the present policy's hidden states at all prompts."""
-        phase = self.progress.enter("reading the prompts")
-        tokens = self.tokenizer(list(self.prompts_dataloader.dataset.prompts), add_special_tokens=False)["input_ids"]
-        longest = self.generate_kwargs["max_len"]
-        self._features = hidden_features.of_prompts(self.actor_model_group, [ids[:longest] for ids in tokens])
-        self._posteriors.set_features(self._features)
-        self.progress.enter(phase)
-
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
@@ -315,30 +294,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if saves:
             self.progress.enter("saving")
             checkpoints.delete(self._folder, tag)  # an earlier one's files must not count as files of the new one
-            self._save_beside(global_step)
+            for owner, file in self._cache_files(global_step):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                owner.cache.save(file)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if saves:
             self._complete(tag, global_step)
             self.progress.enter(phase, self._a_step)
-
-    def _save_beside(self, step: int) -> None:
-        """Save what is too large for a checkpoint's states: caches of rollouts, and the prompts' features."""
-        for owner, file in self._cache_files(step):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            owner.cache.save(file)
-        if self._features is not None:
-            file = checkpoints.features_file(self._folder, step)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(file, features=self._features.astype(np.float32))
-
-    def _load_beside(self, step: int) -> None:
-        """Load what :meth:`_save_beside` has saved with the checkpoint of this step."""
-        for owner, file in self._cache_files(step):
-            owner.cache = ReplayCache.load(file, owner.cache.size)
-        if self._reads_policy:
-            with np.load(checkpoints.features_file(self._folder, step)) as saved:
-                self._features = saved["features"]
-            self._posteriors.set_features(self._features)
 
     def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
         """Return what keeps earlier rollouts, each with the file of its cache."""

@@ -7,7 +7,6 @@ finished. The layout of the checkpoint folder:
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
     replay/global_step8.pickle           the replay cache, if there is one
     drift/global_step8.pickle            each prompt's newest rollout, if the estimator reads the policy's drift
-    features/global_step8.npz            the prompts' hidden features, if the estimator reads them
 """
 
 from __future__ import annotations
@@ -50,12 +49,7 @@ def drift_file(folder: Path, step: int) -> Path:
     return folder / "drift" / f"global_step{step}.pickle"
 
 
-def features_file(folder: Path, step: int) -> Path:
-    """Return the path of the prompts' features of a checkpoint."""
-    return folder / "features" / f"global_step{step}.npz"
-
-
-_BESIDE = (replay_file, drift_file, features_file)
+_BESIDE = (replay_file, drift_file)
 
 
 def step_of(tag: str) -> int:

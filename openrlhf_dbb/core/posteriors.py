@@ -75,10 +75,10 @@ class Posteriors:
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
-        self._ids, self._first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
-        self._position = {(prompts[row], labels[row]): position for position, row in enumerate(self._first_row)}
+        self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._position = {(prompts[row], labels[row]): position for position, row in enumerate(first_row)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._position.items()}
-        self._texts, self._data_rows = [prompts[row] for row in self._first_row], len(prompts)
+        self._texts = [prompts[row] for row in first_row]
         self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
@@ -210,25 +210,6 @@ class Posteriors:
     def __repr__(self) -> str:
         return f"Posteriors({self.run.record.name!r}, {len(self._ids)} prompts, step {self.step})"
 
-    def set_features(self, features: ArrayLike) -> None:
-        """Set the prompts' features for an estimator of "hidden" features, before the first step and on every change.
-
-        The store does not hold features. After a resume set those that were in use at that step.
-
-        Args:
-            features: (prompts, D), finite, in the order of the prompts that the run was opened with; D is
-                ``estimators.FEATURES["hidden"]``.
-        """
-        values = np.array(features, dtype=np.float64)
-        name, shape = self.estimator.name, (self._data_rows, estimators.FEATURES["hidden"])
-        if self.estimator.features != "hidden":
-            raise ValueError(f"estimator {name!r} reads features {self.estimator.features!r}, not 'hidden'")
-        if values.shape != shape or not np.isfinite(values).all():
-            raise ValueError(f"features of shape {values.shape} do not fit; pass finite numbers of shape {shape}")
-        self._features = {"features": values[self._first_row]}
-        with self._state_lock:
-            self._state |= self._features
-
     def observe(
         self,
         step: int,
@@ -359,11 +340,6 @@ class Posteriors:
             raise ValueError(
                 f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
                 f"not {step}; to do a step again, roll back first"
-            )
-        if self.estimator.features == "hidden" and not self._features:
-            raise ValueError(
-                f"estimator {self.estimator.name!r} reads features 'hidden', which only a trainer has; pass them to "
-                "set_features before the first step, or choose features='text'"
             )
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:

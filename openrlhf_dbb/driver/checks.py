@@ -109,12 +109,6 @@ def _check_estimator(settings: Settings, estimator: RewardEstimator) -> None:
             f"--estimator {name} needs --rollout.n_samples_per_prompt {fewest} or more, got {group}; give as many, or "
             "--estimator auto, which has a mean from earlier visits"
         )
-    sharded = args.ds.tensor_parallel_size > 1 or args.ds.ring_attn_size > 1
-    if estimator.features == "hidden" and (sharded or args.data.max_images_per_prompt):
-        raise UsageError(
-            f"--{estimator.name}.features hidden needs a policy whose ranks each read whole prompts of text: leave out "
-            "--ds.tensor_parallel_size, --ds.ring_attn_size and --data.max_images_per_prompt"
-        )
     if estimator.reads_drift and args.data.max_images_per_prompt:
         raise UsageError(
             f"--estimator {name} takes log-probs of earlier rollouts, and no images are kept; leave out "

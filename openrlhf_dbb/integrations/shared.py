@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 import storage
 from estimators import RewardEstimator
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -27,17 +27,6 @@ def check_release(distribution: str) -> None:
             f"{distribution} {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
             f"{allowed}; pip install '{distribution}{allowed}'"
         )
-
-
-def build_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
-    """Build an estimator as ``Posteriors.create`` does; refuse one of features that this trainer does not have."""
-    estimator = as_estimator(estimator, parameters)
-    if estimator.features == "hidden":
-        raise ValueError(
-            f"estimator {estimator.name!r} reads features 'hidden', which this trainer does not have; choose "
-            "features='text'"
-        )
-    return estimator
 
 
 def text_of(prompt: Any) -> str:

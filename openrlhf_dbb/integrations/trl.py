@@ -28,7 +28,7 @@ import torch
 import storage
 from estimators import RewardEstimator
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, Scored, StepExtras
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
@@ -120,7 +120,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         verifier: str | None = None,
         **options: Any,
     ) -> None:
-        estimator = shared.build_estimator(estimator, parameters)  # an error is raised before a model is loaded
+        estimator = as_estimator(estimator, parameters)  # an error is raised before a model is loaded
         super().__init__(*args, **options)
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts

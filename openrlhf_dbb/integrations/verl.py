@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
@@ -75,7 +75,7 @@ class Settings:
         """Read the settings from verl's configuration, before verl loads a model."""
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-        shared.build_estimator(settings.estimator, settings.parameters)
+        as_estimator(settings.estimator, settings.parameters)
         filtering = config.algorithm.get("filter_groups")
         if filtering is not None and filtering.get("enable", False):
             raise ValueError(
@@ -272,7 +272,7 @@ class WithPosteriors(PPOTrainer):
                 dataset=", ".join(Path(file).name for file in _files(self.config.data.train_files)),
                 method=f"verl {trainer.v1.trainer_mode}",
             )
-        estimator = shared.build_estimator(settings.estimator, settings.parameters)
+        estimator = as_estimator(settings.estimator, settings.parameters)
         posteriors = shared.resume_run(
             settings.store, name, prompts, labels, estimator=estimator, take_over=settings.take_over
         )

@@ -146,13 +146,8 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag.
 
     Raises:
-        UsageError: the estimator cannot be used on these rewards, or reads what no store keeps.
+        UsageError: the estimator cannot be used on these rewards.
     """
-    if estimator.features == "hidden":
-        raise UsageError(
-            f"{specs.label(estimator)}: it reads the policy's hidden states, and no store keeps them; use "
-            f"{estimator.name}:features=text"
-        )
     # Steps x prompts / visits is right whether or not every prompt is visited in every pass.
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))

@@ -37,7 +37,7 @@ def _command(arguments: argparse.Namespace) -> None:
     run = recorded.read(arguments.store_url, arguments.run)
     own = recorded.own_estimator(run.record)
     candidates = specs.sweep(arguments.estimators or ESTIMATORS)
-    if own is not None and own.features != "hidden" and not arguments.estimators:
+    if own is not None and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
     ranking = scores.rank(outcomes, run.visits)
