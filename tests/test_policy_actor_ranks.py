@@ -18,7 +18,8 @@ def rollouts(policy, rows, advantage):
 
 REPLAYS = """
 policy = actor()
-replays = split_experience_batch(rollouts(policy, 5, -1.0)) if rank == 0 else []
+old = rollouts(policy, 5, -1.0)  # a forward pass under ZeRO-3 needs both ranks
+replays = split_experience_batch(old) if rank == 0 else []
 policy.append(rollouts(policy, 8, 1.0))
 policy.execute_batch("append_replays", {"experience": [replays]}, 0, 1)
 sizes = []
