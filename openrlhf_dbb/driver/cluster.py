@@ -171,7 +171,7 @@ def _unseen(token: Path) -> list[str]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0, max_retries=0)(token.exists)
+    look = ray.remote(num_cpus=0, max_retries=0)(lambda: token.exists())  # Ray takes no method
     calls = {}
     for node in _gpu_nodes():
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
