@@ -46,8 +46,6 @@ class Form(ABC):
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
 
 
-_ROUNDING = 1e-12
-
 FORMS: Registry[Form] = Registry("advantage form", Form, "estimators.forms", "openrlhf_dbb.forms")
 """The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
 
@@ -120,8 +118,9 @@ class BatchCentered(DrGrpo):
         advantages_P_G = super().advantages(rewards_P_G, estimate)
         seen_P_G = ~np.isnan(rewards_P_G)
         mean = advantages_P_G[seen_P_G].mean() if seen_P_G.any() else 0.0
-        # Rounding must not give an advantage to a group that has none.
-        return np.where(seen_P_G, advantages_P_G - mean, 0.0) if abs(mean) > _ROUNDING else advantages_P_G
+        if abs(mean) < 1e-12:  # rounding must not give an advantage to a group that has none
+            return advantages_P_G
+        return np.where(seen_P_G, advantages_P_G - mean, 0.0)
 
 
 @register

@@ -211,7 +211,26 @@ def report(folder: Path, figures: Path) -> list[cells.Table]:
     _draw(found[confirmed & (found.n == 8)]).savefig(figures / "start_rate.png", dpi=150)
     tables = {"Every factor, N = 8": found[~confirmed]}
     tables |= {f"Confirmation, N = {n}": found[confirmed & (found.n == n)] for n in CONFIRMED}
-    return [_table(title, shown, found) for title, shown in tables.items() if len(shown)]
+    compared = [_table(title, shown, found) for title, shown in tables.items() if len(shown)]
+    return [*compared, _history(found[confirmed & (found.n == 8)]), _first_steps(found[~confirmed])]
+
+
+def _history(found: pd.DataFrame) -> cells.Table:
+    """Return what history adds: the centred arm minus the same without history, a column for each start."""
+    wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
+    starts = [(start, of.droplevel("start")) for start, of in wide.groupby("start")]
+    tests = [analysis.paired(of["dbb-not-divided-centred"], of["point-not-divided"]) for _, of in starts]
+    header = ["", *(f"{100 * found.before[found.start == start].mean():.1f} %" for start, _ in starts)]
+    line = ["dbb-not-divided-centred minus point-not-divided", *map(cells.difference, tests)]
+    return cells.Table("What history adds, N = 8, the confirmation's seeds", header, [line])
+
+
+def _first_steps(found: pd.DataFrame) -> cells.Table:
+    """Return means over the seeds at the rarest start, a line for each arm."""
+    means = found[found.start == STARTS[0]].groupby("arm", sort=False)[["advantages", "last_entropy", "last_successes"]]
+    lines = [[str(arm), *(f"{value:.1f}" for value in row)] for arm, row in means.mean().iterrows()]
+    header = ["arm", "sum of a step's advantages", "entropy at the end, nats", "successes of the last step"]
+    return cells.Table("At the rarest start", header, lines)
 
 
 def _table(title: str, shown: pd.DataFrame, found: pd.DataFrame) -> cells.Table:

@@ -28,7 +28,7 @@ def score(response: str, label: str) -> float | None:
 
     The last ``<answer>...</answer>`` is the answer. Without such tags the answer is on the last line: if the task's own
     answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line.
-    If the task's own answer is no number, the whole response counts too, for answers of several lines.
+    If the task's own answer is not a number, the whole response counts too, for answers of several lines.
 
     Raises:
         ValueError: it is not the label of a task.
