@@ -17,7 +17,8 @@ Protocol, fixed before the runs of seeds 1 to 4:
 - Seeds 101 and 102 were used to choose the arms and for nothing else. Seeds 1 to 4 find the cause: all arms at N = 8.
 - Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
   (seeds 11 to 15). When ``dbb-not-divided-centred`` was ahead on seeds 11 to 14, ``point-not-divided`` was added, which
-  has no history.
+  has no history. Before any run at N = 4, 2 and 1, ``dbb-not-divided-centred``, the default by then, took the place of
+  ``dbb-centred`` there.
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """
@@ -91,9 +92,9 @@ ARMS = {
 }
 CONFIRMED = {
     8: ("point", "dbb", "dbb-centred", "auto-centred", "dbb-not-divided-centred"),
-    4: ("point", "dbb", "dbb-centred"),
-    2: ("point", "dbb", "dbb-centred"),
-    1: ("single", "single-centred", "dbb-centred"),
+    4: ("point", "dbb", "dbb-not-divided-centred"),
+    2: ("point", "dbb", "dbb-not-divided-centred"),
+    1: ("single", "single-centred", "dbb-not-divided-centred"),
 }
 """Arms of the confirmation by N."""
 CONFIRMATION = 11  # its first seed
