@@ -26,6 +26,8 @@ ARMS = {
     "dapo": "DAPO",
     "greso": "GRESO",
     "repo": "RePO",
+    "centered": "centred",
+    "centered-mean": "centred, GRPO's loss",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
 PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard")
@@ -38,7 +40,10 @@ FEWER_ARMS = {
 }
 """Printed names of arms with one rollout a prompt."""
 EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
-EXPERIMENTS = {"n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes"}
+EXPERIMENTS = {
+    "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
+    "real": "SmolLM2",
+}  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
 CONTROL_OF = "control-"
 """Stands before an experiment's name in points.csv where the control repeats the experiment."""
