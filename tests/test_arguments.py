@@ -169,9 +169,9 @@ def test_without_cuda_a_preset_that_needs_it_is_refused():
 
 
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA the bare command is the paper's setting")
-def test_bare_is_the_tiny_preset_without_cuda():
-    settings = parse()
-    assert (settings.preset, settings.estimator, settings.parameters["discount"]) == ("tiny", "dbb", 0.5)
+def test_bare_is_a_pretrained_model_without_cuda():
+    settings = parse("--estimator", "dbb")
+    assert (settings.preset, settings.method, settings.parameters["discount"]) == ("smollm2", "centered", 0.5)
     assert settings.args.vllm.sync_backend == "gloo"
 
 

