@@ -108,6 +108,19 @@ class BatchCentered(DrGrpo):
     lost and the entropy grows. Not dividing by the deviation keeps c, and with it what is left of a failed group after
     the subtraction, small where p is small.
 
+    With ``dbb``, let q be a prompt's success probability. Before its group of N is observed, the discounted counts have
+    the sum n and the mean p0. Let M = n + N, and R the rollouts of the step. Then, exactly, with posteriors given::
+
+        E[sum of X - p over the group] = N n (q - p0) / M
+        E[c]   = mean over groups of n (q - p0) / M
+        Var[c] = mean over groups of n^2 q (1 - q) / M^2, divided by R
+        E[A grad log pi(y)] = (1 - 1/M - n / (M R)) grad q
+        the step's mean of A^2 = that of (X - p)^2, minus c^2
+
+    ``X - p`` alone has the factor 1 - 1/M, since p holds X; the further n / (M R) is what c holds of it. ``rloo`` has
+    the factor 1, and its sum is M / (M - 1) times that of X - p. ``group_norm`` divides by a deviation that depends on
+    the rewards, so that neither is linear in q.
+
     Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
     """
 

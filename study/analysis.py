@@ -162,12 +162,12 @@ def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
 def alignments(study: Study) -> Any:
     """Return cosine, error of the cosine, normalised cosine, MSE and the test against ``point`` by N and estimator.
 
-    Draws are averaged first. A batch of one policy is a pair of the test.
+    A policy, one for each seed, is a pair of the test: its batches and draws are not independent, and averaged first.
     """
     columns = ["n", "estimator", "cosine", "error", "normalised", "mse", "test"]
     if study.gradients.empty:
         return pd.DataFrame(columns=columns)
-    means = study.gradients.groupby(["n", "estimator", "seed", "batch"], sort=False).mean(numeric_only=True)
+    means = study.gradients.groupby(["n", "estimator", "seed"], sort=False).mean(numeric_only=True)
     points = means.cosine.xs("point", level="estimator")
     rows = []
     for (n, estimator), part in means.groupby(["n", "estimator"], sort=False):

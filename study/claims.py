@@ -21,8 +21,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from openrlhf_dbb.presets import read_toml
 from study import analysis, protocol
-from study.analysis import LEVEL, Paired
-from study.cells import Table, difference
+from study.analysis import ALPHA, LEVEL, Paired
+from study.cells import Table, difference, interval
 from study.protocol import PlannedRun, Protocol
 from study.rows import Study
 
@@ -220,7 +220,8 @@ def _below_point(claim: Claim, test: Test, study: Study) -> Finding:
     own = point.iloc[:, 0]
     below = [x for x in table if table[x].mean() < own.mean()]
     wanted = [x for x in table if claim.first <= x <= claim.last]
-    worse = [x for x in wanted if analysis.paired(np.log(table[x]), np.log(own)).low > 0]
+    tests = analysis.with_holm({x: analysis.paired(np.log(table[x]), np.log(own)) for x in wanted})
+    worse = [x for x, (test, p) in tests.items() if test.mean > 0 and p < ALPHA]
     verdict = REPRODUCED if set(wanted) <= set(below) else OPPOSITE if worse else UNDECIDED
     # The discounts below point's error are one range in all experiments there are.
     span = f"below at {below[0]:g} to {below[-1]:g}" if below else "below at none"
@@ -292,7 +293,7 @@ def _verdict(claim: Claim, low: float, high: float, margin: float) -> str:
         low, high = -high, -low
     if claim.expected == "not above":
         return OPPOSITE if low > 0 else REPRODUCED if high < margin else UNDECIDED
-    return REPRODUCED if low > 0 else OPPOSITE if high < 0 else UNDECIDED
+    return REPRODUCED if low > margin else OPPOSITE if high < 0 else UNDECIDED
 
 
 def _common(columns: Sequence[Any]) -> Floats:
@@ -351,7 +352,7 @@ def tables(claims: Mapping[str, Claim], results: Found, study: Study) -> list[Ta
         _claims(claims, results),
         _further(claims, results, "tiny", "The same claims on further experiments", slice(1, None)),
         _further(claims, results, "gpu", "At the paper's scale", slice(None)),
-        _clip(study),
+        _factors(study),
     ]
     return [table for table in made if table.rows]
 
@@ -384,26 +385,36 @@ def _further(claims: Mapping[str, Claim], results: Found, scale: str, title: str
     return Table(title, ("claim", "experiment", "ours", "n", "verdict"), rows)
 
 
-def _clip(study: Study) -> Table:
-    """Estimator and clip range, crossed: each of the two while the other is held."""
+def _factors(study: Study) -> Table:
+    """Estimator and clip range: each while the other is held, and runs of both protocols as one experiment."""
     pairs = {
-        "DBB - GRPO, both with the standard range": ("dbb-standard", "grpo"),
         "DBB - GRPO, both with the wide range": ("dbb", "grpo-wide"),
         "wide - standard range, GRPO": ("grpo-wide", "grpo"),
+        "DBB with the wide - GRPO with the standard range": ("dbb", "grpo"),
+    }
+    crossed = {
+        "DBB - GRPO, both with the standard range": ("dbb-standard", "grpo"),
         "wide - standard range, DBB": ("dbb", "dbb-standard"),
     }
-    outcomes = {"accuracy": "Acc@8", "best": "Best@8", "reward_last": "training reward", "ood": "out of distribution"}
+    outcomes = {
+        "accuracy": "Acc@8", "exact": "exact accuracy", "best": "Best@8", "reward_last": "training reward",
+        "ood": "out of distribution",
+    }  # fmt: skip
+    pooled = replace(study, runs=study.runs.replace({"experiment": {"sweep-n2": "n2", "sweep-n8": "n8"}}))
     rows = []
-    for experiment in ("sweep-n8", "sweep-n2"):
-        for label, (first, second) in pairs.items():
-            tests = [analysis.compare(study, experiment, first, second, name) for name in outcomes]
+    for of, experiment in ((study, "sweep-n8"), (study, "sweep-n2"), (pooled, "n8"), (pooled, "n2")):
+        for label, (first, second) in (pairs if of is pooled else pairs | crossed).items():
+            tests = [analysis.compare(of, experiment, first, second, name) for name in outcomes]
             if tests[0].n > 1:
-                rows.append([experiment, label, str(tests[0].n), *(f"{difference(t)} ({p_value(t.p)})" for t in tests)])
+                cells = [f"{difference(test)} ({p_value(test.p)})" for test in tests]
+                name = f"{experiment}, sweep-{experiment}" if of is pooled else experiment
+                rows.append([name, label, str(tests[0].n), interval(tests[0]), *cells])
     note = (
         "Percentage points, mean and standard error over n paired seeds; in brackets p of a two-sided paired t-test. "
         "Looked at after the runs, and not corrected for the number of tests: a hypothesis."
     )
-    return Table("Estimator and clip range, crossed", ("experiment", "difference", "n", *outcomes.values()), rows, note)
+    header = ("experiments", "difference", "n", "Acc@8: 95 % interval", *outcomes.values())
+    return Table("Estimator and clip range", header, rows, note)
 
 
 def _shown(finding: Finding) -> str:

@@ -116,14 +116,16 @@ def _gradients(study: Study) -> Table:
     rows = []
     for row in analysis.alignments(study).itertuples():
         cosine = with_error(f"{row.cosine:.3f}", row.error, 3)
-        against = "-" if row.estimator == "point" else with_error(f"{row.test.mean:+.3f}", row.test.error, 3)
+        against = with_error(f"{row.test.mean:+.3f}", row.test.error, 3) + f" ({p_value(row.test.p)})"
+        against = "-" if row.estimator == "point" else against
         mse = "-" if math.isnan(row.mse) else f"{row.mse:.4f}"
         rows.append([str(row.n), row.estimator, str(row.test.n), cosine, against, f"{row.normalised:.3f}", mse])
     header = ("N", "estimator", "n", "cosine", "vs. point", "cosine (normalised)", "MSE")
     note = (
-        f"n: batches of all seeds, draws averaged first; mean {PLUS_MINUS} standard error over batches, differences "
-        "paired by batch. Cosine: with the gradient of the expected reward; normalised: with the gradient of the "
-        "objective divided by the exact standard deviation."
+        f"n: policies, each a mean over its batches and draws; mean {PLUS_MINUS} standard error over policies, "
+        "differences paired by policy; in brackets p of a two-sided paired t-test, uncorrected. Cosine: with the "
+        "gradient of the expected reward; normalised: with the gradient of the objective divided by the exact standard "
+        "deviation."
     )
     return Table("Gradients at a frozen policy", header, rows, note)
 

@@ -3,6 +3,7 @@
 Axes: P prompts, G rollouts per prompt.
 """
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -121,6 +122,30 @@ def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(tmp_
     np.testing.assert_allclose(first.advantages, [0.125, 0.625, -0.625, -1.125], rtol=1e-12)
     # alpha, beta = 0.5 * 2.5 + 1 twice: without the success 1.25 / 3.5, without the failure 2.25 / 3.5
     np.testing.assert_allclose(second.advantages, [1 - 1.25 / 3.5, -2.25 / 3.5], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("form", "sums", "factors"),
+    [
+        # dbb 0.5 from alpha, beta = 1, 1 and 2.5, 0.7: n = 1 and 1.6, p0 = 0.5 and 0.78125, N = 2, M = 3 and 3.6, R = 4
+        ("dr_grpo", [2 * 1 * (0.2 - 0.5) / 3, 2 * 1.6 * (0.6 - 0.78125) / 3.6], [1 - 1 / 3, 1 - 1 / 3.6]),
+        ("rloo", [2 * 1 * (0.2 - 0.5) / 2, 2 * 1.6 * (0.6 - 0.78125) / 2.6], [1, 1]),
+        # the sums less their mean: -0.2 and -0.161111 are 0.019444 from it
+        ("batch_centered", [-0.7 / 36, 0.7 / 36], [1 - 1 / 3 - 1 / 12, 1 - 1 / 3.6 - 1.6 / 3.6 / 4]),
+    ],
+)
+def test_the_expected_sum_and_gradient_over_all_rewards(form, sums, factors):
+    q, state = np.array([[0.2], [0.6]]), {"alpha": np.array([1, 2.5]), "beta": np.array([1, 0.7])}
+    sum_P, gradient_P = np.zeros(2), np.zeros(2)
+    for rewards in itertools.product((0.0, 1.0), repeat=4):
+        rewards_P_G = np.reshape(rewards, (2, 2))
+        probability = np.where(rewards_P_G == 1, q, 1 - q).prod()
+        advantages_P_G = scored(form, ESTIMATORS["dbb"], rewards_P_G, state)
+        sum_P += probability * advantages_P_G.sum(axis=1)
+        # X - q is the derivative of a rollout's log-probability by the prompt's logit, q (1 - q) that of q
+        gradient_P += probability * (advantages_P_G * (rewards_P_G - q)).mean(axis=1)
+    np.testing.assert_allclose(sum_P, sums, rtol=1e-12)
+    np.testing.assert_allclose(gradient_P, np.array(factors) * [0.16, 0.24], rtol=1e-12)
 
 
 # Rewards that every estimator takes; one group of zero variance, one with missing rollouts.

@@ -59,7 +59,9 @@ def test_table_by_visit():
         (0.5 / 12.5 * (0.5 - 0.4) + 4 / 12.5 * (0.2 - 0.4)) ** 2,
         ((4 / 12.5) ** 2 * 0.16 + (8 / 12.5) ** 2 * 0.24) / 8,
     )
-    expected = [(*part, sum(part)) for part in (first, second)]
+    # The sum of X - p: alpha is expected to be 0.5 + 1.6 of 9, then 0.25 + 0.8 + 3.2 of 12.5.
+    sums = (8 * (0.2 - 2.1 / 9), 8 * (0.4 - 4.25 / 12.5))
+    expected = [(*part, sum(part), of_group) for part, of_group in zip((first, second), sums, strict=True)]
     expected.append(tuple(np.mean(expected, axis=0)))
     np.testing.assert_allclose([row[2:] for row in rows], expected, rtol=1e-12)
 
@@ -101,9 +103,9 @@ def test_given_probabilities(capsys):
     assert main(["lab", "mse", "--p", "0.2,0.4", "0.4", "--estimators", "point"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     # p (1 - p) / 8: (0.16 + 0.24) / 16, then 0.24 / 8, and (0.16 + 0.24 + 0.24) / 24 over all.
-    assert ["point", "1", "0", "0.025", "0.025"] in lines
-    assert ["point", "2", "0", "0.03", "0.03"] in lines
-    assert ["point", "all", "0", "0.02667", "0.02667"] in lines
+    assert ["point", "1", "0", "0.025", "0.025", "0"] in lines
+    assert ["point", "2", "0", "0.03", "0.03", "0"] in lines
+    assert ["point", "all", "0", "0.02667", "0.02667", "0"] in lines
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,11 @@ def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
     assert analysis.share_needed({3: target[1]}, target) is None
 
 
-def test_draws_of_a_batch_are_averaged_first():
-    cosines = {("point", 0): [0.4, 0.6], ("point", 1): [0.7, 0.7], ("dbb_0.5", 0): [0.6, 0.8], ("dbb_0.5", 1): [0.8, 1]}
+def test_batches_of_a_policy_are_averaged_first():
+    cosines = {("point", 1): [0.4, 0.6], ("point", 2): [0.7, 0.7], ("dbb_0.5", 1): [0.6, 0.8], ("dbb_0.5", 2): [0.8, 1]}
     made = [
-        (1, 2, name, batch, draw, value, value / 2, 0.01)
-        for (name, batch), values in cosines.items() for draw, value in enumerate(values)
+        (seed, 2, name, batch, 0, value, value / 2, 0.01)
+        for (name, seed), values in cosines.items() for batch, value in enumerate(values)
     ]  # fmt: skip
     study = Study.of(gradients=pd.DataFrame(made, columns=COLUMNS["gradients"]))
     dbb = analysis.alignments(study).set_index("estimator").loc["dbb_0.5"]
@@ -139,7 +139,7 @@ def test_the_test_of_fewer_rollouts_by_hand():
     assert row[6][:5] == "+1.75"  # the area: 2 points times 7/8, as the first quarter starts at 0
     # The arm's mean curve is at 0.48 after 200 rollouts, on single seeds after 300 and 150; GRPO's after 400.
     row = row_of(made["few-target"], "N = 1")
-    assert row == ["N = 1", "2", "10.00 ± 1.00", "+0.00 ± 1.00", "-12.71 to +12.71", "0.50", "0.38 to 0.75"]
+    assert row == ["N = 1", "2", "40.0", "10.00 ± 1.00", "+0.00 ± 1.00", "-12.71 to +12.71", "0.50", "0.38 to 0.75"]
 
 
 def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_path, monkeypatch):

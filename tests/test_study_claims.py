@@ -68,6 +68,7 @@ def test_an_unknown_claim_is_refused():
         ([0.53, 0.53], "above", 0, REPRODUCED),
         ([0.53, 0.53], "below", 0, OPPOSITE),
         ([0.53, 0.55], "above", 0, UNDECIDED),  # 4 +- 12.7 points
+        ([0.53, 0.53], "above", 3.5, UNDECIDED),  # above 0, within the margin
         ([0.505, 0.5049], "not above", 1.0, OPPOSITE),
         ([0.50, 0.499], "not above", 1.0, REPRODUCED),  # -0.05 +- 0.64 points, below 1
         ([0.50, 0.498], "not above", 1.0, UNDECIDED),  # -0.1 +- 1.27 points
@@ -94,6 +95,16 @@ def test_ratios_are_of_means_over_epochs():
     study = Study.of(runs=accuracies({"dbb": [0.5] * 2, "grpo": [0.5] * 2}), epochs=frame("epochs", made))
     finding = find("ratio", study, Test("e", "grad_norm"))
     assert (finding.text, finding.verdict) == ("2.000 (2.000 to 2.000) times", REPRODUCED)
+
+
+def test_runs_of_both_protocols_are_pooled():
+    first, second = (
+        accuracies({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8"),
+        accuracies({"grpo": [0.5], "dbb": [0.53]}, "sweep-n8"),
+    )
+    [table] = claims.tables({}, {}, Study.of(runs=pd.concat([first, second.assign(seed=11)])))
+    [row] = table.rows  # 1, 2 and 3 points: t = 3.464 with 2 degrees of freedom
+    assert row[0] == "n8, sweep-n8" and row[2:5] == ["3", "-0.48 to +4.48", "+2.00 ± 0.58 (0.0742)"]
 
 
 def test_every_arm_has_to_be_above():
@@ -142,10 +153,23 @@ def test_where_an_estimator_is_below_the_point_estimate():
     study = Study.of(**with_errors(MSE))
     finding = find("below_point", study, estimator="dbb", arms=(), first=0.25, last=0.5)
     assert (finding.text, finding.verdict) == ("below at 0.25 to 0.5; smallest at 0.5", REPRODUCED)
-    assert find("below_point", study, estimator="dbb", arms=(), first=0.25, last=1.0).verdict == OPPOSITE
     # Two discounts for DBB and one for the EMA, each a twentieth.
     narrower = find("range", study, estimator="ema", against="dbb", arms=(), expected="below")
     assert (narrower.text, narrower.verdict) == ("-0.05 (-0.05 to -0.05) of the discount", REPRODUCED)
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ([0.04 * 1.25, 0.08 * 1.2501], OPPOSITE),
+        # log(error / point's) is a +- a / 16: t = 16 with one degree of freedom, p = 0.040, Holm's of three 0.12.
+        ([0.04 * 1.2 ** (15 / 16), 0.08 * 1.2 ** (17 / 16)], UNDECIDED),
+    ],
+)
+def test_one_discount_above_the_point_estimate_counts_after_holms_correction(last, verdict):
+    errors = {("dbb", 0.25): [0.03, 0.07], ("dbb", 0.5): [0.02, 0.06], ("dbb", 1.0): last}
+    study = Study.of(**with_errors(MSE | errors))
+    assert find("below_point", study, estimator="dbb", arms=(), first=0.25, last=1.0).verdict == verdict
 
 
 @pytest.mark.parametrize(("own", "verdict"), [(0.02, REPRODUCED), (0.021, REPRODUCED), (0.03, OPPOSITE)])

@@ -23,7 +23,7 @@ from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 
-_MOMENTS = ("estimator", "visit", "bias^2", "variance", "mse")
+_MOMENTS = ("estimator", "visit", "bias^2", "variance", "mse", "sum(X - p)")
 _SWEPT = ("estimator", "discount", "mse")
 
 
@@ -91,19 +91,22 @@ def _given(texts: Sequence[str]) -> Floats:
 
 def moments_by_visit(
     p_Q_T: Floats, estimators: Sequence[RewardEstimator], rollouts: int
-) -> list[tuple[str, str, float, float, float]]:
-    """Return label, visit ("all" last), and the means over prompts of bias^2, variance and MSE.
+) -> list[tuple[str, str, float, float, float, float]]:
+    """Return label, visit ("all" last), and the means over prompts of bias^2, variance, MSE and the sum of X - p.
+
+    The sum is that of a group's advantages with the form ``dr_grpo``. Its expectation is -N times the bias.
 
     Raises:
         ValueError: no closed form is known for an estimator, or ``rollouts`` is below 1.
     """
-    rows: list[tuple[str, str, float, float, float]] = []
+    rows: list[tuple[str, str, float, float, float, float]] = []
     for estimator in estimators:
         of_estimator = moments(estimator, p_Q_T, rollouts)
-        parts_3_Q_T = np.stack([of_estimator.bias**2, of_estimator.variance, of_estimator.mse])
-        for visit, means_3 in enumerate(np.nanmean(parts_3_Q_T, axis=1).T, start=1):
-            rows.append((specs.label(estimator), str(visit), *means_3.tolist()))
-        rows.append((specs.label(estimator), "all", *np.nanmean(parts_3_Q_T, axis=(1, 2)).tolist()))
+        sum_Q_T = 0 - rollouts * of_estimator.bias  # never -0
+        parts_4_Q_T = np.stack([of_estimator.bias**2, of_estimator.variance, of_estimator.mse, sum_Q_T])
+        for visit, means_4 in enumerate(np.nanmean(parts_4_Q_T, axis=1).T, start=1):
+            rows.append((specs.label(estimator), str(visit), *means_4.tolist()))
+        rows.append((specs.label(estimator), "all", *np.nanmean(parts_4_Q_T, axis=(1, 2)).tolist()))
     return rows
 
 
