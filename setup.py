@@ -64,6 +64,7 @@ setup(
     },
     install_requires=LIGHT,
     extras_require={
+        # requirements/lock.sh resolves cuda and cpu. pip cannot install them: it fails at openrlhf's flash-attn.
         # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
         "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *SMOLLM2],
         "cpu": [
