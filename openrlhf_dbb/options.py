@@ -59,8 +59,8 @@ def require_stack(command: str) -> None:
     for name in _STACK:
         if importlib.util.find_spec(name) is None:
             raise UsageError(
-                f'{command} needs the training stack: pip install "openrlhf-dbb[cuda]" or, without a GPU, '
-                f'"openrlhf-dbb[cpu]" (here: no module named {name})'
+                f"{command} needs the training stack, which pip alone cannot install: run bash scripts/setup_env.sh in "
+                f"the repository or the unpacked sdist, and use its .venv (here: no module named {name})"
             )
 
 

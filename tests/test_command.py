@@ -60,7 +60,7 @@ def test_the_store_is_named_before_the_command_or_after_it(store, fill, capsys):
 
 def test_a_command_whose_extra_is_missing_names_it(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    stack = 'needs the training stack: pip install "openrlhf-dbb[cuda]" or, without a GPU, "openrlhf-dbb[cpu]"'
+    stack = "needs the training stack, which pip alone cannot install: run bash scripts/setup_env.sh"
     for argv in ("train", "evaluate --model x --benchmarks math500"):
         assert stack in refused(capsys, *argv.split())
 

@@ -41,7 +41,7 @@ def check_version() -> None:
         installed = version("openrlhf")
     except PackageNotFoundError:
         raise UsageError(
-            "openrlhf is not installed; run `bash scripts/quickstart.sh`, or pip install 'openrlhf-dbb[cuda]'"
+            "openrlhf is not installed; run bash scripts/setup_env.sh in the repository or the unpacked sdist"
         ) from None
     if installed not in CHECKED_VERSIONS:
         raise UsageError(

@@ -1,0 +1,72 @@
+"""The examples in a real Jupyter kernel."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
+
+import nbformat
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CHECK = """
+import json
+truth, _ = models["slow"]
+noise = 1000 * np.mean(truth[1:] * (1 - truth[1:])) / ROLLOUTS
+print(json.dumps({"errors": errors.to_dict(), "noise": noise, "groups": groups.to_dict()}))
+"""
+
+
+def execute(sources, folder):
+    """Run cells in a new kernel that works in a folder; return what each printed or showed: type -> text."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
+    return [shown(cell) for cell in notebook.cells]
+
+
+def shown(cell):
+    return {
+        name: text for output in cell.outputs for name, text in output.get("data", {"text": output.get("text")}).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """The notebook, and its folder and outputs after each cell has run a second time."""
+    notebook = nbformat.read(EXAMPLES / "posteriors.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    folder = tmp_path_factory.mktemp("notebook")
+    sources = [source for cell in cells for source in [cell.source] * 2]
+    return cells, folder, execute([*sources, CHECK], folder)
+
+
+def test_the_notebook_gives_its_saved_outputs_also_when_cells_run_again(twice):
+    cells, _, outputs = twice
+    for cell, first, again in zip(cells, outputs[:-1:2], outputs[1::2], strict=True):
+        for kind in ("text", "text/plain"):
+            assert shown(cell).get(kind) == first.get(kind) == again.get(kind)
+    assert "image/png" in outputs[4]
+
+
+def test_what_the_notebook_says_of_the_estimators_is_so(twice):
+    *_, printed = twice[2]
+    result = json.loads(printed["text"])
+    slow, fast = result["errors"]["slow, later"], result["errors"]["fast, later"]
+    assert slow["point"] == pytest.approx(result["noise"], rel=0.05)  # p (1 - p) / N, the variance of a group's mean
+    assert max(slow["dbb"], slow["auto"]) < slow["point"] / 2
+    assert fast["auto"] < fast["point"] < fast["dbb"]
+    groups = result["groups"]
+    equal = groups["all_wrong"]["dbb"] + groups["all_right"]["dbb"]
+    assert groups["rescued"] == {"point": 0, "dbb": equal, "auto": equal}
+
+
+def test_the_pandas_example_runs_in_cells(twice, monkeypatch):
+    monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", f"sqlite:///{twice[1]}/posteriors.db")
+    cells = re.split(r"^# %%.*\n", (EXAMPLES / "analyse_run.py").read_text(), flags=re.MULTILINE)
+    outputs = execute([*cells, *cells], twice[1])
+    assert outputs[1]["text"] == "run fast-auto-2: auto, , 3000 visits of 200 prompts\n"
+    assert "image/png" in outputs[-1]
