@@ -44,6 +44,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
         "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
         "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
         "--eval.benchmarks", f"mine={tmp_path}/benchmark.jsonl", "--eval.top_p", "0.95",
+        "--logger.wandb.key", "0123" * 10,
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
@@ -111,6 +112,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
     check_card(tmp_path, "best", best_step)
     check_card(tmp_path, "model", 6)
+    check_tables(lane.folder / "wandb/latest-run/files/media/table/train", tmp_path)
     shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
     expected = [np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 6)]
     assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx(expected, abs=0.0006)
@@ -146,4 +148,15 @@ def check_card(folder, model, step):
     assert [float(cell) for cell in cells] == pytest.approx([before, after, after - before], abs=0.051)
     assert ("chosen for its eval_sums_mean@4, the highest" in card.text) == (model == "best")
     assert f"- held-out data: `{folder}/eval.jsonl`, `mine={folder}/benchmark.jsonl`\n" in card.text
-    assert "--eval.top_p 0.95\n" in card.text and "--estimator dbb" in card.text
+    assert "--logger.wandb.key KEY\n" in card.text and "--estimator dbb" in card.text
+
+
+def check_tables(media, folder):
+    """W&B got a table of 64 kept rollouts after each evaluated step, with the posteriors of the store."""
+    tables = [json.loads(path.read_text()) for path in media.glob("rollouts_*.table.json")]
+    query = """SELECT prompt, r.text, r.advantage, h.alpha, h.beta FROM rollouts r JOIN prompts USING (prompt_id)
+               LEFT JOIN posterior_history h USING (run_id, step, prompt_id) WHERE step = {}"""
+    stored = [Counter(trainings.rows(folder, query.format(step))) for step in (2, 4, 6)]
+    places = [tables[0]["columns"].index(name) for name in ("prompt", "response", "advantage", "alpha", "beta")]
+    sent = [Counter(tuple(row[place] for place in places) for row in table["data"]) for table in tables]
+    assert sorted(sent, key=repr) == sorted(stored, key=repr) and {table.total() for table in sent} == {64}

@@ -38,7 +38,7 @@ from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
-from storage.read import held_out
+from storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""
@@ -301,6 +301,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 file.parent.mkdir(parents=True, exist_ok=True)
                 owner.cache.save(file)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
+        if self.wandb_logger and (global_step % self.args.eval.steps == 0 or global_step == self.progress.total):
+            rows = kept_rollouts(self._posteriors.store, self._run.record, global_step, limit=64)
+            if rows:  # not with --rollouts.keep 0
+                wandb = self.wandb_logger.handle
+                table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+                wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves:
             self._complete(tag, global_step)
             self.progress.enter(phase, self._a_step)
