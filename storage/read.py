@@ -215,6 +215,19 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
             yield from rows
 
 
+def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:
+    """Return kept rollouts of the run's last step, with the posterior after and before it (None at a first visit)."""
+    query = """
+        SELECT p.prompt, p.label, r.text AS response, r.score, r.reward, r.advantage, q.visits,
+               h.prev_alpha AS alpha_before, h.prev_beta AS beta_before,
+               h.prev_alpha / nullif(h.prev_alpha + h.prev_beta, 0) AS mean_before,
+               h.alpha, h.beta, coalesce(h.alpha / nullif(h.alpha + h.beta, 0), h.mean) AS mean
+        FROM dbb_rollout r JOIN dbb_prompt p USING (prompt_id) LEFT JOIN dbb_history h USING (run_id, step, prompt_id)
+        LEFT JOIN dbb_posterior q USING (run_id, prompt_id)
+        WHERE r.run_id = :run AND r.step = :step ORDER BY r.prompt_id, r.sample LIMIT :limit"""
+    return _rows(store, query, run=run.run_id, step=step, limit=limit)
+
+
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
     """Return prompt_id, prompt, mean, variance, visits and step of the prompts with the lowest or highest mean."""
     order = "ASC" if hardest else "DESC"

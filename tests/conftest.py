@@ -399,7 +399,7 @@ class Lane:
     """
 
     def __init__(self, log):
-        self._log, self._process = log, None
+        self.folder, self._log, self._process = log.parent, log, None
 
     def train(self, folder, *argv, timeout=400):
         """Train as the command would in this folder; ``error`` in one line or None, and ``output``, all printed."""
@@ -430,8 +430,8 @@ class Lane:
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "study", "lane"],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-                cwd=self._log.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "WANDB_MODE": "offline"},
+                cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
     def close(self):

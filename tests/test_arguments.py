@@ -249,7 +249,8 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
         "--warm_start_url", "postgresql://u:hunter2@h/other", "--logger.wandb.key", "wandb-hunter2",
     )  # fmt: skip
     assert "hunter2" not in repr(settings.openrlhf_args().__dict__ | {"logger": None})
-    assert "hunter2" not in repr(settings.flags)
+    assert "hunter2" not in repr(settings.flags) + settings.command
+    assert settings.command.startswith("openrlhf-dbb train --preset tiny --store.url postgresql://u:***@h/db ")
     assert "postgresql" not in repr(settings)
     assert "hunter2" not in printed.configuration(settings) + printed.plan(settings, None)
     assert settings.args.store.url == "postgresql://u:hunter2@h/db"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import trainings
+from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.e2e
@@ -43,6 +44,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
         "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
         "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
         "--eval.benchmarks", f"mine={tmp_path}/benchmark.jsonl", "--eval.top_p", "0.95",
+        "--logger.wandb.key", "0123" * 10,
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
@@ -108,6 +110,9 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     assert logged["eval/eval_rollouts"] == {step: 32 * 4 for step in (0, 2, 4, 6)}
     assert "  rollouts     768 generated, 768 trained on" in result.output
     check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
+    check_card(tmp_path, "best", best_step)
+    check_card(tmp_path, "model", 6)
+    check_tables(lane.folder / "wandb/latest-run/files/media/table/train", tmp_path)
     shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
     expected = [np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 6)]
     assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx(expected, abs=0.0006)
@@ -125,3 +130,33 @@ def check_best(folder, step, value, output):
     same = all(torch.equal(best[name], last[name]) for name in last)
     assert best.keys() == last.keys() and same == (step == 6)
     assert AutoTokenizer.from_pretrained(folder / "best")("1+2=")["input_ids"]
+
+
+def check_card(folder, model, step):
+    """The card beside a model is of its step, and has the accuracies on the prompts that were verified both times."""
+    card = ModelCard.load(folder / "runs/run" / model / "README.md")
+    assert card.data.to_dict() == {"library_name": "transformers", "tags": ["grpo", "rlvr", "openrlhf-dbb"]}
+    assert f"# run, step {step}\n" in card.text and f": {step} steps, {128 * step} rollouts\n" in card.text
+    [cells] = re.findall(r"^\| (-?[\d.]+) \(.+?\) \| (-?[\d.]+) \(.+?\) \| (-?[\d.]+) \(.+?\) \|$", card.text, re.M)
+    shared = trainings.rows(
+        folder,
+        f"""SELECT avg(a.successes / a.verified), avg(b.successes / b.verified)
+            FROM evaluation_results a JOIN evaluation_results b USING (benchmark, prompt_id)
+            WHERE a.step = 0 AND b.step = {step} AND a.verified > 0 AND b.verified > 0 GROUP BY benchmark""",
+    )
+    before, after = 100 * np.mean(shared, axis=0)
+    assert [float(cell) for cell in cells] == pytest.approx([before, after, after - before], abs=0.051)
+    assert ("chosen for its eval_sums_mean@4, the highest" in card.text) == (model == "best")
+    assert f"- held-out data: `{folder}/eval.jsonl`, `mine={folder}/benchmark.jsonl`\n" in card.text
+    assert "--logger.wandb.key KEY\n" in card.text and "--estimator dbb" in card.text
+
+
+def check_tables(media, folder):
+    """W&B got a table of 64 kept rollouts after each evaluated step, with the posteriors of the store."""
+    tables = [json.loads(path.read_text()) for path in media.glob("rollouts_*.table.json")]
+    query = """SELECT prompt, r.text, r.advantage, h.alpha, h.beta FROM rollouts r JOIN prompts USING (prompt_id)
+               LEFT JOIN posterior_history h USING (run_id, step, prompt_id) WHERE step = {}"""
+    stored = [Counter(trainings.rows(folder, query.format(step))) for step in (2, 4, 6)]
+    places = [tables[0]["columns"].index(name) for name in ("prompt", "response", "advantage", "alpha", "beta")]
+    sent = [Counter(tuple(row[place] for place in places) for row in table["data"]) for table in tables]
+    assert sorted(sent, key=repr) == sorted(stored, key=repr) and {table.total() for table in sent} == {64}

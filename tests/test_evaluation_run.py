@@ -199,6 +199,8 @@ def test_a_model_is_told_from_another_by_its_files(tmp_path):
     weights.write_bytes(bytes(100))
     before = evaluated_model.fingerprint(tmp_path)
     assert evaluated_model.fingerprint(tmp_path) == before
+    (tmp_path / "README.md").write_text("a model card, which may be edited")
+    assert evaluated_model.fingerprint(tmp_path) == before
     os.utime(weights, (1, 1))  # written again
     assert evaluated_model.fingerprint(tmp_path) != before
 

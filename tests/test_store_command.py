@@ -236,6 +236,10 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
     assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
     # "a" had 1, 2, 2 of 4 on these
     assert (tested["first"], tested["second"]) == pytest.approx((5 / 12, 11 / 24))
+    intervals = [
+        list(stats.ttest_1samp(of, 0).confidence_interval()) for of in ([1 / 4, 1 / 2, 1 / 2], [1 / 2, 1 / 2, 3 / 8])
+    ]
+    np.testing.assert_allclose(tested["intervals"], intervals)
     assert tested["p"] == pytest.approx(stats.ttest_1samp([1 / 4, 0, -1 / 8], 0).pvalue)
 
 

@@ -7,7 +7,7 @@ import pytest
 from store_invariants import check
 
 from storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes
-from storage.read import current_means, progress, prompt_history
+from storage.read import current_means, kept_rollouts, progress, prompt_history
 
 NAN = float("nan")
 HOSTILE = "NUL \0, </script><b>HTML</b>, \u202e and \u00fcnicode \U0001f600"
@@ -120,6 +120,20 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
         (ids[1], 3, 0.5, 1.0, -0.25, 7, 1, 0, -3.5, 1.0),
     ]
     assert [row["text"] for row in found] == ["", HOSTILE.replace("\0", "\ufffd"), "long"]
+
+
+def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids, fill):
+    fill.step(run, 1, ids[:1], [4])  # (4.5, 0.5)
+    fill.step(run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0]))  # (4.25, 2.25), (0.5, 4.5)
+    rows = kept_rollouts(store, run.record, 2, limit=3)
+    assert list(rows[0]) == [
+        "prompt", "label", "response", "score", "reward", "advantage", "visits", "alpha_before", "beta_before",
+        "mean_before", "alpha", "beta", "mean",
+    ]  # fmt: skip
+    again, first = (2, 4.5, 0.5, 0.9, 4.25, 2.25, 4.25 / 6.5), (1, None, None, None, 0.5, 4.5, 0.1)
+    assert [tuple(row.values())[2:] for row in rows] == [
+        ("answer 0", 1, 1, 0.5, *again), ("answer 1", 0, 0, -0.5, *again), ("answer 0", 0, 0, -0.5, *first),
+    ]  # fmt: skip
 
 
 def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):

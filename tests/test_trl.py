@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 
 import numpy as np
+import pandas
 import pytest
 
 without_vllm = pytest.MonkeyPatch()
@@ -185,7 +186,7 @@ def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
     reward = Reward()
     made = trainer(
         model, tmp_path, reward, max_steps=4, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
-        logging_strategy="steps", logging_steps=1, ours={"keep_rollouts": 10},
+        logging_strategy="steps", logging_steps=1, log_completions=True, ours={"keep_rollouts": 10},
     )  # fmt: skip
     made.train()
     kept = rows(tmp_path, "SELECT step, text, score, truncated, length FROM rollouts ORDER BY step, prompt_id, sample")
@@ -193,6 +194,11 @@ def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
     for _, text, score, truncated, length in kept:
         assert score == reward.of(text)
         assert truncated in (0, 1) and (not truncated or length == 6)
+    tables = [pandas.read_parquet(tmp_path / f"out/completions/completions_{step:05d}.parquet") for step in (2, 4)]
+    means = [dict(zip(table["prompt"], table["posterior_mean"], strict=True)) for table in tables]
+    query = "SELECT step, prompt, mean FROM posterior_history JOIN prompts USING (prompt_id)"
+    stored = rows(tmp_path, query)
+    assert means == [{prompt: mean for at, prompt, mean in stored if at == step} for step in (1, 2)]
     logged = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
     history = [entry for entry in made.state.log_history if "loss" in entry]
     # Of the two optimizer steps on a batch, the second one's; the summary at the end is beside it.
@@ -206,7 +212,7 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     held_out = {"sums": prompts().select(range(3)), "more": prompts().select(range(3, 5))}
     made = trainer(
         model, tmp_path, reward, held_out=held_out, eval_strategy="steps", eval_steps=2, eval_on_start=True,
-        per_device_eval_batch_size=ROLLOUTS, ours={"label_column": "answer"}, max_steps=2,
+        per_device_eval_batch_size=ROLLOUTS, ours={"label_column": "answer"}, max_steps=2, log_completions=True,
     )  # fmt: skip
     made.train()
     made.evaluate()  # once more, after the run has finished

@@ -11,6 +11,7 @@ experience_maker  the hook: advantages from the posteriors
 replays           RePO's replay: fresh rollouts into the cache, training rows out of it
 drift             how far the policy has moved since each prompt's last visit, for estimators that read it
 evaluation        evaluations during training
+model_card        the README.md of a saved model
 progress          how far the training is, and warnings about it
 
 In Ray's actors:

@@ -12,7 +12,7 @@ import torch
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
-from openrlhf_dbb.core import checkpoints
+from openrlhf_dbb.core import best_model, checkpoints
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
@@ -83,6 +83,11 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         finally:
             ckpt.output_dir = last
         return checkpoints.sizes(Path(folder))
+
+    def save_card(self, text: str) -> None:
+        """Write the model card beside the trained model. The driver may not see this folder."""
+        if torch.distributed.get_rank() == 0:
+            (Path(self.strategy.args.ckpt.output_dir) / best_model.CARD).write_text(text, encoding="utf-8")
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.sizes``."""

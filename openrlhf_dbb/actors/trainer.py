@@ -16,6 +16,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 import storage
 from openrlhf_dbb import upstream
+from openrlhf_dbb.actors import model_card
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.drift import PolicyDrift
 from openrlhf_dbb.actors.evaluation import best_measure, collect, logged
@@ -26,7 +27,7 @@ from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progr
 from openrlhf_dbb.actors.replays import Replays
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
 from openrlhf_dbb.core import checkpoints, strategies
-from openrlhf_dbb.core.best_model import Best, BestModel
+from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Probes, probed_prompts
@@ -37,7 +38,7 @@ from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
-from storage.read import held_out
+from storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""
@@ -167,7 +168,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.evaluate(self.progress.step)
 
     def finish(self) -> Progress:
-        """Mark the run as finished. Call it once the model is saved, since a finished run cannot be resumed."""
+        """Describe the saved model and mark the run as finished. A finished run cannot be resumed."""
+        card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
+        ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(*self.samples_generator.unused())
         self._best.settle(self.progress.step)
         self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
@@ -298,6 +301,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 file.parent.mkdir(parents=True, exist_ok=True)
                 owner.cache.save(file)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
+        if self.wandb_logger and (global_step % self.args.eval.steps == 0 or global_step == self.progress.total):
+            rows = kept_rollouts(self._posteriors.store, self._run.record, global_step, limit=64)
+            if rows:  # not with --rollouts.keep 0
+                wandb = self.wandb_logger.handle
+                table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+                wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves:
             self._complete(tag, global_step)
             self.progress.enter(phase, self._a_step)
@@ -348,6 +357,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             },
             generated_total=self.samples_generator.generated,
         )
+        if (best := self._best.newest()) is not None and best.step == global_step:
+            card = model_card.text(self._posteriors.store, self._run.record, best.step, best.measure)
+            (self._best.link / CARD).write_text(card, encoding="utf-8")
         rollouts = sum(each.scores_R_P_N.size for each in results.values())
         cost = {"eval_rollouts": float(rollouts), "eval_seconds": seconds}
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):

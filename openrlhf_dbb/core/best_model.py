@@ -25,6 +25,7 @@ from openrlhf_dbb.errors import RunError
 
 NAME = "best"
 FILE = "best.json"
+CARD = "README.md"  # the model card
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.resources import files
@@ -24,6 +25,7 @@ from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
+from openrlhf_dbb.terminal import without_passwords
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -72,7 +74,9 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
                 values[flag], origin[flag] = value, "--data.prompt_dataset"
     _fill_placeholders(values)
     _derive(values, origin)
-    settings = Settings(values, origin, on_cpu, machine.look())
+    key = values["logger.wandb.key"]
+    words = ["openrlhf-dbb", "train", *(word.replace(key, "KEY") if key else word for word in argv)]
+    settings = Settings(values, origin, on_cpu, machine.look(), without_passwords(shlex.join(words)))
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=chosen.estimator == NO_ESTIMATOR

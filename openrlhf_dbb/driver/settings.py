@@ -37,6 +37,7 @@ class Settings:
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
     on_cpu: bool  # train without CUDA
     machine: Machine
+    command: str = field(repr=False)  # that was given, without W&B's key
     shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
     def with_values(self, flags: Mapping[str, Any], origin: str) -> Settings:

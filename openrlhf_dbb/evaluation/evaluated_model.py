@@ -65,9 +65,9 @@ def find(name: str) -> Model:
 
 
 def fingerprint(folder: Path) -> str:
-    """Hash the names, sizes and times of a model folder's files; to read 16 GB would take half a minute."""
+    """Hash the names, sizes and times of a model's files, not its card's; to read 16 GB would take half a minute."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    listing = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    listing = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.name != best_model.CARD]
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32]
 
 

@@ -75,12 +75,15 @@ def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tup
     return named, next(run for run in newest if run.run_id != named.run_id)
 
 
-def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
-    """Compare the last evaluations of two runs, ready for JSON; None unless both were measured on some prompt of both.
+def held_out_difference(
+    store: PosteriorStore, first: RunRecord, second: RunRecord, steps: tuple[int, int] | None = None
+) -> dict[str, Any] | None:
+    """Compare two runs' evaluations after these steps, by default the last; None unless some prompt is in both.
 
     Returns:
         first, second: accuracy over the shared prompts, benchmarks weighted equally.
-        steps: the last evaluated step of each.
+        intervals: 95 % interval of either accuracy over prompts, NaN for a single prompt.
+        steps: the evaluated step of each.
         samples: responses to each prompt, of each run.
         prompts: shared by both, of all shared benchmarks together.
         difference: second minus first, in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
@@ -90,7 +93,7 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
     measured, other_measured = held_out(store, first), held_out(store, second)
     if measured is None or other_measured is None:
         return None
-    steps = int(measured.step[-1]), int(other_measured.step[-1])
+    steps = steps or (int(measured.step[-1]), int(other_measured.step[-1]))
     mine, other = held_out_prompts(store, first, steps[0]), held_out_prompts(store, second, steps[1])
     pairs = []
     # Only prompts that both runs answered make a pair; a benchmark may have grown in between.
@@ -101,11 +104,13 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
             pairs.append((accuracy_P[at], other_P[at_other]))
     if not pairs:
         return None
-    test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
+    columns = zip(*((first_P, second_P, second_P - first_P) for first_P, second_P in pairs), strict=True)
+    one, two, test = (paired_tests.stratified_t(parts, two_sided=True) for parts in columns)
     higher = "the second is higher" if test.difference > 0 else "the second is lower"
     return {
-        "first": float(np.mean([first_P.mean() for first_P, _ in pairs])),
-        "second": float(np.mean([second_P.mean() for _, second_P in pairs])),
+        "first": one.difference,
+        "second": two.difference,
+        "intervals": ((one.low, one.high), (two.low, two.high)),
         "steps": steps,
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),

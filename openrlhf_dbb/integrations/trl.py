@@ -332,6 +332,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
         def score() -> tuple[Floats, dict[str, float], int]:
             advantages, scored = self._score(_numpy(rewards_R_F), keys_R, extras)
+            self._logs["extra"]["posterior_mean"].extend(scored.mean.tolist())
             return advantages, scored.metrics, self._run.step
 
         advantages_R, metrics, self._state.step = self._on_first(score)
@@ -364,6 +365,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
         """Keep a batch of an evaluation until the evaluation ends."""
+        self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
         rewards, scores, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
         rows_B = [(self._key(row), len(ids), self._is_cut(ids)) for row, ids in zip(inputs, responses_B, strict=True)]
         scored_R = zip(gather_object(rows_B), (rewards if scores is None else scores).tolist(), strict=True)

