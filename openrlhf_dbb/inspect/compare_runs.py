@@ -75,12 +75,14 @@ def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tup
     return named, next(run for run in newest if run.run_id != named.run_id)
 
 
-def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
-    """Compare the last evaluations of two runs, ready for JSON; None unless both were measured on some prompt of both.
+def held_out_difference(
+    store: PosteriorStore, first: RunRecord, second: RunRecord, places: tuple[int, int] = (-1, -1)
+) -> dict[str, Any] | None:
+    """Compare an evaluation of each run, which ``places`` choose (0: the first, -1: the last), ready for JSON.
 
-    Returns:
+    Returns None unless both were measured on some prompt of both, else:
         first, second: accuracy over the shared prompts, benchmarks weighted equally.
-        steps: the last evaluated step of each.
+        steps: the evaluated step of each.
         samples: responses to each prompt, of each run.
         prompts: shared by both, of all shared benchmarks together.
         difference: second minus first, in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
@@ -90,7 +92,7 @@ def held_out_difference(store: PosteriorStore, first: RunRecord, second: RunReco
     measured, other_measured = held_out(store, first), held_out(store, second)
     if measured is None or other_measured is None:
         return None
-    steps = int(measured.step[-1]), int(other_measured.step[-1])
+    steps = int(measured.step[places[0]]), int(other_measured.step[places[1]])
     mine, other = held_out_prompts(store, first, steps[0]), held_out_prompts(store, second, steps[1])
     pairs = []
     # Only prompts that both runs answered make a pair; a benchmark may have grown in between.
@@ -151,11 +153,13 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mappi
     if accuracy is None:
         print_line("not measured in both on the same prompts, so there is no test")
         return
-    low, high = (f"{100 * bound:+.1f}" for bound in (accuracy["low"], accuracy["high"]))
-    samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
-    print_line(
-        f"second - first, last evaluations: {100 * accuracy['difference']:+.1f} points, 95 % interval {low} to {high} "
-        f"({accuracy['prompts']} prompts x {samples} samples)"
-    )
+    print_line(f"second - first, last evaluations: {difference_in_words(accuracy)}")
     print_line(accuracy["verdict"], "bold")
     print_line(ONE_PAIR)
+
+
+def difference_in_words(accuracy: Mapping[str, Any]) -> str:
+    """Return what :func:`held_out_difference` found, with its interval."""
+    change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in ("difference", "low", "high"))
+    samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
+    return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"
