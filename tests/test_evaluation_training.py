@@ -15,9 +15,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from store_invariants import check  # noqa: E402
 from stored_evaluations import read_evaluations  # noqa: E402
 
-from openrlhf_dbb.actors.evaluation import best_measure, collect, logged  # noqa: E402
+from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.evaluation.metrics import stored_rows  # noqa: E402
+from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 from storage import TRAINING  # noqa: E402
 
 NAN = math.nan
@@ -92,6 +93,16 @@ def test_a_sample_without_any_score_is_refused():
     data = SimpleNamespace(prompts=["1+1="], labels=["2"], datasources=["sums"])
     with pytest.raises(UsageError, match=r"needs rewards at generation; give --reward\.remote_url, or --eval"):
         collect(data, [unscored])
+
+
+def test_an_answer_is_the_end_of_a_samples_text_without_special_tokens():
+    tokenizer, long = build_tokenizer(), "12+3=" * 100
+    both = [sample("4=", response, score) for response, score in (("7", 1.0), (long, NAN))]
+    for each, response in zip(both, ("7", long), strict=True):
+        each.sequences = torch.tensor([[*tokenizer.encode(f"4={response}"), tokenizer.eos_token_id]])
+    short, (text, score) = answers(both, tokenizer)
+    assert short == ("7", 1.0)
+    assert text == long[-255:] and math.isnan(score)  # 256 tokens with the one that ended it
 
 
 def test_each_prompts_results_are_stored(store, fill, evaluated):

@@ -32,9 +32,10 @@ def training(step=1, ends=(0.0, 74.0), **more):
         # a batch of which more rollouts were asked for than it needs
         (training(phase=GENERATING, size=64), 80, "step 2 of 24 · generating 64/64 · 74 s a step · 28 min left"),
         (
-            training(phase=EVALUATING, size=512, reward=0.25, accuracy={0: 0.02, 8: 0.125}),
+            training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125}),
             12,
-            "step 2 of 24 · evaluating 12/512 · reward 0.250 · held-out 12.5 % · 74 s a step · 28 min left",
+            "step 2 of 24 · evaluating 12/512 · reward 0.250 · 74 s a step · 28 min left · zero variance 50 % · "
+            "held-out 12.5 %",
         ),
         (training(24, phase="finished"), None, "finished 24 of 24 steps · 74 s a step"),
     ],

@@ -68,6 +68,14 @@ def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:
     return results
 
 
+def answers(samples: Sequence[Any], tokenizer: Any) -> list[tuple[str, float]]:
+    """Return the end of each sample's text, without special tokens, and its score; NaN: not verified."""
+    # 256 tokens are more than a line of a terminal shows.
+    tokens = (each.sequences[0, 1:][each.action_mask[0].bool()][-256:].tolist() for each in samples)
+    texts = [str(tokenizer.decode(last, skip_special_tokens=True)) for last in tokens]
+    return list(zip(texts, np.asarray(scores(samples)).tolist(), strict=True))
+
+
 def best_measure(key: str, logs: Mapping[str, float]) -> str | None:
     """Return the measure that ``--ckpt.best_metric_key`` chooses the best model by; None for no best model.
 

@@ -38,7 +38,11 @@ class Progress:
     since: float = field(default_factory=time.monotonic)  # the phase began
     ends: list[float] = field(default_factory=list)  # of the steps of this start; the first is their beginning
     reward: float | None = None  # mean of the last step
+    zero_variance: float | None = None  # share of the last step's groups; None at N = 1
     accuracy: dict[int, float] = field(default_factory=dict)  # held-out, by step
+    # The first answer to each held-out prompt, its end and its score, before the first step and at the last evaluation.
+    before: list[tuple[str, float]] = field(default_factory=list)
+    after: list[tuple[str, float]] = field(default_factory=list)
     outcomes: list[StepOutcome] = field(default_factory=list)  # of the steps of this start
     difference: float = 0.0  # of the log-probs of vLLM and the policy in the first step of this start
     best: Best | None = None  # best, best_folder and warnings: once the run has finished

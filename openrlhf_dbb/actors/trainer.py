@@ -19,7 +19,7 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import model_card
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.drift import PolicyDrift
-from openrlhf_dbb.actors.evaluation import best_measure, collect, logged
+from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
@@ -258,6 +258,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
         progress.step, progress.reward = step, status["rollout/reward_mean"]
+        progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
             progress.total = max(step, self._budget * step // self.samples_generator.generated)
         progress.outcomes.append(_outcome(batch.all))
@@ -343,6 +344,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         }
         logs, results = self._measure(**generate_kwargs)
         seconds = time.monotonic() - began
+        if not global_step:
+            self.progress.before = self.progress.after
         self._keep_if_best(global_step, list(results), logs)
         self._run.record_evaluation(
             global_step,
@@ -378,6 +381,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if data:
             samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
             results = collect(data, samples)
+            self.progress.after = answers(samples[::samples_each], self.tokenizer)
             as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
             logs = compute_eval_metrics(as_one_batch, samples, samples_each)
         if self._benchmarks:

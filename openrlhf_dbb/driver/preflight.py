@@ -95,7 +95,8 @@ def prepare(
         before_the_run(settings)
     notes = [*begun.notes, *(capacity.checkpoint_warnings(shape, settings.args) if shape else [])]
     notes += [f"warning: {warning}"] if warning else []
-    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes)
+    asked = [] if held_out is None else held_out[args.data.input_key][:]
+    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked)
 
 
 def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Prompts) -> Settings:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +21,9 @@ from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver import cpu_fit
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
-from openrlhf_dbb.inspect.overview import groups_in_words
+from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
+from openrlhf_dbb.inspect.overview import usage_in_words
+from openrlhf_dbb.terminal import shown
 from storage.url import DEFAULT_URL, parse_url
 
 
@@ -97,18 +102,21 @@ def _machine(settings: Settings) -> list[str]:
 
 
 def summary(start: Start, progress: Any, seconds: float) -> str:
-    """Return accuracy, steps, rollouts, groups, warnings and where to look; the counts come from the store."""
+    """Return accuracy, examples, steps, rollouts, groups, the next step and warnings; counts come from the store."""
     with storage.open_store(start.store_url) as store:
         used = storage.read.progress(store, start.run)
+        words = usage_in_words(store, start.run, used)
+        change = None
+        if len(evaluated := sorted(progress.accuracy)) > 1:
+            change = held_out_difference(store, start.run, start.run, (evaluated[0], evaluated[-1]))
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
-    if len(progress.accuracy) > 1:
-        first, last = min(progress.accuracy), max(progress.accuracy)
-        lines.append(
-            f"  accuracy     {progress.accuracy[first]:.1%} before, {progress.accuracy[last]:.1%} after "
-            "(held-out prompts, mean over samples)"
-        )
-    lines += [f"  steps        {progress.step}", *_rollouts(used)]
+    if change is not None:
+        first, last = (progress.accuracy[step] for step in change["steps"])
+        lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
+    if progress.before:
+        lines += examples(start.held_out, progress.before, progress.after)
+    lines += [f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
     if progress.best is not None:
@@ -116,7 +124,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
     lines += [
         f"  database     {start.location}",
-        f"  look         {_look(start)}",
+        f"  next         {_look(start)}   a live page: curves, posteriors, what the model wrote",
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
@@ -144,19 +152,35 @@ def keep_trace(settings: Settings) -> Path:
     return path
 
 
-def _rollouts(used: dict[str, Any]) -> list[str]:
-    """Return where the rollouts of the run went; ``used`` is from :func:`storage.read.progress`."""
-    generated = used["generated"] + used["unused_rollouts"]
-    lines = [f"  rollouts     {generated} generated, {used['trained']} trained on"]
-    if used["unused_rollouts"]:
-        lines[0] += f", {used['unused_rollouts']} left over at the end"
-    if used["replayed"]:
-        lines[0] += f"; {used['replayed']} replayed"
-    if used["skipped"]:
-        lines[0] += f"; prompts were skipped {used['skipped']} times"
-    for name, line in zip(("groups", ""), groups_in_words(used), strict=False):
-        lines.append(f"  {name:<12} {line}")
+def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[str]:
+    """Return a heading and up to three held-out prompts with an answer before and after the training.
+
+    They are the first whose answer's score rose or fell; if there is none, the first of all. ``prompts`` are (P,) texts
+    or lists of messages, ``before`` and ``after`` (P,) pairs: the end of an answer, and its score or NaN.
+    """
+    places = range(len(prompts))
+    changed = [place for place in places if abs(after[place][1] - before[place][1]) > 0]  # of NaN this is False
+    which = f"the first {len(changed[:3])} of these" if changed else "the first of all"
+    count = f"{len(changed)} of {len(prompts)} held-out ones"
+    lines = [f"  problems     the score of the first sampled answer changed on {count}; {which}:"]
+    width, questions = shutil.get_terminal_size().columns - 6, _questions(prompts)
+    for place in (changed or places)[:3]:
+        lines.append(f"    {shown(questions[place], width)}")
+        for when, (text, score) in (("before", before[place]), ("after", after[place])):
+            mark = {1: "right", 0: "wrong"}.get(score, "unverified" if math.isnan(score) else f"score {score:.2g}")
+            answer = shown((text.split("\n") if (text := text.strip()) else ["(empty)"])[-1], None)
+            room = width - len(mark) - 10
+            # The result is mostly at the end of an answer.
+            lines.append(f"      {when:<6}  {mark}  {answer if len(answer) <= room else '...' + answer[3 - room :]}")
     return lines
+
+
+def _questions(prompts: Sequence[Any]) -> list[str]:
+    """Return the last line of each prompt that not all of them have: all may end with the same instruction."""
+    texts = [prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in prompts]
+    lines = [[line for line in text.splitlines() if line.strip()] for text in texts]
+    shared = set.intersection(*map(set, lines))
+    return [([line for line in own if line not in shared] or own)[-1] for own in lines]
 
 
 def _budget(args: SimpleNamespace, start: Start) -> str:

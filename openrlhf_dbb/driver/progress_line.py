@@ -29,14 +29,17 @@ def text(progress: Any, done: int | None, now: float) -> str:
         parts = [f"step {min(progress.step + 1, progress.total)} of {progress.total}", _phase(progress, done, now)]
     if progress.reward is not None:
         parts.append(f"reward {progress.reward:.3f}")
-    if progress.accuracy:
-        parts.append(f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %")
     seconds = step_seconds(progress.ends)
     if seconds is not None:
         parts.append(f"{duration(seconds)} a step")
         left = (progress.total - progress.step) * seconds - (now - progress.ends[-1])
         if progress.phase != "finished" and progress.total > progress.step:
             parts.append(f"{duration(max(left, 0))} left")
+    # What a narrow terminal cuts comes last.
+    if progress.zero_variance is not None:
+        parts.append(f"zero variance {100 * progress.zero_variance:.0f} %")
+    if progress.accuracy:
+        parts.append(f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %")
     return " · ".join(parts)
 
 

@@ -41,6 +41,7 @@ class Start:
     warm_start: storage.WarmStart | None
     notes: list[str]  # lines that the user should see
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
+    held_out: list[Any] = field(default_factory=list)  # the prompts of --eval.dataset, as texts or as messages
 
 
 @contextlib.contextmanager

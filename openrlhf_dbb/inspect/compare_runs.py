@@ -156,11 +156,13 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mappi
     if accuracy is None:
         print_line("not measured in both on the same prompts, so there is no test")
         return
-    low, high = (f"{100 * bound:+.1f}" for bound in (accuracy["low"], accuracy["high"]))
-    samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
-    print_line(
-        f"second - first, last evaluations: {100 * accuracy['difference']:+.1f} points, 95 % interval {low} to {high} "
-        f"({accuracy['prompts']} prompts x {samples} samples)"
-    )
+    print_line(f"second - first, last evaluations: {difference_in_words(accuracy)}")
     print_line(accuracy["verdict"], "bold")
     print_line(ONE_PAIR)
+
+
+def difference_in_words(accuracy: Mapping[str, Any]) -> str:
+    """Return what :func:`held_out_difference` found, with its interval."""
+    change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in ("difference", "low", "high"))
+    samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
+    return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"

@@ -79,19 +79,30 @@ def mixed_groups(totals: Mapping[str, Any]) -> float | None:
     return float(totals["groups"] * (totals["generated"] - totals["zero_variance"]) / totals["generated"])
 
 
-def groups_in_words(totals: Mapping[str, Any]) -> list[str]:
-    """Return a line about mixed groups and a line about zero-variance groups; no line at N = 1."""
-    mixed = mixed_groups(totals)
-    if not totals["groups"] or mixed is None:
-        return []
-    flat, given = totals["zero_variance"], totals["rescued"]
-    lines = [f"{mixed:.0f} of {totals['groups']} mixed (some rollouts right, some wrong)"]
-    if flat:
-        share = "none of them were" if not given else "all were" if given == flat else f"{given / flat:.0%} were"
-        lines.append(
-            f"{totals['groups'] - mixed:.0f} with zero variance (all rewards the same); {share} given an advantage"
-        )
-    return lines
+def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the rollouts went and, unless N = 1, how many groups had equal rewards; nothing if not recorded.
+
+    ``totals`` are from :func:`storage.read.progress`. A quarter is one of the steps.
+    """
+    if totals["generated"] is None:
+        return {}
+    unused = totals["unused_rollouts"]
+    counts = {"generated": totals["generated"] + unused, "trained on": totals["trained"],
+              "left over at the end": unused, "filtered": totals["filtered"], "replayed": totals["replayed"],
+              "prompts skipped": totals["skipped"]}  # fmt: skip
+    words = {"rollouts": ", ".join(f"{count} {what}" for what, count in counts.items() if count)}
+    if mixed_groups(totals) is None:
+        return words
+    query = "SELECT generated, zero_variance FROM dbb_step WHERE run_id = :run AND generated > 0 ORDER BY step"
+    steps = store.query(query, run=run.run_id)
+    quarter = -(-len(steps) // 4)
+    whole, early, late = (
+        f"{sum(step.zero_variance for step in part) / sum(step.generated for step in part):.0%}"
+        for part in (steps, steps[:quarter], steps[-quarter:])
+    )
+    given = f"{totals['rescued'] / max(totals['zero_variance'], 1):.0%} of these were given an advantage"
+    equal = f"{whole} of {totals['groups']} had equal rewards (first quarter {early}, last {late})"
+    return words | {"groups": f"{equal}: plain GRPO learns nothing from these; {given}"}
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import age, groups_in_words, held_out_numbers, overview, parameters, state, status
+from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
     Styled,
@@ -80,7 +80,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "status": Styled(f"{now}, step {run.last_step}", now.style),
         "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
         "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
-        **_usage(totals),
+        **usage_in_words(store, run, totals),
         "posterior mean": "none yet"
         if totals["mean"] is None
         else f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited",
@@ -124,20 +124,6 @@ def _held_out(numbers: Mapping[str, Any] | None) -> str:
     if numbers["benchmarks"] > 1:
         measured += f", mean of {numbers['benchmarks']} benchmarks"
     return f"{' -> '.join(points)}; {measured}"
-
-
-def _usage(totals: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts about where the rollouts went; none if usage was not recorded."""
-    if totals["generated"] is None:
-        return {}
-    unused = totals["unused_rollouts"]
-    texts = {
-        "rollouts": f"{totals['generated']} generated, {totals['trained']} trained on, {totals['filtered']} filtered "
-        f"out, {totals['replayed']} replayed, {totals['skipped']} prompt skips"
-        + (f"; {unused} more rollouts unused at the end" if unused else "")
-    }
-    words = groups_in_words(totals)
-    return texts | ({"groups": "; ".join(words)} if words else {})
 
 
 def _lineage(run: RunRecord) -> str:

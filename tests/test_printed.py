@@ -1,0 +1,79 @@
+"""What the training command prints at its end."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from scipy import stats
+
+pytest.importorskip("openrlhf")
+
+from openrlhf_dbb.actors.progress import Progress
+from openrlhf_dbb.driver import printed
+
+NAN = math.nan
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+
+
+def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_and_one_next_step(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 4)
+    # Zero variance where all or none of 4 rollouts are right: 4, 1, 1, 1 and 2 of the 4 groups.
+    for step, successes in enumerate(([0, 0, 4, 4], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 0, 0]), start=1):
+        fill.step(run, step, ids, successes)
+    for step, successes in ((0, [0, 1, 2, 4]), (2, [4, 4, 4, 4]), (5, [2, 2, 2, 4])):
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+    progress = Progress(step=5, accuracy={0: 7 / 16, 2: 1.0, 5: 10 / 16})
+    run.finish(unused_rollouts=3)
+    start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
+    lines = dict(line[2:].split(maxsplit=1) for line in printed.summary(start, progress, 61).splitlines()[2:])
+    low, high = stats.ttest_1samp([2 / 4, 1 / 4, 0, 0], 0).confidence_interval()
+    change = f"+18.8 points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} (4 prompts x 4 samples)"
+    assert lines["accuracy"] == f"43.8% before, 62.5% after (held-out): {change}"
+    # 5 steps of 4 groups of 4; the 8 + 3 * 3 + 2 successes are replayed, each prompt is skipped each time
+    assert lines["rollouts"] == "83 generated, 80 trained on, 3 left over at the end, 19 replayed, 20 prompts skipped"
+    # 9 of 20; a quarter of 5 steps are 2 steps: 5 of 8 groups and 3 of 8
+    assert lines["groups"].startswith("45% of 20 had equal rewards (first quarter 62%, last 38%): ")
+    assert lines["groups"].endswith("; 100% of these were given an advantage")
+    assert "openrlhf-dbb serve" in lines["next"]
+
+
+def examples(*problems):
+    prompts, before, after = zip(*problems, strict=True)
+    return [line.strip() for line in printed.examples(prompts, before, after)]
+
+
+def test_the_examples_are_the_first_whose_score_changed_in_whatever_direction():
+    same, unknown = ("kept", ("5", 1.0), ("6", 1.0)), ("unknown", ("5", NAN), ("6", 1.0))
+    up, down, graded = ("up", ("5", 0.0), ("6", 1.0)), ("down", ("5", 1.0), ("", 0.0)), ("graded", ("a", 0), ("b", 0.5))
+    heading, *lines = examples(same, unknown, up, down, graded, up)
+    assert "changed on 4 of 6 held-out ones; the first 3 of these" in heading
+    assert lines == [
+        "up", "before  wrong  5", "after   right  6",
+        "down", "before  right  5", "after   wrong  (empty)",
+        "graded", "before  wrong  a", "after   score 0.5  b",
+    ]  # fmt: skip
+    heading, *lines = examples(unknown, same)
+    assert "changed on 0 of 2 held-out ones; the first of all" in heading
+    assert lines[:3] == ["unknown", "before  unverified  5", "after   right  6"]
+
+
+def test_an_example_fits_the_terminal_and_shows_the_question_and_the_result():
+    def chat(question):
+        return [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": f"{question}\nAnswer with \\box."},
+        ]
+
+    long = "so that " * 9 + "it is \\box{4}\n"
+    _, first, before, after, second, *_ = examples(
+        (chat("What is 2 + 2?"), (long, 0.0), ("First,\x1b[31m\n4", 1.0)),
+        (chat("What is the sum of all odd numbers below 10?"), ("25", 1.0), ("5", 0.0)),
+    )
+    assert (first, after) == ("What is 2 + 2?", "after   right  4")
+    assert second == "What is the sum of all odd numb..."
+    assert before == "before  wrong  ...at it is \\box{4}" and len(before) == 40 - 6
+    assert examples(("a\x1b[31mb", ("\x07", 0.0), ("1", 1.0)))[1:3] == ["a\\x1b[31mb", "before  wrong  \\x07"]
