@@ -131,7 +131,7 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
     prompt_key, label_key = args.data.input_key, args.data.label_key
     for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
         if key is not None and names and all(value is None for value in columns[key]):
-            raise UsageError(f"--{key_flag} {key!r} is not a column of the data set; it has {', '.join(sorted(names))}")
+            raise UsageError(f"{source} has no column {key!r} (--{key_flag}); it has {', '.join(sorted(names))}")
     prompts, labels = columns[prompt_key], columns[label_key] if label_key else ["-"] * len(places)
     kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
     bad = {}
@@ -267,7 +267,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
             "out with --no-data.apply_chat_template"
         ) from error
     limit = int(args.data.max_len - (args.rollout.max_new_tokens or 1))  # OpenRLHF would cut longer ones from the left
-    lengths = [len(ids) for ids in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
+    tokens, unknown = tokenizer(seen.prompts, add_special_tokens=False)["input_ids"], _unknown(tokenizer)
+    lengths = [len(ids) for ids in tokens]
     fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
     labels = [str(seen.labels[i]) for i in fits]
     counts = (
@@ -276,6 +277,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
         (len(kept) - len(untested), f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
         (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
         (lengths.count(0), "without a token dropped"),
+        (sum(unknown in ids for ids in tokens), "with characters that the model does not know"),
     )
     notes = [f"{count} {what}" for count, what in counts if count]
     if made and tested and len(kept) == len(untested):
@@ -288,3 +290,12 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
             f"{source} leaves {report}: fewer than one --rollout.batch_size ({args.rollout.batch_size}); lower it"
         )
     return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], report)
+
+
+def _unknown(tokenizer: Any) -> int | None:
+    """Return the token that stands for what a tokenizer does not know; None if each text has tokens of its own."""
+    # Not tokenizer.unk_token, which the tiny model's tokenizer does not declare.
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    name = getattr(model, "unk_token", None)
+    token: int | None = model.token_to_id(name) if name else None
+    return token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ WIDE_HELP = "all columns, and no text cut to fit the terminal"
 _LEAST = 12  # no text is cut to less to make a table fit
 _WIDEST = 10_000  # characters; wider than any table
 _GAP = 2
+_SHORTEST_TEMPLATE = 10
+_common_start = os.path.commonprefix
 _PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
 
@@ -44,6 +47,21 @@ def readable(text: str) -> str:
     if text.replace("\n", "").replace("\t", "").isprintable():  # most are, and this is much faster
         return text
     return "".join(character if character in "\n\t" else _escaped(character) for character in text)
+
+
+def template_of(texts: Sequence[str]) -> tuple[str, str]:
+    """Return the start and the end that all texts share, such as a chat template's; "" if one is short.
+
+    Example:
+        >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])
+        ('<|im_start|>user\\n', '<|im_end|>\\n')
+    """
+    if len(texts) < 3:
+        return "", ""
+    # Not in the middle of a line: its first words belong to the question even if all questions share them.
+    start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
+    end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
+    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
 
 
 def _escaped(character: str) -> str:

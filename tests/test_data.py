@@ -10,6 +10,7 @@ from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
+from openrlhf_dbb.tiny.model import build_tokenizer
 
 cpu.prepare_driver()
 
@@ -141,7 +142,9 @@ def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts
 
 
 def test_a_missing_column_or_label_key_is_named(load):
-    with pytest.raises(UsageError, match=r"'label.gold' is not a column of the data set; it has input, label"):
+    with pytest.raises(
+        UsageError, match=r"data.jsonl has no column 'label.gold' \(--data.label_key\); it has input, label"
+    ):
         load(row("a"), row("b"), label_key="label.gold")
     with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
         load(GOOD, label_key=None, reward=MATH_FILE)
@@ -201,6 +204,12 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     assert kept.report == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
     with pytest.raises(UsageError, match=r"leaves 1 of 2 prompts; .*: fewer than one --rollout.batch_size \(2\)"):
         choose(row("a"), row(long))
+
+
+def test_prompts_with_characters_that_the_model_does_not_know_are_counted(load, tmp_path):
+    args, rows = arguments(tmp_path / "data.jsonl"), load(row("1+2="), row("max(12)="), row("1*2="))
+    kept = data.choose(rows, args, strategy(args), build_tokenizer())
+    assert kept.report == "3 of 3 prompts; 2 with characters that the model does not know"
 
 
 def test_the_schema_of_dapo_math_17k(choose):

@@ -30,8 +30,8 @@ def own(tmp_path):
     (tmp_path / "data.jsonl").write_text("".join(made.train.open().readlines()[:PROMPTS]))
     return [
         "--actor.model_name_or_path", str(tmp_path / "model"), "--data.prompt_dataset", str(tmp_path / "data.jsonl"),
-        "--data.label_key", "label", "--reward.remote_url", "math_answer", "--rollout.batch_size", "16",
-        "--run_name", "mine",
+        "--eval.dataset", str(made.heldout), "--data.label_key", "label", "--reward.remote_url", "math_answer",
+        "--rollout.batch_size", "16", "--run_name", "mine",
     ]  # fmt: skip
 
 
@@ -134,6 +134,13 @@ def warnings(lines):
 def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):
     said = f"warning: a prompt is visited {visits} times on average, so that history hardly matters"
     assert warnings(dry_run(*own, *argv)) == ([said] if visits else [])
+
+
+def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
+    at = own.index("--eval.dataset")
+    assert warnings(dry_run(*own[:at], *own[at + 2 :])) == [
+        "warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset"
+    ]
 
 
 def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):

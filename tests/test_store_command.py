@@ -144,6 +144,16 @@ def test_show_run_wide_state_and_probes(store, fill, capsys):
     assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
 
 
+def test_show_lists_questions_without_the_chat_template_and_says_what_the_preset_is(store, fill, capsys):
+    chat = "<|user|>\nYou are a helpful assistant that adds two numbers.\n{} + 1?<|end|>\n<|assistant|>\n"
+    ids = store.register_prompts([chat.format(number) for number in (7, 8, 9)], ["8", "9", "10"])
+    fill.step(fill.run(store, config={"preset": "tiny"}), 1, ids, [1, 2, 3])
+    out, lines = printed(capsys, store, "show")
+    assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
+    assert "it writes numbers from the last digit, 12+9= gives 12\n" in out
+    assert "(8 + 1?<|end" in refused(capsys, "history", "+ 1", "--store.url", store.url)
+
+
 def test_show_a_run_without_steps(store, fill, capsys):
     fill.run(store, "empty", config={})
     out, _ = printed(capsys, store, "show")
@@ -255,7 +265,7 @@ def test_compare_on_training_prompts(store, fill, capsys):
     paid = out.split("where the rollouts went\n")[1].splitlines()[1:3]
     assert [line.split()[:5] for line in paid] == [["a", "-", "dbb", "12", "0"], ["b", "-", "dbb", "8", "0"]]
     # means of x and y: (0.9 + 0.1) / 2 and 0.9
-    assert "training prompts in both\nposterior mean of 2 prompts: 0.5000 and 0.9000\n" in out
+    assert "training prompts in both\nmean of 2 prompts, each run's by its own estimator: 0.5000 and 0.9000\n" in out
 
 
 def test_compare_runs_without_a_training_prompt_in_common(store, fill, capsys):

@@ -14,7 +14,7 @@ from openrlhf_dbb.watch import api as api_module
 from openrlhf_dbb.watch.api import Api, Cache, NoSuchAnswer
 from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.series import series
-from openrlhf_dbb.watch.visits import IMPOSSIBLE, LEARNING, MASTERED, NO_VISITS, summed
+from openrlhf_dbb.watch.visits import LEARNING, MASTERED, NO_VISITS, UNSOLVED, summed
 from storage import ProbeRows, StepRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
@@ -228,7 +228,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert found["last"] == 2
     columns = found["columns"]
     assert columns["id"] == ids.tolist() and columns["visits"] == [2, 2, 2, 0]
-    assert columns["state"] == [LEARNING, IMPOSSIBLE, LEARNING, NO_VISITS]
+    assert columns["state"] == [LEARNING, UNSOLVED, LEARNING, NO_VISITS]
     # (4.5, 0.5), (0.5, 4.5), (2.5, 2.5), then (4.25, 2.25), (0.25, 6.25), (5.25, 1.25)
     assert columns["mean"] == rounded(np.array([4.25 / 6.5, 0.25 / 6.5, 5.25 / 6.5, 0.9]))
     assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]

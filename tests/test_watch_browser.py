@@ -49,7 +49,8 @@ def write(fill):
 
     def make(run, ids, step, successes, **more):
         fill.step(run, step, ids, successes, kept=fill.rollouts(ids, successes), **more)
-        run.record_metrics(step, {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step})
+        logged = {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step, "estimator/rescued": 0.5}
+        run.record_metrics(step, logged)
 
     return make
 

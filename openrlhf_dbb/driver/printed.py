@@ -49,6 +49,8 @@ def _run(settings: Settings, start: Start) -> list[str]:
         f"budget     {_budget(args, start)}",
         *_few_visits(settings, start),
     ]
+    if not args.eval.dataset and not start.benchmarks:
+        lines.append("warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset")
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
@@ -189,8 +191,9 @@ def _budget(args: SimpleNamespace, start: Start) -> str:
     if args.train.max_rollouts is not None:
         passes = f"{_passes(args, start):.3g} passes over the prompts"
         return f"{args.train.max_rollouts} rollouts at most, as many as {passes}"
-    rollouts = prompts * group * args.train.num_episodes
-    return f"{rollouts} rollouts: {prompts} prompts x {group} samples x {args.train.num_episodes} episodes"
+    episodes = args.train.num_episodes
+    times = f"{prompts} prompts x {group} samples x {episodes} episode{'s' * (episodes != 1)}"
+    return f"{prompts * group * episodes} rollouts: {times}"
 
 
 def _few_visits(settings: Settings, start: Start) -> list[str]:

@@ -54,7 +54,8 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if training is not None:
         print_title("training prompts in both")
         print_line(
-            f"posterior mean of {training['prompts']} prompts: {training['first']:.4f} and {training['second']:.4f}"
+            f"mean of {training['prompts']} prompts, each run's by its own estimator: {training['first']:.4f} and "
+            f"{training['second']:.4f}"
         )
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from openrlhf_dbb import presets
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.terminal import (
@@ -19,6 +20,7 @@ from openrlhf_dbb.terminal import (
     print_title,
     safe,
     shown,
+    template_of,
     without_passwords,
 )
 from storage import PosteriorStore, RunRecord, StoreError
@@ -60,12 +62,14 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             print(f"{key}: {value}")
     else:
         print_facts(facts(store, run).items())
-        for title, hardest in (("hardest prompts", True), ("easiest prompts", False)):
-            rows = extremes(store, run, hardest=hardest, limit=_PROMPTS)
+        listed = [extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False)]
+        start, end = template_of(list({row["prompt"] for rows in listed for row in rows}))
+        for title, rows in zip(("hardest prompts", "easiest prompts"), listed, strict=True):
             if rows:
                 print_title(title)
                 names = ("prompt_id", "mean", "variance", "visits")
-                cells = [(*(row[name] for name in names), shown(row["prompt"])) for row in rows]
+                texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
+                cells = [(*(row[name] for name in names), text) for row, text in zip(rows, texts, strict=True)]
                 print_table(("prompt id", *names[1:], "text"), cells, cut=("text",))
 
 
@@ -93,10 +97,11 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         )
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
-    estimator = f"{run.estimator} version {run.estimator_version}"
+    estimator, preset = f"{run.estimator} version {run.estimator_version}", run.config.get("preset")
     texts |= {
         "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
-        "method": run.method or "not recorded",
+        **({"preset": f"{preset}: {presets.load(preset).description}"} if preset in presets.names() else {}),
+        "method": run.method or "the trainer's own",
         "estimator": f"{estimator}, {parameters(run)}" if run.parameters else estimator,
         "model": run.model,
         "data set": f"{run.dataset} ({run.dataset_digest})" if run.dataset_digest else run.dataset,
@@ -149,7 +154,8 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if len(matches) > 1 and str(prompt["prompt_id"]) == arguments.prompt:
         print(f"{arguments.prompt} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
     elif len(matches) > 1:
-        named = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'], 30)})" for row in matches)
+        start, _ = template_of([row["prompt"] for row in matches])
+        named = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'].removeprefix(start), 30)})" for row in matches)
         raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:

@@ -18,7 +18,7 @@ const CHARTS = [
   { key: "grad-norm", title: "Gradient norm", of: [["m:actor_grad_norm", "m:grad_norm", "m:actor/grad_norm"]] },
   { key: "kl", title: "KL divergence", of: [["m:kl", "m:actor/kl_loss"], ["m:ppo_kl", "m:actor/ppo_kl"]], names: ["from the reference", "from the rollout policy"] },
   { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
-  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance"], ["given_advantage"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
+  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance", "m:estimator/zero_variance"], ["given_advantage", "m:estimator/rescued"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
     note: () => "Share of the generated rollouts whose group has all its rewards the same, and of those whose group was given an advantage all the same." },
   { key: "probes", title: "Error against the probes", dots: true, names: ["stored estimate", "group's own mean"],
     note: ({ probes }) => probes && `Mean squared error against ${plural(probes.samples, "extra rollout")} of ${plural(probes.groups, "group")}`

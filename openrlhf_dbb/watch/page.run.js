@@ -105,7 +105,7 @@ VIEWS.posteriors = {
       legend: parts.map((part) => [() => swatch(part.className), part.name]) });
     const meanings = [`${meanName} of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
       `${meanName} at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
-      `not one success so far, and a ${meanName} of ${thresholds.impossible} or less.`,
+      `not one success so far, and a ${meanName} of ${thresholds.unsolved} or less.`,
       "known only from the warm start."];
     const now = STATE_NAMES.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
     drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.state_counts.reduce((all, count) => all + count, 0));

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
-from openrlhf_dbb.terminal import readable, safe
+from openrlhf_dbb.terminal import readable, safe, template_of
 from storage import PosteriorStore, RunRecord
 
 _RECENT = 20  # steps, for the success rate and the time per step of the list
 _LATE = 16  # steps whose metrics may be written a moment after them
-_SHORTEST_TEMPLATE = 10
 _SAMPLED_PROMPTS = 200
-_common_start = os.path.commonprefix
 
 # One row per run; only tables that are small or keyed by run and step are read.
 _MARKS = f"""
@@ -89,18 +85,3 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "mean_name": mean_name,
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
-
-
-def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return the start and the end that all texts share, such as a chat template's; "" if one is short.
-
-    Example:
-        >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])
-        ('<|im_start|>user\\n', '<|im_end|>\\n')
-    """
-    if len(texts) < 3:
-        return "", ""
-    # Not in the middle of a line: its first words belong to the question even if all questions share them.
-    start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
-    end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
-    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")

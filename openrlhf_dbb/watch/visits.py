@@ -1,4 +1,4 @@
-"""Follow the prompts of a run over their visits: mastered, learning, forgotten, impossible.
+"""Follow the prompts of a run over their visits: mastered, learning, forgotten, unsolved.
 
 An epoch here is a visit number: epoch 3 is every prompt's third visit of the run.
 
@@ -21,10 +21,10 @@ from storage.read import current_means
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-STATES = ("mastered", "learning", "forgotten", "impossible", "no visits")
-MASTERED, LEARNING, FORGOTTEN, IMPOSSIBLE, NO_VISITS = range(5)
-THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "impossible": 0.1}
-"""Mastered: a mean of at least this. Forgotten: this far below its peak. Impossible: a mean of at most this."""
+STATES = ("mastered", "learning", "forgotten", "unsolved", "no visits")
+MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
+THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
+"""Mastered: a mean of at least this. Forgotten: this far below its peak. Unsolved: a mean of at most this."""
 
 BINS = 20
 
@@ -120,7 +120,7 @@ def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Whole:
     """Return states from the mean, the highest mean so far, and whether any reward was above 0 so far."""
     state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
     state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
-    state[~solved & (mean <= THRESHOLDS["impossible"])] = IMPOSSIBLE
+    state[~solved & (mean <= THRESHOLDS["unsolved"])] = UNSOLVED
     return state
 
 
