@@ -76,4 +76,4 @@ trainer = PosteriorGRPOTrainer(
 )
 trainer.train(resume_from_checkpoint=True)
 if trainer.is_world_process_zero():
-    print(f"look at it: openrlhf-dbb --store.url {STORE} show {options.run_name}        (or report, costs, lab replay)")
+    print(f"look at it: openrlhf-dbb --store.url {STORE} show {options.run_name}        (or report, lab replay)")

@@ -183,35 +183,32 @@ def test_history_of_another_run_and_of_a_warm_start_only(filled, capsys):
     assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
 
 
-# ---- costs
+# ---- compare
 
 
-def test_costs(store, fill, capsys):
-    """Runs of two methods, without a method, without usage, and of single rollouts."""
+def test_what_groups_cost(store, fill, capsys):
+    """Runs of two methods, without usage, and of single rollouts."""
     ids = fill.prompts(store, 2)
-    fill.step(fill.run(store, "c", method="grpo"), 1, ids, [4, 2])
+    fill.step(fill.run(store, "c"), 1, ids, [4, 2])
     # the first group is filtered out; the second is informative, but not rescued
     filtered = fill.usage(ids, [4, 2], trained=4, trained_tokens=40, informative=4, rescued=0)
     fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered)
-    fill.step(fill.run(store, "a", method="grpo"), 1, ids[:1], [4], usage=None)
-    fill.step(fill.run(store, "single", method="x"), 1, ids, [1, 0], rollouts=1)
+    fill.step(fill.run(store, "a"), 1, ids[:1], [4], usage=None)
+    fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)
     nothing = fill.usage(ids[:1], [0], informative=0, rescued=0)
-    fill.step(fill.run(store, "zero", method="x"), 1, ids[:1], [0], usage=nothing)
-    _, *lines = printed(capsys, store, "costs")[1]
-    # rollouts, filtered, mixed groups, rollouts for one, shares of zero variance and of those given an advantage
-    assert [line.split() for line in lines] == [
-        ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"],
-        ["a", "grpo", "dbb", *["-"] * 6],
-        ["c", "grpo", "dbb", "8", "0", "1", "8", "0.5", "1"],
-        ["single", "x", "dbb", "2", "0", "-", "-", "-", "-"],
-        ["zero", "x", "dbb", "4", "0", "0", "-", "1", "0"],
-    ]
-    # tokens, trained, skipped, replayed, groups, tokens for a mixed group
-    line = printed(capsys, store, "costs", "c", "--wide")[1][1]
-    assert line.split()[9:] == ["80", "8", "2", "6", "2", "80"]
-
-
-# ---- compare
+    fill.step(fill.run(store, "zero"), 1, ids[:1], [0], usage=nothing)
+    names = ("rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
+    names += ("zero_variance_share", "given_advantage_share")
+    runs = json.loads(printed(capsys, store, "runs", "--json")[0])
+    assert {run["name"]: [run[name] for name in names] for run in runs} == {
+        "b": [8, 4, 1, 8, 80, 0.5, 0],
+        "a": [None] * 7,
+        "c": [8, 0, 1, 8, 80, 0.5, 1],
+        "single": [2, 0, None, None, None, None, None],
+        "zero": [4, 0, 0, None, None, 1, 0],
+    }
+    line = printed(capsys, store, "compare", "b", "c")[0].split("where the rollouts went\n")[1].splitlines()[1]
+    assert line.split() == ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"]
 
 
 def test_compare_names_the_better_of_two_models(two, capsys):
@@ -311,7 +308,7 @@ def test_a_run_whose_process_lives_is_running_however_long_it_is_silent(store, f
 
 # ---- terminal, pipe, JSON, refusals
 
-COMMANDS = (["runs"], ["show"], ["costs"], ["compare"], ["history", "prompt 1"])
+COMMANDS = (["runs"], ["show"], ["compare"], ["history", "prompt 1"])
 
 
 def test_a_terminal_of_100_columns_cuts_what_is_whole_when_wide_and_in_a_pipe(two, fill, capsys, monkeypatch):

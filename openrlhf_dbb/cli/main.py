@@ -25,7 +25,6 @@ COMMANDS = {
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),
     "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy, posterior means, costs"),
-    "costs": ("openrlhf_dbb.inspect.lists", "where the rollouts of each run went, and for what"),
     "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }

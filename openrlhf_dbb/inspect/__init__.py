@@ -1,6 +1,6 @@
 """Commands that read a store and print text or JSON; they need no torch.
 
-lists         runs and costs: tables of all runs
+lists         runs: a table of all runs
 show          show: one run on one screen; history: one prompt, visit by visit
 compare_runs  compare: two runs, by held-out accuracy and on their training prompts
 overview      a run in numbers, as these commands print it; whether the run still runs

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.evaluation import paired_tests
-from openrlhf_dbb.inspect.lists import print_costs
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import WIDE_HELP, json_text, print_facts, print_line, print_table, print_title, shown
@@ -23,6 +22,11 @@ ONE_PAIR = "One run of each: this tells about these two models, not about the me
 
 _WHICH = ("first", "second")
 _PLACES = ("start", "best", "last")
+_COSTS = (
+    "name", "method", "estimator", "rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group",
+    "zero_variance_share", "given_advantage_share",
+)  # fmt: skip
+_MORE_COSTS = ("tokens", "trained", "skipped", "replayed", "groups", "tokens_per_mixed_group")
 
 
 def add_commands(add: Any) -> None:
@@ -50,7 +54,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    print_costs(numbers, wide=arguments.wide)
+    _print_costs(numbers, arguments.wide)
     if training is not None:
         print_title("training prompts in both")
         print_line(
@@ -167,3 +171,11 @@ def difference_in_words(accuracy: Mapping[str, Any]) -> str:
     change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in ("difference", "low", "high"))
     samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
     return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"
+
+
+def _print_costs(numbers: Sequence[Mapping[str, Any]], wide: bool) -> None:
+    """Print where the rollouts of runs went, from their :func:`overview`."""
+    names = (*_COSTS, *_MORE_COSTS) if wide else _COSTS
+    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in names]
+            for run in numbers]  # fmt: skip
+    print_table([name.replace("_", " ") for name in names], rows, cut=() if wide else ("name", "estimator"))

@@ -1,9 +1,9 @@
-"""The commands runs and costs list the runs of a store, and where their rollouts went."""
+"""The command runs lists the runs of a store."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import FATES, age, method, overview, status
@@ -13,21 +13,13 @@ from storage import PosteriorStore, RunRecord
 
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
 _MORE_RUNS = ("mixed_groups", "model", "dataset")
-_COSTS = (
-    "name", "method", "estimator", "rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group",
-    "zero_variance_share", "given_advantage_share",
-)  # fmt: skip
-_MORE_COSTS = ("tokens", "trained", "skipped", "replayed", "groups", "tokens_per_mixed_group")
 
 
 def add_commands(add: Any) -> None:
-    """Declare the commands; ``add`` is the function of ``cli.main``."""
-    runs, costs = add("runs", list_runs), add("costs", list_costs)
-    text = "name, number or start of the uuid of each (default: all runs)"
-    costs.add_argument("runs", nargs="*", metavar="RUN", help=text)
-    for parser in (runs, costs):
-        parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
-        add_json(parser)
+    """Declare the command; ``add`` is the function of ``cli.main``."""
+    parser = add("runs", list_runs)
+    parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
+    add_json(parser)
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -56,22 +48,3 @@ def _from_start_to_last(held_out: Mapping[str, Any] | None) -> Styled | None:
         return None
     start = "" if held_out["start_step"] == held_out["last_step"] else f"{100 * held_out['start']:.1f} -> "
     return Styled(f"{start}{100 * held_out['last']:.1f} %", "bold")
-
-
-def list_costs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs = [store.find_run(ref) for ref in arguments.runs] if arguments.runs else store.runs()
-    numbers = [overview(store, run) for run in sorted(runs, key=lambda run: (run.method, run.name))]
-    if arguments.json:
-        print(json_text(numbers))
-    elif not runs:
-        print(f"no runs in {shown(store.location, width=None)}")
-    else:
-        print_costs(numbers, wide=arguments.wide)
-
-
-def print_costs(numbers: Sequence[Mapping[str, Any]], *, wide: bool = False) -> None:
-    """Print where the rollouts of runs went, from their :func:`overview`; all columns if ``wide``."""
-    names = (*_COSTS, *_MORE_COSTS) if wide else _COSTS
-    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in names]
-            for run in numbers]  # fmt: skip
-    print_table([name.replace("_", " ") for name in names], rows, cut=() if wide else ("name", "estimator"))
