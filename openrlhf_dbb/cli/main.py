@@ -24,7 +24,7 @@ COMMANDS = {
     "runs": ("openrlhf_dbb.inspect.lists", "list all runs, newest first, with their held-out accuracy"),
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),
-    "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy, posterior means, costs"),
+    "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy with a paired test, and costs"),
     "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }

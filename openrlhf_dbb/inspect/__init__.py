@@ -2,6 +2,6 @@
 
 lists         runs: a table of all runs
 show          show: one run on one screen; history: one prompt, visit by visit
-compare_runs  compare: two runs, by held-out accuracy and on their training prompts
+compare_runs  compare: two runs, by held-out accuracy and cost
 overview      a run in numbers, as these commands print it; whether the run still runs
 """

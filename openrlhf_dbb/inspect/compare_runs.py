@@ -1,4 +1,4 @@
-"""The command compare shows two runs side by side: held-out accuracy first, then the training prompts of both.
+"""The command compare shows two runs side by side: held-out accuracy, and where the rollouts went.
 
 Axes: P prompts of both runs.
 """
@@ -16,7 +16,7 @@ from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import WIDE_HELP, json_text, print_facts, print_line, print_table, print_title, shown
 from storage import PosteriorStore, RunRecord, StoreError
-from storage.read import current_means, held_out, held_out_prompts
+from storage.read import held_out, held_out_prompts
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
@@ -41,26 +41,16 @@ def add_commands(add: Any) -> None:
 
 def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     runs = _chosen(store, arguments.first, arguments.second)
-    accuracy, training = held_out_difference(store, *runs), shared_training(store, *runs)
+    accuracy = held_out_difference(store, *runs)
     numbers = [overview(store, run) for run in runs]
-    if accuracy is None and training is None:
-        raise StoreError(
-            f"runs {runs[0].name!r} and {runs[1].name!r} have no prompt in common; compare runs on the same data set"
-        )
     if arguments.json:
-        print(json_text({"runs": numbers, "held_out": accuracy, "training": training}))
+        print(json_text({"runs": numbers, "held_out": accuracy}))
         return
     print_facts([(which, _described(run)) for which, run in zip(_WHICH, runs, strict=True)])
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
     _print_costs(numbers, arguments.wide)
-    if training is not None:
-        print_title("training prompts in both")
-        print_line(
-            f"mean of {training['prompts']} prompts, each run's by its own estimator: {training['first']:.4f} and "
-            f"{training['second']:.4f}"
-        )
 
 
 def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tuple[RunRecord, RunRecord]:
@@ -125,21 +115,6 @@ def held_out_difference(
         "p": test.p,
         "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
     }
-
-
-def shared_training(store: PosteriorStore, first: RunRecord, second: RunRecord) -> dict[str, Any] | None:
-    """Compare two runs on the training prompts that both have estimated, ready for JSON; None without such a prompt.
-
-    Returns:
-        prompts: how many; first, second: the mean of each run's posterior means of them.
-    """
-    (first_ids, first_means), (second_ids, second_means) = (current_means(store, run) for run in (first, second))
-    _, at, at_second = np.intersect1d(first_ids, second_ids, assume_unique=True, return_indices=True)
-    means_2_P = np.stack([first_means[at], second_means[at_second]])
-    means_2_P = means_2_P[:, ~np.isnan(means_2_P).any(axis=0)]
-    if not means_2_P.size:
-        return None
-    return {"prompts": means_2_P.shape[1], **dict(zip(_WHICH, means_2_P.mean(axis=1).tolist(), strict=True))}
 
 
 def _described(run: RunRecord) -> str:
