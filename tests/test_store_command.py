@@ -212,7 +212,7 @@ def test_what_groups_cost(store, fill, capsys):
 
 
 def test_compare_names_the_better_of_two_models(two, capsys):
-    _, lines = printed(capsys, two, "compare")  # the two newest: "a", then "b"
+    _, lines = printed(capsys, two, "compare", "a", "b")
     at = lines.index("held-out accuracy")
     assert [line.split() for line in lines[at + 1 : at + 4]] == [
         ["start", "best", "last"],
@@ -230,7 +230,7 @@ def test_compare_names_the_better_of_two_models(two, capsys):
 
 def test_compare_shows_no_difference_where_there_is_none(two, fill, capsys):
     evaluated(two, fill, "c", {2: [4, 1, 3, 4, 4, 4]})
-    _, lines = printed(capsys, two, "compare", "b")  # with the newest other
+    _, lines = printed(capsys, two, "compare", "b", "c")
     assert lines[0].startswith("first:  b ") and lines[1].startswith("second: c ")
     at = lines.index("held-out accuracy")
     assert "+0.0 points" in lines[at + 4] and lines[at + 5] == "no difference shown"
@@ -253,7 +253,7 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
 def test_compare_of_runs_without_evaluations(store, fill, capsys):
     for name, prompt in zip("ab", fill.prompts(store, 2), strict=True):
         fill.step(fill.run(store, name), 1, [prompt], [1])
-    assert "held-out accuracy\nnot measured in either\n" in printed(capsys, store, "compare")[0]
+    assert "held-out accuracy\nnot measured in either\n" in printed(capsys, store, "compare", "a", "b")[0]
 
 
 # ---- whether a run still runs
@@ -287,7 +287,7 @@ def test_a_run_whose_process_lives_is_running_however_long_it_is_silent(store, f
 
 # ---- terminal, pipe, JSON, refusals
 
-COMMANDS = (["runs"], ["show"], ["compare"], ["history", "prompt 1"])
+COMMANDS = (["runs"], ["show"], ["compare", "a", "b"], ["history", "prompt 1"])
 
 
 def test_a_terminal_of_100_columns_cuts_what_is_whole_when_wide_and_in_a_pipe(two, fill, capsys, monkeypatch):
@@ -315,7 +315,13 @@ def test_texts_of_a_store_are_neither_markup_nor_control_characters(store, fill,
         run = fill.run(store, name, model=HOSTILE, method="[blink]x[/blink]", estimator="[/]", config={"n": HOSTILE})
         (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
         fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
-    for command in (["runs", "--wide"], ["show"], ["show", "--config"], ["compare"], ["history", str(prompt)]):
+    for command in (
+        ["runs", "--wide"],
+        ["show"],
+        ["show", "--config"],
+        ["compare", "1", "2"],
+        ["history", str(prompt)],
+    ):
         _, lines = printed(capsys, store, *command)
         assert all(line.isprintable() for line in lines)
     _, lines = printed(capsys, store, "runs")

@@ -15,7 +15,7 @@ from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.terminal import WIDE_HELP, json_text, print_facts, print_line, print_table, print_title, shown
-from storage import PosteriorStore, RunRecord, StoreError
+from storage import PosteriorStore, RunRecord
 from storage.read import held_out, held_out_prompts
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
@@ -32,15 +32,14 @@ _MORE_COSTS = ("tokens", "trained", "skipped", "replayed", "groups", "tokens_per
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("compare", compare)
-    for name, default in (("first", "the run before it"), ("second", "the newest")):
-        text = f"name, number or start of the uuid (default: {default})"
-        parser.add_argument(name, nargs="?", metavar="RUN", help=text)
+    for name in _WHICH:
+        parser.add_argument(name, metavar="RUN", help="name, number or start of the uuid")
     parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
     add_json(parser)
 
 
 def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs = _chosen(store, arguments.first, arguments.second)
+    runs = [store.find_run(ref) for ref in (arguments.first, arguments.second)]
     accuracy = held_out_difference(store, *runs)
     numbers = [overview(store, run) for run in runs]
     if arguments.json:
@@ -51,23 +50,6 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
     _print_costs(numbers, arguments.wide)
-
-
-def _chosen(store: PosteriorStore, first: str | None, second: str | None) -> tuple[RunRecord, RunRecord]:
-    """Return the named runs; without a second name the newest other run, without both the two newest.
-
-    Raises:
-        StoreError: there is no such run, or only one.
-    """
-    if first is not None and second is not None:
-        return store.find_run(first), store.find_run(second)
-    newest = store.runs()[::-1]
-    if len(newest) < 2:
-        raise StoreError(f"{store.location} has {len(newest)} of the two runs to compare; train another one first")
-    if first is None:
-        return newest[1], newest[0]
-    named = store.find_run(first)
-    return named, next(run for run in newest if run.run_id != named.run_id)
 
 
 def held_out_difference(
