@@ -11,8 +11,6 @@ from typing import Any
 TEXT_WIDTH = 60
 """The most characters of a text, such as a prompt, in a table."""
 
-WIDE_HELP = "all columns, and no text cut to fit the terminal"
-
 _LEAST = 12  # no text is cut to less to make a table fit
 _WIDEST = 10_000  # characters; wider than any table
 _GAP = 2

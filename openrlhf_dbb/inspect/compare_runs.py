@@ -14,7 +14,7 @@ import numpy as np
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
-from openrlhf_dbb.terminal import WIDE_HELP, json_text, print_facts, print_line, print_table, print_title, shown
+from openrlhf_dbb.terminal import json_text, print_facts, print_line, print_table, print_title, shown
 from storage import PosteriorStore, RunRecord
 from storage.read import held_out, held_out_prompts
 
@@ -26,7 +26,6 @@ _COSTS = (
     "name", "method", "estimator", "rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group",
     "zero_variance_share", "given_advantage_share",
 )  # fmt: skip
-_MORE_COSTS = ("tokens", "trained", "skipped", "replayed", "groups", "tokens_per_mixed_group")
 
 
 def add_commands(add: Any) -> None:
@@ -34,7 +33,6 @@ def add_commands(add: Any) -> None:
     parser = add("compare", compare)
     for name in _WHICH:
         parser.add_argument(name, metavar="RUN", help="name, number or start of the uuid")
-    parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
     add_json(parser)
 
 
@@ -49,7 +47,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    _print_costs(numbers, arguments.wide)
+    _print_costs(numbers)
 
 
 def held_out_difference(
@@ -130,9 +128,8 @@ def difference_in_words(accuracy: Mapping[str, Any]) -> str:
     return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"
 
 
-def _print_costs(numbers: Sequence[Mapping[str, Any]], wide: bool) -> None:
+def _print_costs(numbers: Sequence[Mapping[str, Any]]) -> None:
     """Print where the rollouts of runs went, from their :func:`overview`."""
-    names = (*_COSTS, *_MORE_COSTS) if wide else _COSTS
-    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in names]
+    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in _COSTS]
             for run in numbers]  # fmt: skip
-    print_table([name.replace("_", " ") for name in names], rows, cut=() if wide else ("name", "estimator"))
+    print_table([name.replace("_", " ") for name in _COSTS], rows, cut=("name", "estimator"))

@@ -6,20 +6,17 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import FATES, age, method, overview, status
+from openrlhf_dbb.inspect.overview import age, method, overview, status
 from openrlhf_dbb.options import add_json
-from openrlhf_dbb.terminal import WIDE_HELP, Styled, json_text, print_table, shown
+from openrlhf_dbb.terminal import Styled, json_text, print_table, shown
 from storage import PosteriorStore, RunRecord
 
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
-_MORE_RUNS = ("mixed_groups", "model", "dataset")
 
 
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is the function of ``cli.main``."""
-    parser = add("runs", list_runs)
-    parser.add_argument("--wide", action="store_true", help=WIDE_HELP)
-    add_json(parser)
+    add_json(add("runs", list_runs))
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -30,16 +27,14 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     elif not runs:
         print(f"no runs in {shown(store.location, width=None)}")
     else:
-        rows = [_row(run, values, arguments.wide) for run, values in zip(runs, numbers, strict=True)]
-        more = (*FATES, "mixed groups", "model", "data set", "started") if arguments.wide else ()
-        print_table((*_RUNS, *more), rows, cut=() if arguments.wide else ("name", "method"))
+        rows = [_row(run, values) for run, values in zip(runs, numbers, strict=True)]
+        print_table(_RUNS, rows, cut=("name", "method"))
 
 
-def _row(run: RunRecord, numbers: Mapping[str, Any], wide: bool) -> tuple[Any, ...]:
+def _row(run: RunRecord, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
     accuracy = _from_start_to_last(numbers["held_out"])
     row = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run), numbers["rollouts"])
-    more = (*(numbers[name] for name in (*FATES, *_MORE_RUNS)), run.created_at[:19]) if wide else ()
-    return (*row, age(run.created_at), *more)
+    return (*row, age(run.created_at))
 
 
 def _from_start_to_last(held_out: Mapping[str, Any] | None) -> Styled | None:

@@ -40,7 +40,6 @@ def add_commands(add: Any) -> None:
     parser = add("history", show_history)
     parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
     add_run(parser)
-    parser.add_argument("--wide", action="store_true", help="prompt and label in full")
     add_json(parser)
 
 
@@ -161,12 +160,11 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
-    longest = None if arguments.wide else _LONGEST
     print_facts(
         [
             ("run", run.name),
-            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], longest)}"),
-            ("label", shown(prompt["label"], longest)),
+            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], _LONGEST)}"),
+            ("label", shown(prompt["label"], _LONGEST)),
         ]
     )
     if visits:
