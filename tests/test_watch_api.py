@@ -15,7 +15,7 @@ from openrlhf_dbb.watch.api import Api, Cache, NoSuchAnswer
 from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import LEARNING, MASTERED, NO_VISITS, UNSOLVED, summed
-from storage import ProbeRows, StepRows
+from storage import StepRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
@@ -132,7 +132,7 @@ def test_a_run_with_usage_of_some_steps_or_of_none(store, fill):
     assert found["curves"]["rollouts"] == [None, None] and found["curves"]["mixed"] == [None, 4]
 
 
-# ---- held-out accuracy, probes, the list of runs
+# ---- held-out accuracy, the list of runs
 
 
 def test_held_out_accuracy(store, fill):
@@ -148,20 +148,6 @@ def test_held_out_accuracy(store, fill):
     # one that is written again keeps its id
     run.record_evaluation(3, "training", [fill.evaluation(ids, [4, 4, 0])], model="", config={})
     assert asked("series")["held_out"]["accuracy"][-1] == 0.666667
-
-
-def test_errors_against_the_probes(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    for step in (1, 2):
-        probes = ProbeRows(ids, np.array([5, 5]), np.array([5.0, 2.0]), np.array([5.0, 2.0]))
-        fill.step(run, step, ids, [4.0, 0.0], probes=probes)
-    found = series(store, run.record, 2)["probes"]
-    # probes of 5: 5 and 2, their noise 0 and 0.4 * 0.6 / 4; estimates 0.9 and 0.1, groups 1 and 0 in step 1
-    assert found["estimate"][0] == pytest.approx((0.1**2 + 0.3**2 - 0.06) / 2)
-    assert found["group"] == pytest.approx([(0 + 0.4**2 - 0.06) / 2] * 2)
-    assert (found["step"].tolist(), found["groups"], found["samples"]) == ([1, 2], 4, 20)
-    fill.step(run, 3, ids, [4.0, 0.0], probes=probes)
-    assert series(store, run.record, 2)["probes"]["step"].tolist() == [2, 3]  # a point is of two steps now
 
 
 def test_the_list_of_runs(store, fill):
@@ -216,7 +202,7 @@ def trained(store, fill):
     run.warm_start(store, source.record, ids)
     scores = [4.0, 0.0, 2.0]
     for step in (1, 2):
-        fill.step(run, step, ids[:3], scores, shared={"discount": np.array([0.5]), "v": np.ones(2)})
+        fill.step(run, step, ids[:3], scores)
         scores = [2.0, 0.0, 4.0]
     return store, run, ids
 
@@ -236,8 +222,6 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     posteriors = asked("posteriors")
     assert posteriors["state_counts"] == [0, 2, 0, 1, 1]
     assert posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
-    curves = asked("series")["curves"]
-    assert curves["m:shared/discount"] == [0.5, 0.5] and "m:shared/v" not in curves  # the longer vector is not drawn
 
 
 def test_one_prompt(trained):
@@ -260,7 +244,7 @@ def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
     run = fill.run(store, "point", fields=())
     asked = Asked(store, run.record)
     series = asked("series")
-    assert (series["first"], series["last"], series["totals"], series["probes"]) == (0, 0, None, None)
+    assert (series["first"], series["last"], series["totals"]) == (0, 0, None)
     assert series["curves"]["step"] == [] and asked("prompts")["columns"]["id"] == []
     assert asked("posteriors")["epochs"]["epoch"] == [] and asked("posteriors")["last"] == 0
     ids, none, one = fill.prompts(store, 1), np.empty((1, 0)), np.array([1.0])

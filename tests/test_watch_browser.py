@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.main import main
-from storage import ProbeRows, StepRows
+from storage import StepRows
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -49,7 +49,8 @@ def write(fill):
 
     def make(run, ids, step, successes, **more):
         fill.step(run, step, ids, successes, kept=fill.rollouts(ids, successes), **more)
-        logged = {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step, "estimator/rescued": 0.5}
+        probed = {"probe/mse": 0, "probe/mse_point": 1}
+        logged = {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step, "estimator/rescued": 0.5} | probed
         run.record_metrics(step, logged)
 
     return make
@@ -74,8 +75,7 @@ def sixty(store, fill, write):
     questions = [f"Question {i}: what is {i} + {i}?" for i in range(58)] + [HOSTILE, "x" * 100_000]
     ids = store.register_prompts(questions, [str(2 * i) for i in range(60)])
     for step in range(1, 4):
-        probes = ProbeRows(ids[:3], *(np.full(3, value) for value in (8, 4.0, 4.0)))
-        write(run, ids, step, np.arange(60) * step % 5, probes=probes, shared={"discount": np.array([step / 4])})
+        write(run, ids, step, np.arange(60) * step % 5)
     run.record_evaluation(3, "training", [fill.evaluation(ids[:2], [3, 2])], model="", config={})
     return store
 
@@ -115,7 +115,7 @@ def test_curves_say_their_values(browser, sixty, written):
     browser.press("Home", 36)
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 1: 1")
     click(browser, "#others summary")
-    browser.until("document.querySelectorAll('#other-charts figure').length == 2")
+    browser.until("document.querySelectorAll('#other-charts figure').length == 1")
     assert browser.complaints == []
 
 

@@ -20,10 +20,8 @@ const CHARTS = [
   { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
   { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance", "m:estimator/zero_variance"], ["given_advantage", "m:estimator/rescued"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
     note: () => "Share of the generated rollouts whose group has all its rewards the same, and of those whose group was given an advantage all the same." },
-  { key: "probes", title: "Error against the probes", dots: true, names: ["stored estimate", "group's own mean"],
-    note: ({ probes }) => probes && `Mean squared error against ${plural(probes.samples, "extra rollout")} of ${plural(probes.groups, "group")}`
-      + " that were never trained on, less their own noise: chance can make it negative.",
-    read: (series) => series.probes && [{ step: series.probes.step, y: series.probes.estimate }, { step: series.probes.step, y: series.probes.group }] },
+  { key: "probes", title: "Error against the probes", dots: true, of: [["m:probe/mse"], ["m:probe/mse_point"]], names: ["stored estimate", "group's own mean"],
+    note: () => "Mean squared error against extra rollouts that were never trained on, less their own noise: chance can make it negative." },
   { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
   { key: "lag", title: "Lag, training steps", of: [["m:async/lag"]], low: 0,
     note: () => "Between the policy that wrote a rollout and the one that trained on it, mean over the rollouts; 0: on-policy." },

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from estimators.probe_error import squared_errors
 from openrlhf_dbb.inspect.overview import usage_totals
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, RunRecord
@@ -29,36 +28,27 @@ POINTS = 1000
 """The most points of a curve."""
 
 _METRIC = "m:"
-_LONGEST_SHARED = 400  # characters; of the run-wide vectors, only those of one element are drawn
 
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS moment, CAST(sum(rollouts) AS BIGINT) AS rewards,
            sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {SUMS}
     FROM dbb_step WHERE run_id = :run GROUP BY (step - 1) / :width ORDER BY 1"""
-_METRICS = f"""
-    SELECT step, metrics, CASE WHEN length(shared) <= {_LONGEST_SHARED} THEN shared END
-    FROM dbb_step WHERE run_id = :run ORDER BY step"""
+_METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run ORDER BY step"
 _EXTENT = """
     SELECT coalesce(min(step), 0) AS first, coalesce(max(step), 0) AS last
     FROM dbb_step WHERE run_id = :run"""
-_PROBES = """
-    SELECT p.step, p.samples, p.successes, p.squares, h.mean, h.successes / h.rollouts
-    FROM dbb_probe p JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
-    WHERE p.run_id = :run AND p.samples > 1 ORDER BY p.step"""
 
 
 def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
     """Return the curves of a run, in at most ``points`` points.
 
     Returns:
-        "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "probes",
-        "totals".
+        "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "totals".
     """
     with store.database.transaction() as connection:
         extent = connection.execute(text(_EXTENT), {"run": run.run_id}).one()
         width = _width(extent.first, extent.last, points)
         curves = _curves(connection, run.run_id, width)
-        probes = _probe_errors(connection, run.run_id, width)
     measured = held_out(store, run)
     return {
         "width": width,
@@ -66,7 +56,6 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         "last": extent.last,
         "curves": curves,
         "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
-        "probes": probes,
         "totals": _totals(store, run),
     }
 
@@ -131,9 +120,6 @@ def _metric_means(connection: Connection, run_id: int, points: Floats, width: in
     rows = [row for part in chunks(connection, _METRICS, {"run": run_id}) for row in part]
     # One document instead of one per step: parsing takes a third of the time.
     logged = [values or {} for values in json.loads(f"[{','.join(row[1] or 'null' for row in rows)}]")]
-    for values, (_, _, shared) in zip(logged, rows, strict=True):
-        vectors = json.loads(shared) if shared else {}
-        values |= {f"shared/{name}": vector[0] for name, vector in vectors.items() if len(vector) == 1}
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
@@ -158,21 +144,3 @@ def _totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
         "unused_rollouts": sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends),
         "parts": _parts(sums),
     }
-
-
-def _probe_errors(connection: Connection, run_id: int, width: int) -> dict[str, Any] | None:
-    """Return the mean squared errors against the probes, of the estimates and of the groups' own means.
-
-    A probe counts if the step was trained on its group. Without probes, return None.
-    """
-    rows = [row for part in chunks(connection, _PROBES, {"run": run_id}) for row in part]
-    if not rows:
-        return None
-    step, samples, successes, squares, estimate, group = np.array(rows, dtype=np.float64).T
-    point, row_V = np.unique((step - 1) // width, return_inverse=True)
-    means = {
-        name: np.bincount(row_V, squared_errors(values, samples, successes, squares)) / np.bincount(row_V)
-        for name, values in {"estimate": estimate, "group": group}.items()
-    }
-    last = np.searchsorted(step, (point + 1) * width, side="right") - 1
-    return {"step": step[last], **means, "groups": len(rows), "samples": int(samples.sum())}
