@@ -1,4 +1,4 @@
-"""The rewards that compare texts: exact_match, and last_result, which reads the text after the last "="."""
+"""The reward that compares texts: exact_match."""
 
 import runpy
 from pathlib import Path
@@ -8,32 +8,26 @@ import pytest
 import openrlhf_dbb.rewards
 
 FOLDER = Path(openrlhf_dbb.rewards.__file__).parent
-EXACT, LAST = (runpy.run_path(str(FOLDER / f"{name}.py"))["reward_func"] for name in ("exact_match", "last_result"))
+reward_func = runpy.run_path(str(FOLDER / "exact_match.py"))["reward_func"]
 
 
 @pytest.mark.parametrize(
-    ("reward_func", "response", "label", "reward"),
+    ("response", "label", "reward"),
     [
-        (EXACT, "21<eos>", "21", 1.0),
-        (EXACT, " 21 <eos>", " 21", 1.0),
-        (EXACT, "21<eos>", 21, 1.0),
-        (EXACT, "21.0<eos>", "21", 0.0),  # Math-Verify would take this for 21
-        (EXACT, "12+9=21<eos>", "21", 0.0),
-        (EXACT, "2<eos>1", "21", 0.0),
-        (LAST, "93= 41 <eos><pad>", "41", 1.0),
-        (LAST, "41<eos>", "41", 1.0),  # without steps
-        (LAST, "7=7=7=41<eos>", "41", 1.0),  # with wrong steps
-        (LAST, "93=41=<eos>", "41", 0.0),
-        (LAST, "93=141<eos>", "41", 0.0),
+        ("21<eos>", "21", 1.0),
+        (" 21 <eos>", " 21", 1.0),
+        ("21<eos>", 21, 1.0),
+        ("21.0<eos>", "21", 0.0),  # Math-Verify would take this for 21
+        ("12+9=21<eos>", "21", 0.0),
+        ("2<eos>1", "21", 0.0),
     ],
 )
-def test_only_the_label_itself_or_the_last_result_counts(reward_func, response, label, reward):
+def test_only_the_label_itself_counts(response, label, reward):
     result = reward_func(["12+9=" + response], ["12+9="], [label])
     assert result == {"rewards": [reward], "scores": [reward], "extra_logs": {}}
 
 
-@pytest.mark.parametrize("reward_func", [EXACT, LAST])
-def test_each_response_meets_its_own_label_and_bad_rows_raise(reward_func):
+def test_each_response_meets_its_own_label_and_bad_rows_raise():
     queries, prompts = ["1+9=01<eos>", "s21=12<eos>", "s31=12<eos>"], ["1+9=", "s21=", "s31="]
     assert reward_func(queries, prompts, ["01", "12", "13"])["rewards"] == [1.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="does not start with its prompt"):

@@ -192,7 +192,7 @@ def _fill_placeholders(values: dict[str, Any]) -> None:
         if not path.exists():
             raise UsageError(
                 f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb "
-                "(math_answer, exact_match, last_result, reasoning_gym); give one of these"
+                "(math_answer, exact_match, reasoning_gym); give one of these"
             )
         values["reward.remote_url"] = str(path)
 

@@ -2,7 +2,6 @@
 
 math_answer    the reward function for mathematics, by Math-Verify
 exact_match    1.0 if the response is the label itself
-last_result    1.0 if the text after the last "=" of the response is the label
 reasoning_gym  1.0 if a task of reasoning-gym gives the answer full credit
 answers        responses, boxes, labels and final answers as texts
 verifier_pool  verifiers in processes with a hard time limit
