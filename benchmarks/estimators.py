@@ -20,8 +20,9 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).parents[1])  # in this folder, this file would hide the package of the same name
 
-from estimators import FEATURES, available, build  # noqa: E402
+from estimators import available, build  # noqa: E402
 from estimators.base import Floats, State  # noqa: E402
+from estimators.text_features import WIDTH  # noqa: E402
 
 ROLLOUTS = 8
 DISCOUNT = 0.5
@@ -71,7 +72,7 @@ def against_dbb(repetitions: int) -> dict[str, float]:
     steps: dict[str, Callable[[], object]] = {}
     for name in available():
         estimator = build(name, **PARAMETERS.get(name, {}))
-        state = estimator.initial_state(STEP) | {"features": rng.normal(size=(STEP, FEATURES[estimator.features]))}
+        state = estimator.initial_state(STEP) | {"features": rng.normal(size=(STEP, WIDTH))}
         for rewards_P_G in visits[:-1]:
             state, _ = estimator.observe(state, rewards_P_G)
         steps[name] = lambda estimator=estimator, state=state: estimator.observe(state, visits[-1])

@@ -11,25 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from estimators.parameters import check
-from estimators.text_features import WIDTH
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-If the estimator reads features, the caller adds "features", (P, D). These are not learnt and not stored.
+If the estimator reads texts, the caller adds "features", :func:`estimators.text_features.text_features`, which are not
+stored.
 """
 
 Support = Literal["binary", "unit", "real"]
 """Rewards that an estimator accepts: 0 or 1, [0, 1], or any finite number.
 
 "binary" and "unit" are about the verifier's score, "real" about the reward that is optimised.
-"""
-
-FEATURES = {"none": 0, "text": WIDTH}
-"""Kinds of features of prompts, and D of each.
-
-"text" is :func:`estimators.text_features.text_features`.
 """
 
 
@@ -86,6 +80,7 @@ class RewardEstimator(ABC):
         never_collapses: True if the variance is > 0 whatever the rewards were.
         reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
             how far the policy has moved since a prompt's last visit, in nats a token (:class:`estimators.spo.Spo`).
+        reads_texts: True if the methods read ``state["features"]``.
 
     Raises:
         ValueError: a parameter is outside its range.
@@ -97,6 +92,7 @@ class RewardEstimator(ABC):
     min_rollouts: ClassVar[int] = 1
     never_collapses: ClassVar[bool] = False
     reads_drift: ClassVar[bool] = False
+    reads_texts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -110,11 +106,6 @@ class RewardEstimator(ABC):
     def shared_fields(self) -> tuple[str, ...]:
         """Names of the vectors to keep for the whole run; may be a class attribute."""
         return ()
-
-    @property
-    def features(self) -> str:
-        """The one of ``FEATURES`` that the estimator reads as ``state["features"]``; may be a class attribute."""
-        return "none"
 
     @property
     def support(self) -> Support:
@@ -252,9 +243,11 @@ class RewardEstimator(ABC):
         before = self.state_at(state, prompts)
         if self.reads_drift:
             before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
-        features = self._features(before, len(rewards_P_G))
+        if self.reads_texts and "features" not in before:
+            raise ValueError(f"{self.name} reads the prompts' texts; put their text_features into state['features']")
         after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
-        after |= features
+        if self.reads_texts:
+            after["features"] = before["features"]
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
             without_P_G = self.mean_without_each(after, rewards_P_G, estimate)
@@ -290,19 +283,6 @@ class RewardEstimator(ABC):
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
-
-    def _features(self, state: State, prompts: int) -> State:
-        """Return the features of a state as a part of it, checked; empty if the estimator reads none."""
-        if self.features == "none":
-            return {}
-        needed = (prompts, FEATURES[self.features])
-        shape = state["features"].shape if "features" in state else "none"
-        if shape != needed:
-            raise ValueError(
-                f"{self.name} reads {self.features} features of shape {needed}, the state has {shape}; give them as "
-                "state['features'], or choose features='none'"
-            )
-        return {"features": state["features"]}
 
 
 class BetaPosterior(RewardEstimator):

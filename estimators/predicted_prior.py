@@ -1,4 +1,4 @@
-"""DBB by updates whose prior mean is predicted for each prompt from features of the prompt.
+"""DBB by updates whose prior mean is predicted for each prompt from features of its text.
 
 Axes: P prompts, D features, S prompts with counts.
 """
@@ -10,10 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import FEATURES, BetaPosterior, Floats, State, counts
+from estimators.base import BetaPosterior, Floats, State, counts
 from estimators.forgetting import faded, latest
 from estimators.parameters import parameter
 from estimators.registry import register
+from estimators.text_features import WIDTH
 
 RIDGE = 1.0
 """1 / variance that the logits between prompts are expected to have, however many features there are."""
@@ -29,7 +30,7 @@ _MOST_PROMPTS = 8192  # that the regression sees; keeps large data sets cheap
 @register
 @dataclass(frozen=True)
 class PredictedPrior(BetaPosterior):
-    """Beta posterior whose prior mean is predicted from the prompt; its counts fade with the policy updates.
+    """Beta posterior whose prior mean is predicted from the prompt's text; its counts fade with the policy updates.
 
     With x_i the features of prompt i, g_k the update of its k-th group (S_k successes of N_k), now the present update
     and E the updates of an epoch::
@@ -47,8 +48,8 @@ class PredictedPrior(BetaPosterior):
 
         sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
 
-    w is v and c in the features' own units. With ``features="none"`` all prompts have the same prior mean. A late group
-    counts as of the update in which it would have been on-policy (:mod:`estimators.forgetting`).
+    w is v and c in the features' own units. A late group counts as of the update in which it would have been on-policy
+    (:mod:`estimators.forgetting`).
 
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.
@@ -62,11 +63,11 @@ class PredictedPrior(BetaPosterior):
 
     discount: float = parameter(0.85, "weight that counts keep over an epoch", within="(0, 1]")
     prior_weight: float = parameter(2.0, "weight of the predicted mean, in rollouts", within="(0, inf)")
-    features: str = parameter("text", "source of the predicted prior mean", choices=tuple(FEATURES))
     # E; 0 asks the trainer to fill it in.
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "predicted_prior"
+    reads_texts: ClassVar[bool] = True
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", "successes", "failures", "seen_at")
     shared_fields: ClassVar[tuple[str, ...]] = ("weights", "updates")
 
@@ -75,7 +76,7 @@ class PredictedPrior(BetaPosterior):
             "alpha": np.full(num_prompts, 0.5 * self.prior_weight),
             "beta": np.full(num_prompts, 0.5 * self.prior_weight),
             **{name: np.zeros(num_prompts) for name in ("successes", "failures", "seen_at")},
-            "weights": np.zeros(FEATURES[self.features] + 1),
+            "weights": np.zeros(WIDTH + 1),
             "updates": np.zeros(1),
         }
 
@@ -107,7 +108,7 @@ class PredictedPrior(BetaPosterior):
             return {}
         seen = seen[np.argsort(-state["seen_at"][seen], kind="stable")[:_MOST_PROMPTS]]
         known = self.state_at(state, seen)
-        features_S_D = _features(known)
+        features_S_D = known["features"]
         center, spread = features_S_D.mean(axis=0), features_S_D.std(axis=0)
         varies = spread > 1e-12 * np.abs(center)  # rounding gives a constant column a spread, too
         scale = np.where(varies, spread, 1.0)
@@ -130,7 +131,7 @@ class PredictedPrior(BetaPosterior):
     def _predicted(self, state: State) -> Floats:
         """Return m of each prompt, (P,)."""
         weights = state["weights"]
-        return np.clip(_sigmoid(_features(state) @ weights[:-1] + weights[-1]), LOWEST, HIGHEST)
+        return np.clip(_sigmoid(state["features"] @ weights[:-1] + weights[-1]), LOWEST, HIGHEST)
 
     def _counts(self, state: State, now: Floats) -> tuple[Floats, Floats]:
         """Return A and B as of an update, each (P,)."""
@@ -139,11 +140,6 @@ class PredictedPrior(BetaPosterior):
 
     def _faded(self, updates: Floats) -> Floats:
         return faded(self.discount, updates, self.updates_per_epoch)
-
-
-def _features(state: State) -> Floats:
-    """Return the features, (P, D); D is 0 if there are none."""
-    return state.get("features", np.empty((len(state["alpha"]), 0)))
 
 
 def _fitted(x_S_W: Floats, successes: Floats, failures: Floats, weights: Floats, penalty: Floats) -> Floats:

@@ -53,10 +53,9 @@ def add_command(commands: Any) -> None:
 def _command(arguments: argparse.Namespace) -> int:
     estimators = [specs.parse(text) for text in arguments.estimators]
     for estimator in estimators:
-        if estimator.features != "none":
+        if estimator.reads_texts:
             raise UsageError(
-                f"--estimators {specs.label(estimator)}: it reads {estimator.features} features, and simulated prompts "
-                f"have none; give {estimator.name}:features=none, or use lab replay"
+                f"--estimators {specs.label(estimator)}: it reads texts, which simulated prompts lack; use lab replay"
             )
     unknown = [name for name in arguments.regimes if name not in regimes.REGIMES]
     if unknown:

@@ -13,20 +13,22 @@ import pytest
 
 import estimators
 from estimators import FORMS, Estimate
+from estimators.text_features import WIDTH
 from openrlhf_dbb import Posteriors
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan
 FORM_NAMES = list(FORMS.available())
 ESTIMATORS = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
-ESTIMATORS["predicted_prior"] = estimators.build("predicted_prior", features="none", updates_per_epoch=1)
+ESTIMATORS["predicted_prior"] = estimators.build("predicted_prior", updates_per_epoch=1)
 every_pair = pytest.mark.parametrize(("form", "estimator"), [(f, e) for f in FORM_NAMES for e in ESTIMATORS])
 
 
 def scored(form, estimator, rewards_P_G, state=None):
     """The advantages of one visit."""
     rewards_P_G = np.array(rewards_P_G)
-    state = estimator.initial_state(len(rewards_P_G)) if state is None else state
+    if state is None:
+        state = estimator.initial_state(len(rewards_P_G)) | {"features": np.zeros((len(rewards_P_G), WIDTH))}
     form = FORMS.build(form)
     _, estimate = estimator.observe(state, rewards_P_G, leave_one_out=form.leave_one_out)
     return form.advantages(rewards_P_G, estimate)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import estimators
+from estimators.text_features import WIDTH
 
 CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
-for kind in estimators.FEATURES:
-    CASES[f"predicted_prior, {kind}"] = estimators.build("predicted_prior", features=kind, updates_per_epoch=3)
+CASES["predicted_prior"] = estimators.build("predicted_prior", updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
-BY_UPDATES = ["dbb by updates", *(f"predicted_prior, {kind}" for kind in estimators.FEATURES)]
+BY_UPDATES = ["dbb by updates", "predicted_prior"]
 
 every_case = pytest.mark.parametrize("case", CASES)
 some_examples = settings(max_examples=30, deadline=None)
@@ -40,9 +40,9 @@ def draw_visits(data, estimator):
 
 def begin(estimator, prompts):
     """The initial state; if the estimator reads features, with some that differ between prompts."""
-    if estimator.features == "none":
+    if not estimator.reads_texts:
         return estimator.initial_state(prompts)
-    features = np.random.default_rng(0).normal(3, 2, (prompts, estimators.FEATURES[estimator.features]))
+    features = np.random.default_rng(0).normal(3, 2, (prompts, WIDTH))
     return estimator.initial_state(prompts) | {"features": features}
 
 
@@ -266,10 +266,9 @@ def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
         with pytest.raises(ValueError, match="rewards have 2 rows, the state 3 prompts"):
             estimator.observe(state, good)
     if "features" in state:
-        for features in ({}, {"features": np.zeros((3, state["features"].shape[1] + 1))}):
-            wrong = {field: values for field, values in state.items() if field != "features"} | features
-            with pytest.raises(ValueError, match=f"reads {estimator.features} features of shape .* give them as"):
-                estimator.observe(wrong, [[1.0, 0.0]] * 3)
+        del state["features"]
+        with pytest.raises(ValueError, match="reads the prompts' texts; put"):
+            estimator.observe(state, [[1.0, 0.0]] * 3)
 
 
 @every_case

@@ -6,10 +6,10 @@ Axes: P prompts, D features.
 import numpy as np
 import pytest
 
-import estimators
 from estimators import build, predicted_prior
+from estimators.text_features import WIDTH
 
-WIDTH = estimators.FEATURES["text"]
+ALIKE = np.zeros((2, 1))  # two prompts whose features do not differ
 
 
 def sigmoid(x):
@@ -17,7 +17,7 @@ def sigmoid(x):
 
 
 def predicted(**parameters):
-    return build("predicted_prior", **({"features": "none", "updates_per_epoch": 2.0} | parameters))
+    return build("predicted_prior", **({"updates_per_epoch": 2.0} | parameters))
 
 
 def begun(estimator, features_P_D):
@@ -36,12 +36,13 @@ def means(estimator, state):
 
 def test_two_visits_by_hand():
     prior = predicted(prior_weight=2.0, discount=0.25)
-    state, first = prior.observe(prior.initial_state(2), [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, np.nan, 1.0]])
+    state, first = prior.observe(begun(prior, ALIKE), [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, np.nan, 1.0]])
     # m = 1/2: alpha, beta = 1 + 3, 1 + 1 and 1 + 3, 1
     assert (state["alpha"].tolist(), state["beta"].tolist()) == ([4, 4], [2, 1])
     np.testing.assert_allclose(first.mean, [4 / 6, 4 / 5])
     np.testing.assert_allclose(first.variance, [8 / 36, 4 / 25])
-    [constant] = state["weights"]
+    constant = state["weights"][-1]
+    assert not state["weights"][:-1].any()
     # 6 successes of 7, and ridge 1: the logit c solves 6 - 7 sigmoid(c) = c
     assert 6 - 7 * sigmoid(constant) == pytest.approx(constant, abs=1e-3)
     mean = sigmoid(constant)
@@ -54,12 +55,12 @@ def test_two_visits_by_hand():
 
 def test_counts_fade_to_the_prediction_where_a_prompt_does_not_come_back():
     prior = predicted(discount=0.5, updates_per_epoch=2.0)
-    state = prior.initial_state(2)
+    state = begun(prior, ALIKE)
     prior.observe_at(state, np.array([0]), [[1.0, 1.0]])
     for _ in range(4):
         prior.observe_at(state, np.array([1]), [[1.0, 0.0]])
     alpha, beta = prior.predictive(state)
-    mean = sigmoid(state["weights"][0])
+    mean = sigmoid(state["weights"][-1])
     # The next update is the sixth, five after that of prompt 0.
     assert alpha[0] == pytest.approx(2 * mean + 2 * 0.5**2.5)
     assert beta[0] == pytest.approx(2 * (1 - mean))
@@ -68,7 +69,7 @@ def test_counts_fade_to_the_prediction_where_a_prompt_does_not_come_back():
 def test_late_groups_count_as_of_the_update_that_generated_them_in_any_order():
     prior = predicted(discount=0.5, updates_per_epoch=1.0)
     for groups in (([1.0, 1.0], 0.5), ([0.0, 1.0], 2.0)), (([0.0, 1.0], 2.0), ([1.0, 1.0], 0.5)):
-        state = prior.initial_state(1) | {"updates": np.array([2.0])}
+        state = begun(prior, ALIKE[:1]) | {"updates": np.array([2.0])}
         for now, (rewards, generated_at) in enumerate(groups, start=3):
             state, _ = prior.observe(state, [rewards], [now - generated_at])
         # As of update 2: 2 * 0.5 ** 1.5 + 1 successes, 1 failure.
@@ -88,7 +89,7 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     rng = np.random.default_rng(1)
     features = rng.normal(5, 3, (200, WIDTH))
     rewards_P_G = (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).astype(float)
-    prior = predicted(features="text", discount=1.0)
+    prior = predicted(discount=1.0)
     state = converged(prior, begun(prior, features), rewards_P_G)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
     logit = features @ state["weights"][:-1] + state["weights"][-1]
@@ -111,7 +112,7 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
 def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):
     success_P = {"halves": np.arange(40) >= 20, "all 0": np.zeros(40), "all 1": np.ones(40)}[rewards]
     monkeypatch.setattr(predicted_prior, "RIDGE", 1e-6)
-    prior = predicted(features="text", discount=1.0)
+    prior = predicted(discount=1.0)
     state = begun(prior, features_P_D)
     for _ in range(20):
         state, estimate = prior.observe(state, np.repeat(success_P[:, None], 8, axis=1).astype(float))

@@ -79,7 +79,7 @@ class Posteriors:
         self._position = {(prompts[row], labels[row]): position for position, row in enumerate(first_row)}
         self.prompt_ids = {key: int(self._ids[position]) for key, position in self._position.items()}
         self._texts = [prompts[row] for row in first_row]
-        self._features: State = {"features": text_features(self._texts)} if estimator.features == "text" else {}
+        self._features: State = {"features": text_features(self._texts)} if estimator.reads_texts else {}
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
@@ -132,8 +132,6 @@ class Posteriors:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
-            if source_run is not None:
-                _check_features(source_run, name, estimator)
             run = opened.create_run(
                 _free_name(opened, run_name) if if_exists == "new" else run_name,
                 estimator=name,
@@ -441,18 +439,6 @@ def _free_name(store: storage.PosteriorStore, name: str) -> str:
     taken = {run.name for run in store.runs()}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
-
-
-def _check_features(source: storage.RunRecord, name: str, estimator: RewardEstimator) -> None:
-    """Refuse a warm start from weights that belong to other features: nothing else would notice."""
-    if source.estimator != name or source.estimator_version != estimator.version:
-        return
-    theirs = estimators.build(name, **source.parameters).features
-    if theirs != estimator.features:
-        raise storage.StoreError(
-            f"run {source.name!r} predicts from features {theirs!r}, and this run from {estimator.features!r}; use "
-            "the same features, or name another run"
-        )
 
 
 def _lags(step: int, rollouts: Rollouts) -> dict[str, float]:

@@ -155,7 +155,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
-    if estimator.features == "text":
+    if estimator.reads_texts:
         state["features"] = text_features(visits.texts)
     mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
     baseline = np.full(visits.rewards_V_G.shape, np.nan)
