@@ -7,7 +7,7 @@ arguments  layers of values with their origins: defaults, machine, preset, metho
 settings   the values of all flags, frozen
 checks     refuses what would train wrongly in silence, or fail after an expensive start
 preflight  data, device, tokenizer and benchmarks; completes the settings
-capacity   estimates of memory and disk
+capacity   the shape of a model, and the disk space of its checkpoints
 cpu_fit    threads, precision and memory without CUDA
 start      the run to train: new, resumed or warm-started
 cluster    Ray: start it or join it, check its hosts and GPUs, stop it

@@ -1,7 +1,4 @@
-"""Estimates the memory and the disk space of a training, from the shape of a dense model.
-
-The estimates of GPU memory were never compared with a GPU. They only size dynamic micro-batches.
-"""
+"""The shape of a dense model, and the disk space that its checkpoints take."""
 
 from __future__ import annotations
 
@@ -11,12 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb.platform.machine import GIB, Gpu
+from openrlhf_dbb.platform.machine import GIB
 
 WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16; in 32 bits the weight and Adam's two moments
-LOGIT = 6  # bytes a token and word: logits in bfloat16 and in 32 bits; training takes their gradients as well
-MOST_TOKENS = {"train": 32_768, "rollout": 65_536}  # of a dynamic micro-batch; more makes a step hardly faster
-SHARE = 0.8  # of the memory that is left by these estimates, how much dynamic micro-batches are given
 
 
 @dataclass(frozen=True)
@@ -44,27 +38,6 @@ class Shape:
         layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
         embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
         return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size)
-
-
-def states(shape: Shape, args: SimpleNamespace) -> float:
-    """Return the bytes of weights, gradients and optimizer on each GPU."""
-    stage, ranks = args.ds.zero_stage, args.actor.num_nodes * args.actor.num_gpus_per_node
-    weights = WEIGHT / (ranks if stage == 3 else 1)
-    gradients = WEIGHT / (ranks if stage >= 2 else 1)
-    optimizer = 0 if args.ds.adam_offload else OPTIMIZER / (ranks if stage >= 1 else 1)
-    return shape.parameters * (weights + gradients + optimizer)
-
-
-def token_limits(shape: Shape, args: SimpleNamespace, gpu: Gpu) -> dict[str, int]:
-    """Return ``--train.max_tokens_per_gpu`` and ``--rollout.max_tokens_per_gpu`` that a GPU has room for, by flag."""
-    shared = args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep
-    free = gpu.memory * (1 - args.vllm.gpu_memory_utilization * shared) - states(shape, args)
-    kept = shape.layers * shape.hidden * WEIGHT if args.actor.gradient_checkpointing_enable else 0
-    limits = {}
-    for part, size in (("train", 2 * LOGIT * shape.vocabulary + kept), ("rollout", LOGIT * shape.vocabulary)):
-        fits = int(SHARE * free / size) // 1024 * 1024
-        limits[f"{part}.max_tokens_per_gpu"] = max(min(fits, MOST_TOKENS[part]), args.data.max_len)
-    return limits
 
 
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:

@@ -20,7 +20,6 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, prompting
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import reward_file
 
@@ -70,7 +69,9 @@ def prepare(
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
-        settings = _fitted(settings, shape)
+        settings = dataclasses.replace(settings, shape=shape)
+        if shape is not None and settings.on_cpu:
+            settings = cpu_fit.fitted(settings)
         leaves_open = settings.preset != presets.NONE and _TEMPLATE not in settings.origin
         if leaves_open and not args.data.input_template and getattr(tokenizer, "chat_template", None):
             settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
@@ -149,19 +150,6 @@ def _check_device(settings: Settings) -> None:
             f"NVIDIA's driver shows {settings.machine.describe()}, but torch {torch.__version__} cannot use them: the "
             f"driver does not work with its CUDA {torch.version.cuda}; update or repair it"
         )
-
-
-def _fitted(settings: Settings, shape: capacity.Shape | None) -> Settings:
-    """Return the settings with the model's shape, fitted to the processor, or with micro-batches for the GPUs."""
-    settings = dataclasses.replace(settings, shape=shape)
-    if shape is not None and settings.on_cpu:
-        return cpu_fit.fitted(settings)
-    if shape is None or not settings.args.train.dynamic_batch_enable:
-        return settings
-    smallest = min(settings.machine.gpus, key=lambda gpu: gpu.memory)
-    limits = capacity.token_limits(shape, settings.args, smallest)
-    ours = {flag: limit for flag, limit in limits.items() if settings.origin.get(flag) == cuda.PADDED}
-    return settings.with_values(ours, f"fits on {settings.machine.describe()}, estimated")
 
 
 def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from openrlhf_dbb.platform import machine
 
 # The printed configuration names these reasons behind a value.
 FAST = "fast on CUDA"
-PADDED = "micro-batch size x --data.max_len"  # until the driver knows the model and fits the limits to the GPUs
+PADDED = "micro-batch size x --data.max_len"
 SHARED = "--train.colocate_all: on the policy's GPUs"
 
 FLASH_2, FLASH_4, TORCH = "flash_attention_2", "flash_attention_4", "sdpa"
