@@ -175,11 +175,8 @@ class Groups:
     @classmethod
     def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> Groups:
         """Group rollouts by the positions of their prompts."""
-        prompts_P, group_R, sizes_P = np.unique(prompts_R, return_inverse=True, return_counts=True)
-        order = np.argsort(group_R, kind="stable")
-        slot_R = np.empty(len(group_R), dtype=np.int64)
-        slot_R[order] = np.arange(len(group_R)) - np.repeat(np.cumsum(sizes_P) - sizes_P, sizes_P)
-        return cls(prompts_P, np.bincount(group_R, verified_R) > 0, group_R, slot_R)
+        prompts_P, group_R = np.unique(prompts_R, return_inverse=True)
+        return cls(prompts_P, np.bincount(group_R, verified_R) > 0, group_R, earlier_visits(group_R))
 
     @property
     def prompts_V(self) -> Positions:
@@ -197,6 +194,20 @@ class Groups:
         values_P = np.zeros((len(self.prompts_P), *values_V.shape[1:]))
         values_P[self.verified_P] = values_V
         return values_P[self.group_R] if values_P.ndim == 1 else values_P[self.group_R, self.slot_R]
+
+
+def earlier_visits(prompt_R: Positions) -> Positions:
+    """Return for each entry the number of earlier entries with the same value, (R,).
+
+    Example:
+        >>> earlier_visits(np.array([7, 9, 7, 7]))
+        array([0, 0, 1, 2])
+    """
+    _, member, sizes = np.unique(prompt_R, return_inverse=True, return_counts=True)
+    order = np.argsort(member, kind="stable")
+    earlier = np.empty(len(prompt_R), dtype=np.int64)
+    earlier[order] = np.arange(len(prompt_R)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return earlier
 
 
 @dataclass(frozen=True)

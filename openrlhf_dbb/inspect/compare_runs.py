@@ -37,7 +37,7 @@ def add_commands(add: Any) -> None:
 
 
 def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs = [store.find_run(ref) for ref in (arguments.first, arguments.second)]
+    runs = store.find_run(arguments.first), store.find_run(arguments.second)
     accuracy = held_out_difference(store, *runs)
     numbers = [overview(store, run) for run in runs]
     if arguments.json:

@@ -15,6 +15,7 @@ import estimators
 from estimators import Estimate, RewardEstimator
 from estimators.base import Floats
 from estimators.text_features import text_features
+from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
@@ -126,20 +127,6 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
         prompts=len(ids),
         texts=texts,
     )
-
-
-def earlier_visits(prompt: Integers) -> Integers:
-    """Return for each entry the number of earlier entries with the same value, (V,).
-
-    Example:
-        >>> earlier_visits(np.array([7, 9, 7, 7]))
-        array([0, 0, 1, 2])
-    """
-    _, member, sizes = np.unique(prompt, return_inverse=True, return_counts=True)
-    order = np.argsort(member, kind="stable")
-    earlier = np.empty(len(prompt), dtype=np.int64)
-    earlier[order] = np.arange(len(prompt)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return earlier
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:

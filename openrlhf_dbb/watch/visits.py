@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.lab.recorded import earlier_visits
+from openrlhf_dbb.core.step import earlier_visits
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
 from storage.read import current_means
