@@ -45,14 +45,6 @@ class DiscountedBetaBernoulli(BetaPosterior):
         seen_at, first_at: with "updates" only; v and first. -1 and 0 before any group; only then seen_at < first_at.
         updates (shared): with "updates" only; number of updates so far.
 
-    Example:
-        >>> dbb = DiscountedBetaBernoulli(discount=0.5)
-        >>> state, estimate = dbb.observe(dbb.initial_state(1), [[1.0, 1.0, 1.0, 1.0]])
-        >>> state
-        {'alpha': array([4.5]), 'beta': array([0.5])}
-        >>> estimate
-        Estimate(mean=array([0.9]), variance=array([0.09]))
-
     Source: paper, Definition 2 and Algorithm 1 (update first, then read); ``forgetting`` and late groups are our own.
     """
 
