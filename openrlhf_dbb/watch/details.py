@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from estimators.base import Floats
 from openrlhf_dbb.inspect.show import configuration, facts
 from openrlhf_dbb.terminal import readable
-from openrlhf_dbb.watch.visits import NO_VISITS, Floats, states
+from openrlhf_dbb.watch.visits import NO_VISITS, states
 from storage import PosteriorStore, RunRecord
 from storage.read import prompt_history, prompt_texts
 

@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
+from estimators.base import Floats
 from openrlhf_dbb.inspect.overview import usage_totals
 from openrlhf_dbb.terminal import shown
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
 from storage.read import SUMS, held_out
 from storage.records import TOTALS
-
-Floats = NDArray[np.float64]
 
 POINTS = 1000
 """The most points of a curve."""

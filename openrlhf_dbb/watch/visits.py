@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from estimators.base import Floats
 from openrlhf_dbb.core.step import earlier_visits
 from storage import PosteriorStore, RunRecord
 from storage.engine import chunks
 from storage.read import current_means
 
-Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 STATES = ("mastered", "learning", "forgotten", "unsolved", "no visits")
