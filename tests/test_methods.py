@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import methods, presets
+from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision
 from openrlhf_dbb.driver import arguments, checks, printed
 from openrlhf_dbb.errors import UsageError
@@ -107,7 +108,7 @@ def test_a_run_is_named_after_its_method_unless_it_is_grpo():
 
 
 def decided(settings, scores):
-    return settings.strategy.sampler(settings.facts).judge(0, scores)
+    return settings.strategy.sampler(strategies.facts(settings.args)).judge(0, scores)
 
 
 def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():

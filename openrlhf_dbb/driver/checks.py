@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import estimators
 from estimators import FORMS, RewardEstimator
 from openrlhf_dbb import presets, upstream
+from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
@@ -136,7 +137,7 @@ def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
 
 
 def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
-    args, strategy, facts = settings.args, settings.strategy, settings.facts
+    args, strategy, facts = settings.args, settings.strategy, strategies.facts(settings.args)
     name = args.rollout.strategy
     if facts.rollouts < strategy.min_rollouts:
         raise UsageError(

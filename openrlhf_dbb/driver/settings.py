@@ -105,11 +105,6 @@ class Settings:
         with _flag_named():
             return strategies.of(self.args)
 
-    @property
-    def facts(self) -> strategies.RunFacts:
-        """The facts about the run that the rollout strategy may know."""
-        return strategies.facts(self.args)
-
 
 @contextlib.contextmanager
 def _flag_named() -> Iterator[None]:
