@@ -21,6 +21,30 @@ def add_commands(add: Any) -> None:
     parser = add("evaluate", evaluate, opens_store=False)
     parser.usage = "%(prog)s --model MODEL --benchmarks NAME,... [flags]\n       %(prog)s compare ..."
     parser.epilog = "Repeat a stopped evaluation to continue it."
+    add_arguments(parser)
+    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title="commands, instead of flags")
+    compare.add_command(commands)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Evaluate a model. Raise UsageError or StoreError if that is not possible, RayError if an engine fails."""
+    if arguments.model is None or arguments.benchmarks is None:
+        raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
+    options.require_stack("openrlhf-dbb evaluate --model")
+    # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
+    warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
+    from openrlhf_dbb.evaluation import pipeline
+    from openrlhf_dbb.platform import cpu, cuda
+
+    if cpu.active():
+        cpu.prepare_driver()
+    else:
+        cuda.check_machine()
+    pipeline.evaluate(arguments)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``evaluate``."""
     run = "folder of a run (its best model by validation, else its last)"
     parser.add_argument("--model", help=f"{run}, of a model (runs/RUN/model: the last), or a model on the hub")
     names = ", ".join(benchmarks.NAMES)
@@ -51,25 +75,6 @@ def add_commands(add: Any) -> None:
     places.add_argument("--name", help="name of this evaluation (default: the model's)")
     places.add_argument("--run", help="training run that made this model; the results are stored with it")
     options.add_store(places)
-    commands = parser.add_subparsers(prog=parser.prog, metavar="COMMAND", title="commands, instead of flags")
-    compare.add_command(commands)
-
-
-def evaluate(arguments: argparse.Namespace) -> None:
-    """Evaluate a model. Raise UsageError or StoreError if that is not possible, RayError if an engine fails."""
-    if arguments.model is None or arguments.benchmarks is None:
-        raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
-    options.require_stack("openrlhf-dbb evaluate --model")
-    # From torch's import of a package that OpenRLHF pins; users can do nothing about it.
-    warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
-    from openrlhf_dbb.evaluation import pipeline
-    from openrlhf_dbb.platform import cpu, cuda
-
-    if cpu.active():
-        cpu.prepare_driver()
-    else:
-        cuda.check_machine()
-    pipeline.evaluate(arguments)
 
 
 def _folder(text: str) -> Path:
