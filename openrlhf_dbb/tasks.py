@@ -37,6 +37,11 @@ def is_spec(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def sized(name: str, size: int) -> str:
+    """Return a task, which may have settings behind it, with another number of problems."""
+    return f"{name}{'&' if '?' in name else '?'}size={size}"
+
+
 @functools.lru_cache(maxsize=4)
 def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
     """Return the problems of a spec, each with "prompt" and "label"; the same for the same spec.
@@ -79,8 +84,7 @@ def reply_to(**request: Any) -> dict[str, Any]:
         if "task" in request:
             return {"rows": _rows(request["task"])}
         if "names" in request:
-            specs = {name: f"{name}{'&' if '?' in name else '?'}size=1" for name in request["names"] or _names()}
-            return {"rows": [(name, *_rows(spec)[0]) for name, spec in specs.items()]}
+            return {"rows": [(name, *_rows(sized(name, 1))[0]) for name in request["names"] or _names()]}
         failed = "bad_label"
         dataset, entry = _problem(request["label"])
         failed = "unverified"

@@ -1,22 +1,59 @@
-"""The command tasks lists the tasks of reasoning-gym."""
+"""The command tasks: lists the tasks of reasoning-gym, or measures which of them a model can learn.
+
+openrlhf-dbb tasks
+openrlhf-dbb tasks --model smollm2 --tasks chain_sum?max_terms=2,products
+"""
 
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 from typing import Any
 
 from openrlhf_dbb import tasks
+from openrlhf_dbb.cli import evaluate
+from openrlhf_dbb.options import Parser
 from openrlhf_dbb.terminal import print_table, shown
+
+_FIRST = (
+    "chain_sum,basic_arithmetic,products,lcm,gcd,decimal_chain_sum,simple_equations,number_sequence,leg_counting,"
+    "letter_counting"
+)
+_SMOLLM2 = "smollm2"
 
 
 def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("tasks", command, opens_store=False)
-    text = "only these, as chain_sum?max_terms=2 with settings (default: all)"
-    parser.add_argument("--tasks", metavar="TASK,...", help=text)
+    parser.add_argument("--model", help=f"try this model on them: a folder, one on the hub, or {_SMOLLM2}")
+    some = "only these, as chain_sum?max_terms=2 with settings (default: all; with --model ten of arithmetic)"
+    parser.add_argument("--tasks", metavar="TASK,...", help=some)
+    number = "problems of each task, with 8 answers each (default: %(default)s)"
+    parser.add_argument("--problems", type=int, default=16, metavar="P", help=number)
+    limit = "limit on response length (default: %(default)s)"
+    parser.add_argument("--max_new_tokens", type=int, default=64, metavar="N", help=limit)
 
 
 def command(arguments: argparse.Namespace) -> None:
-    """List the tasks with an example each. Raise UsageError if that is not possible."""
-    rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
-    print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])
+    """List the tasks with an example each, or try a model on them. Raise UsageError if that is not possible."""
+    if arguments.model is None:
+        rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
+        print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])
+        return
+    from openrlhf_dbb.presets import smollm2
+
+    name = model = arguments.model
+    if name == _SMOLLM2:
+        smollm2.prepare(smollm2.default_folder())
+        model = str(smollm2.default_folder() / "model")
+    specs = [tasks.PREFIX + tasks.sized(task, arguments.problems) for task in (arguments.tasks or _FIRST).split(",")]
+    parser = Parser()
+    evaluate.add_arguments(parser)
+    flags = {
+        "model": model,
+        "benchmarks": ",".join(specs),
+        "max_new_tokens": arguments.max_new_tokens,
+        "name": f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
+        **{"n": 8, "runs": 1, "temperature": 1, "top_p": 1},  # groups as in training
+    }
+    evaluate.evaluate(parser.parse_args([f"--{flag}={value}" for flag, value in flags.items()]))
