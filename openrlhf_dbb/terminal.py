@@ -181,6 +181,16 @@ def json_text(value: Any) -> str:
     return json.dumps(_without_nan(value), indent=2, allow_nan=False)
 
 
+def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the rows of a table as objects for :func:`json_text`.
+
+    Example:
+        >>> records(("name", "mse"), [("dbb", 0.5)])
+        [{'name': 'dbb', 'mse': 0.5}]
+    """
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
 def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(entry) for key, entry in value.items()}

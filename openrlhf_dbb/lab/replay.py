@@ -13,7 +13,7 @@ from openrlhf_dbb import options
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
-from openrlhf_dbb.terminal import json_text, table
+from openrlhf_dbb.terminal import json_text, records, table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
 """The default candidates: the estimators of the paper, and ``auto``."""
@@ -134,8 +134,7 @@ def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str,
     """Return every candidate with all its numbers, ready for JSON."""
     names = ("excess over best", "excess low", "excess high")
     excess_C_3 = np.stack(ranking.excess(), axis=1).tolist()
-    labels = [outcome.label for outcome in ranking.candidates]
-    excess = {label: dict(zip(names, row, strict=True)) for label, row in zip(labels, excess_C_3, strict=True)}
+    excess = {o.label: values for o, values in zip(ranking.candidates, records(names, excess_C_3), strict=True)}
     return [
         {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
         | _measures(outcome)
