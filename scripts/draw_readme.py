@@ -2,14 +2,13 @@
 
     python scripts/draw_readme.py [--output docs/figures]        takes seconds; needs matplotlib and scipy
 
-Left: the prompt "s579=" (sort these digits) of a run of the tiny preset, from readme_posterior.csv beside this script.
-It had groups of all three kinds: all wrong, mixed, all right. The run and the query were
+Left: the prompt PROMPT of a run of the quickstart, from readme_posterior.csv beside this script. The run and the query were
 
-    python -m openrlhf_dbb.cli.train_grpo --preset tiny --estimator dbb --train.num_episodes 8
+    bash scripts/quickstart.sh --run_name quickstart
     SELECT step, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)
-    WHERE run_id = 1 AND prompt = 's579=' ORDER BY step
+    WHERE run_id = 1 AND prompt LIKE '%PROMPT%' ORDER BY step
 
-Right: the study's primary experiment, 2 rollouts a visit.
+Right: the same training on five seeds, beside GRPO (study/protocols/real.toml).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
-EPOCHS = ROOT / "study" / "results" / "main" / "epochs.csv"
-EXPERIMENT = "n2"
+EPOCHS = ROOT / "study" / "results" / "real" / "epochs.csv"
+EXPERIMENT = "real"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
-    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "dbb": "#0072B2", "auto": "#D55E00"},
-    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "dbb": "#56B4E9", "auto": "#E8834A"},
+    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "posterior": "#0072B2", "centered": "#0072B2"},
+    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "posterior": "#56B4E9", "centered": "#56B4E9"},
 }
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.2), "fontsize": "small", "frameon": False}
@@ -64,8 +63,8 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
     equal_V = (fraction_V == 0) | (fraction_V == 1)
     visit_V = np.arange(1, len(rows) + 1)
     low_V, high_V = stats.beta.interval(0.9, alpha_V, beta_V)
-    band = axes.fill_between(visit_V, low_V, high_V, color=theme["dbb"], alpha=0.25, linewidth=0)
-    (line,) = axes.plot(visit_V, alpha_V / (alpha_V + beta_V), color=theme["dbb"], marker="o")
+    band = axes.fill_between(visit_V, low_V, high_V, color=theme["posterior"], alpha=0.25, linewidth=0)
+    (line,) = axes.plot(visit_V, alpha_V / (alpha_V + beta_V), color=theme["posterior"], marker="o")
     look = {"color": theme["ink"], "linestyle": "", "clip_on": False, "zorder": 3}
     (alone,) = axes.plot(visit_V[~equal_V], fraction_V[~equal_V], marker="D", markersize=10, **look)
     (nothing,) = axes.plot(visit_V[equal_V], fraction_V[equal_V], marker="X", markersize=13, **look)
@@ -76,23 +75,20 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
 
 
 def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
-    """Draw the gain over rollouts, mean and standard error over seeds, with the final differences to GRPO."""
+    """Draw held-out accuracy over rollouts, mean and standard error over seeds, with the final difference to GRPO."""
     _, baseline_S_E = accuracy("grpo")
-    looks = {"grpo": ("s", (0, (4, 2))), "dbb": ("o", "-"), "auto": ("P", (0, (5, 1, 1, 1)))}
-    for arm, (marker, line) in looks.items():
+    for arm, marker, line in (("grpo", "s", (0, (4, 2))), ("centered", "o", "-")):
         rollouts_E, accuracy_S_E = accuracy(arm)
-        gain_S_E = 100 * (accuracy_S_E - accuracy_S_E[:, :1])
-        mean_E, error_E = gain_S_E.mean(axis=0), stats.sem(gain_S_E)
+        mean_E, error_E = 100 * accuracy_S_E.mean(axis=0), 100 * stats.sem(accuracy_S_E)
         label, color = "GRPO", theme.get(arm, theme["ink"])
         if arm != "grpo":
-            # Runs with the same seed start from the same model, so the test is paired.
-            difference_S = 100 * (accuracy_S_E - baseline_S_E)[:, -1]
+            difference_S = 100 * (accuracy_S_E - baseline_S_E)[:, -1]  # paired: a seed orders the prompts of both
             low, high = stats.ttest_1samp(difference_S, 0).confidence_interval()
-            label = f"{arm} {difference_S.mean():+.2f} ({low:+.2f} to {high:+.2f})"
-        axes.plot(rollouts_E / 1000, mean_E, color=color, marker=marker, linestyle=line, label=label)
-        axes.fill_between(rollouts_E / 1000, mean_E - error_E, mean_E + error_E, color=color, alpha=0.12, linewidth=0)
-    axes.set(xlabel="rollouts, thousands", ylabel="held-out gain, points", ylim=(0, 5.2), xticks=[0, 4, 8, 12, 16])
-    axes.set_title(f"2 rollouts a visit, {len(baseline_S_E)} seeds", fontsize="medium")
+            label = f"dbb, centred: {difference_S.mean():+.1f} ({low:+.1f} to {high:+.1f})"
+        axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=label)
+        axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
+    axes.set(xlabel="rollouts", ylabel="right, held-out, %", ylim=(0, None), xticks=rollouts_E)
+    axes.set_title(f"SmolLM2-135M, {len(baseline_S_E)} seeds", fontsize="medium")
     axes.legend(**BELOW)
 
 

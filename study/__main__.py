@@ -127,7 +127,8 @@ def _collect(arguments: argparse.Namespace) -> int:
 def _draw(_: argparse.Namespace) -> int:
     from study import cells, claims, figures, rows
 
-    _write_tables(rows.load(RESULTS / "main"), TABLES / "main")
+    for name in ("main", "real"):
+        _write_tables(rows.load(RESULTS / name), TABLES / name)
     study, known = rows.load(RESULTS / "main", RESULTS / "paper"), claims.load()
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]

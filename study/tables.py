@@ -149,14 +149,15 @@ def _errors(study: Study) -> Table:
 
 
 def _pilot(study: Study) -> Table:
-    """Learning rates that GRPO alone chose, by experiment."""
+    """Learning rates, by experiment and arm."""
     rows = []
     pilots = study.runs[study.runs.experiment.str.startswith("pilot")].dropna(subset=["accuracy"])
-    for _, runs in pilots.groupby("experiment"):
+    for (_, arm), runs in pilots.groupby(["experiment", "arm"]):
         rates = runs.groupby("learning_rate").accuracy
         chosen = rates.mean().idxmax()
         for rate, values in rates:
-            mean = percent(*analysis.mean_and_error(values))
-            rows.append([str(runs.n.iloc[0]), f"{rate:g}", str(len(values)), mean, "chosen" if rate == chosen else ""])
-    header = ("N", "learning rate", "n", "Acc@8 %", "")
-    return Table("Learning rates, GRPO alone", header, rows, "n: seeds; chosen: the best mean.")
+            cells = [str(runs.n.iloc[0]), ARMS[arm], f"{rate:g}", str(len(values))]
+            cells += [percent(*analysis.mean_and_error(values)), "chosen" if rate == chosen else ""]
+            rows.append(cells)
+    header = ("N", "arm", "learning rate", "n", "accuracy %", "")
+    return Table("Learning rates", header, rows, "n: seeds; chosen: the best mean.")
