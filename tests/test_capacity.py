@@ -15,7 +15,7 @@ CONFIGS = {
     "qwen3-8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
 # 10^9 parameters. A token: 10^5 words x (6 + 6) bytes, and 10 layers x 1000 x 2 bytes that checkpointing keeps.
-SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5, key_values=2 * 10 * 1000)
+SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5, key_values=2 * 10 * 1000, adapter=10**6)
 FLAGS = [
     "--actor.model_name_or_path", "m", "--data.max_len", "1000", "--actor.gradient_checkpointing_enable",
     "--ckpt.max_num", "2", "--ckpt.save_steps", "5",
@@ -54,6 +54,7 @@ def test_a_mixture_or_an_unknown_kind_of_model_is_not_judged():
         (["--ds.zero_stage", "2"], 2, 2 + 1 + 6),
         (["--ds.zero_stage", "3"], 2, 1 + 1 + 6),
         (["--ds.adam_offload"], 1, 2 + 2),
+        (["--ds.lora.rank", "500"], 1, 2 + (2 + 12) / 2),  # half as many parameters as the model
     ],
 )
 def test_states_of_the_model_by_zero_stage(args, flags, gpus, gigabytes):
