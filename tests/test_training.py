@@ -81,7 +81,8 @@ def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(lane, tmp_pa
 def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, tmp_path):
     result = lane.train(
         tmp_path, "--estimator", "dbb", "--run_name", "lora", *SMALL, "--train.num_episodes", "2", "--eval.steps", "4",
-        "--eval.n_samples_per_prompt", "1", "--ds.lora.rank", "4", "--actor.adam.lr", "1e-2",
+        "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "", "--ds.lora.rank", "4",
+        "--actor.adam.lr", "1e-2",
         "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
