@@ -33,7 +33,13 @@ EXPERIMENT = "real"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
     "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "posterior": "#0072B2", "centered": "#0072B2"},
-    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "posterior": "#56B4E9", "centered": "#56B4E9"},
+    "readme-dark": {
+        "page": "#0D1117",
+        "ink": "#E6EDF3",
+        "grid": "#30363D",
+        "posterior": "#56B4E9",
+        "centered": "#56B4E9",
+    },
 }
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.2), "fontsize": "small", "frameon": False}

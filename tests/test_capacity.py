@@ -13,7 +13,7 @@ CONFIGS = {
     "qwen3-1.7b": dict(hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16),
     "qwen3-8b": dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32),
 }
-SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5, key_values=2 * 10 * 1000)
+SHAPE = Shape(parameters=10**9, layers=10, hidden=1000, vocabulary=10**5, key_values=2 * 10 * 1000, adapter=10**6)
 FLAGS = [
     "--actor.model_name_or_path", "m", "--ckpt.max_num", "2", "--ckpt.save_steps", "5",
 ]  # fmt: skip

@@ -15,8 +15,9 @@ from openrlhf_dbb.presets import smollm2
 pytestmark = pytest.mark.skipif(not cpu.active(), reason="with CUDA nothing is fitted to the processor")
 
 # SmolLM2-135M: 30 layers of 576, 49,152 words, tied; 3 heads of 64 for keys and for values.
-SMOLLM2 = Shape(134_479_872, 30, 576, 49_152, 2 * 30 * 3 * 64)
-TINY = Shape(116_160, 2, 64, 32, 2 * 2 * 4 * 32)
+# An adapter of rank 1 has 30 x (4 x 576 + 2 x (9 + 3) x 64 + 3 x (576 + 1536)) parameters.
+SMOLLM2 = Shape(134_479_872, 30, 576, 49_152, 2 * 30 * 3 * 64, 305_280)
+TINY = Shape(116_160, 2, 64, 32, 2 * 2 * 4 * 32, 2688)
 MODEL = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "math_answer"]
 
 
@@ -76,6 +77,7 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
     machine(free=6.3)
     with pytest.raises(UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"):
         fitted(*flags)
+    fitted(*flags, "--ds.lora.rank", "8")  # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
 
 
 def test_the_engine_holds_a_step_of_rollouts():

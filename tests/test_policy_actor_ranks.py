@@ -69,8 +69,11 @@ resumed = fp32(True)
 same = torch.equal(weights(resumed), first)
 train(policy)
 train(resumed)
+trained = sum(each.numel() for each in policy.actor.model.module.parameters() if each.requires_grad)
+adam = policy.actor.model.optimizer.state_dict()["base_optimizer_state"]["state"]
 print(json.dumps({
-    "dtype": str(first.dtype), "moved": not torch.equal(weights(policy), first),
+    "dtype": str(first.dtype), "moved": not torch.equal(weights(policy), first), "trained": trained,
+    "moments": sum(state["exp_avg"].numel() for state in adam.values()),
     "resumed": [same, torch.equal(weights(resumed), weights(policy)), resumed.actor.model.global_steps],
 }))
 """
@@ -78,11 +81,13 @@ print(json.dumps({
 
 @pytest.mark.slow
 @pytest.mark.skipif(not cpu.active(), reason="OpenRLHF has no fp32 with CUDA")
-def test_a_checkpoint_in_fp32_continues_exactly(two_ranks, tmp_path):
+@pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", "2"], 2 * 2688)])
+def test_a_checkpoint_in_fp32_continues_exactly(two_ranks, tmp_path, more, trained):
     arguments = rank_arguments(
         tmp_path / "start", 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4",
-        "--train.batch_size", "4", "--actor.adam.lr", "1e-3", "--ckpt.path", str(tmp_path / "checkpoints"),
+        "--train.batch_size", "4", "--actor.adam.lr", "1e-3", "--ckpt.path", str(tmp_path / "checkpoints"), *more,
     )  # fmt: skip
     [found] = two_ranks(RANK + ROLLOUTS + EXACT, *arguments, count=1)
     assert (found["dtype"], found["moved"]) == ("torch.float32", True)
     assert found["resumed"] == [True, True, 2]  # one step before the checkpoint, one after
+    assert found["trained"] == found["moments"] == trained  # Adam keeps nothing for a frozen weight

@@ -14,6 +14,7 @@ cpu.prepare_driver()
 
 from openrlhf.models import get_llm_for_sequence_regression  # noqa: E402
 from openrlhf.utils.deepspeed import DeepspeedStrategy  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
 
 from openrlhf_dbb.platform.backend import Backend  # noqa: E402
 
@@ -62,6 +63,33 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     expected = trained.model.embed_tokens.weight.to(getattr(torch, dtype))
     assert torch.equal(loaded.model.embed_tokens.weight, expected)
     assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
+
+
+def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, one_rank, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    base = tiny.build_model(0)
+    base.save_pretrained(tmp_path / "base")
+    policy = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    strategy = Backend.__new__(Backend)
+    strategy.args = SimpleNamespace(
+        actor=SimpleNamespace(model_name_or_path=str(tmp_path / "base")),
+        ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
+    )
+    strategy.save_model(policy, Tokenizer(), tmp_path / "saved")
+    files = [safetensors.torch.load_file(tmp_path / each / "model.safetensors") for each in ("base", "saved")]
+    assert files[0].keys() == files[1].keys()
+    value = "model.layers.1.self_attn.v_proj"
+    layer = policy.get_submodule(f"base_model.model.{value}")
+    low_rank = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    torch.testing.assert_close(files[1][f"{value}.weight"], files[0][f"{value}.weight"] + 6 / 2 * low_rank)
+    tokens = torch.arange(8)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(tokens).logits
+    torch.testing.assert_close(merged, policy(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
 
 
 @pytest.mark.parametrize(("values", "expected"), [({"mean": 2.0, "std": 0.5}, (2.0, 0.5)), ({}, (0.0, 1.0))])

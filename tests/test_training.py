@@ -4,6 +4,8 @@ import json
 from statistics import median
 
 import pytest
+import safetensors.torch
+import torch
 from trainings import DISCOUNT, check_posteriors, logged, rows
 from trainings import SMALL as FLAGS
 
@@ -74,6 +76,27 @@ def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(lane, tmp_pa
     assert metrics[0]["vllm/log_prob_difference"] < 0.01
     assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
     assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
+
+
+def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(lane, tmp_path):
+    result = lane.train(
+        tmp_path, "--estimator", "dbb", "--run_name", "lora", *SMALL, "--train.num_episodes", "2", "--eval.steps", "4",
+        "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "", "--ds.lora.rank", "4",
+        "--actor.adam.lr", "1e-2",
+        "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
+    )  # fmt: skip
+    assert result.error is None, result.output[-4000:]
+    check_posteriors(tmp_path, steps=4)
+    differences = logged(tmp_path / "runs/lora/tensorboard/lora")["train/vllm/log_prob_difference"]
+    assert len(differences) == 4 and max(differences.values()) < 1e-5  # float32: a rounding apart at every step
+    base, saved, best = (
+        safetensors.torch.load_file(folder / "model.safetensors")
+        for folder in (tiny.default_folder() / "model", tmp_path / "runs/lora/model", tmp_path / "runs/lora/best")
+    )
+    assert base.keys() == saved.keys()
+    moved = {name for name in base if not torch.equal(base[name], saved[name])}
+    assert moved == {name for name in base if "_proj" in name}  # the linear layers
+    assert all(torch.equal(best[name], saved[name]) for name in base)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pandas
 import pytest
+import torch
 
 without_vllm = pytest.MonkeyPatch()
 without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed; TRL would load it
@@ -15,12 +16,12 @@ pytest.importorskip("trl", reason="needs TRL")
 
 from datasets import Dataset
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 import storage
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer, combine
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
 
 without_vllm.undo()
@@ -79,7 +80,7 @@ def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, 
     return PosteriorGRPOTrainer(
         model=model,
         reward_funcs=reward or Reward(),
-        args=GRPOConfig(**values),
+        args=PosteriorGRPOConfig(**values),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
         **{"store": f"sqlite:///{folder}/runs.db", "run_name": "run"} | (ours or {}),
@@ -180,6 +181,29 @@ def test_dbb_by_hand(model, tmp_path, watched):
     assert set(made.state.log_history[-1]) >= {
         "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
     }  # fmt: skip
+
+
+def test_one_rollout_a_prompt_by_hand(model, tmp_path, watched):
+    """Two passes over four prompts in batches of two; a prompt's first success gives 1.5 / (1.5 + 0.5)."""
+    reward = Reward(missing=False)
+    made = trainer(
+        model, tmp_path, reward, data=prompts().select(range(4)), held_out=prompts().select([4, 5]),
+        num_generations=1, per_device_train_batch_size=2, per_device_eval_batch_size=2, max_steps=4,
+        scale_rewards="none",
+    )  # fmt: skip
+    before = made.model.get_input_embeddings().weight.clone()
+    made.train()
+    assert made.evaluate()["eval_reward"] in (0, 0.5, 1)
+    posterior, visits = {}, Counter()
+    for (texts, scores, _), batch in zip(reward.calls[:4], watched, strict=True):
+        for place, (text, score) in enumerate(zip(texts, scores, strict=True)):
+            alpha, beta = posterior.get(text, (1.0, 1.0))
+            posterior[text] = alpha, beta = alpha / 2 + score, beta / 2 + 1 - score
+            visits[text] += 1
+            assert batch["theirs"][place] == 0  # the group's own mean is the reward itself
+            assert batch["ours"][place] == pytest.approx(score - alpha / (alpha + beta), rel=1e-6)
+    assert list(visits.values()) == [2] * 4
+    assert not torch.equal(before, made.model.get_input_embeddings().weight)
 
 
 def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
@@ -402,6 +426,7 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
+        ({"estimator": "point"}, {"num_generations": 1}, "'point' needs num_generations of 2 or more, got 1; give as"),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": prompts().to_iterable_dataset()}, "pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "row 1 .* its image may differ"),

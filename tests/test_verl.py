@@ -88,7 +88,7 @@ def trainer(config, *, cls=Sync):
     made.config, made.train_dataset, made.global_steps = config, data_set(), 0
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
-        made.posteriors, made._settings = None, Settings.read(config)
+        made.posteriors, made._settings, made._dropped = None, Settings.read(config), []
         made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "dr_grpo"
         made.posteriors = made._open(made._settings)
     return made
@@ -197,6 +197,32 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
         (1, 4, 4, 14),
         (2, 2, 2, 8),
     ]
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_path, mode):
+    filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"]
+    config = posterior_config(
+        tmp_path, "+algorithm.posterior.parameters.discount=0.5", f"trainer.v1.trainer_mode={mode}", *filtering,
+        estimator="dbb",
+    )  # fmt: skip
+    ours = trainer(config, cls=TRAINERS[mode])
+    ours.trainer_mode = mode
+    buffer = ours._build_replay_buffer()
+    buffer.refill_fn = lambda count: None
+    made = batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0]), (TEXTS[1], LABELS[1], [1.0, 0.0])])
+    groups = list(dict.fromkeys(key.split("_")[0] for key in made.keys))
+    about = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_batch_put(keys=groups, partition_id="train", fields=None, tags=[about] * 2)
+    batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
+    assert {key.split("_")[0] for key in batch.keys} == {groups[1]}
+    with ours.posteriors:
+        advantages = firsts(ours._compute_advantage(batch, {}))
+    assert advantages == pytest.approx([1, -1])  # alpha = beta = 0.5 + 1
+    sql = "SELECT prompt, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)"
+    assert sorted(query(tmp_path, sql)) == [("1+1=", 3, 3.0, 3.5, 0.5), ("2+2=", 2, 1.0, 1.5, 1.5)]
+    # 3 + 5 + 2 tokens of the filtered group, then 4 + 3
+    assert query(tmp_path, "SELECT generated, trained, generated_tokens FROM steps") == [(5, 2, 17)]
 
 
 def test_padding_is_not_a_rollout(queue, tmp_path):
@@ -348,9 +374,10 @@ def test_validation_alone_opens_no_run(tmp_path):
 # Settings, prompts and labels
 
 
-def test_settings_that_drop_groups_are_refused():
-    with pytest.raises(ValueError, match=r"algorithm.filter_groups.enable=True drops groups"):
-        Settings.read(compose_config("algorithm.adv_estimator=posterior", "algorithm.filter_groups.enable=True"))
+def test_a_sampler_whose_dropped_groups_cannot_be_observed_is_refused():
+    filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
+    with pytest.raises(ValueError, match=r"cannot observe what a sampler of yours drops; use False"):
+        Settings.read(compose_config("algorithm.adv_estimator=posterior", *filtering))
     assert Settings.read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
 
 
@@ -384,7 +411,9 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
 
 
 def test_verl_has_what_is_overridden_and_none_of_its_trainers_overrides_it_too():
-    overridden = {"_load_checkpoint", "_compute_advantage", "_save_checkpoint", "_compute_metrics", "fit"}
+    overridden = {
+        "_load_checkpoint", "_compute_advantage", "_save_checkpoint", "_compute_metrics", "fit", "_build_replay_buffer"
+    }  # fmt: skip
     assert overridden <= vars(PPOTrainer).keys() & vars(integration.WithPosteriors).keys()
     for cls in TRAINERS.values():
         assert overridden.isdisjoint(vars(cls.__mro__[2]))

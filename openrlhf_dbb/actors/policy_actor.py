@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -23,6 +24,8 @@ with cpu.lean_imports("vllm"):
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+
+    from openrlhf_dbb.platform import lora
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
@@ -45,25 +48,27 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.
 
-        Upstream sends one parameter at a time. Its way is taken where this process has no whole weights to broadcast.
+        Only what is trained is sent, adapters merged into their weights: vLLM has loaded the same model. Upstream sends
+        one parameter at a time. Its way is taken where this process has no whole weights to broadcast.
         """
-        trainer, args = self.trainer, self.strategy.args
+        trainer, args, policy = self.trainer, self.strategy.args, self.trainer.actor
+        weights = {n: w for n, w in lora.weights(policy.model.module).items() if w.requires_grad}
         if trainer.use_cuda_ipc or args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
-            super().broadcast_to_vllm()
+            if args.ds.lora.rank:
+                module = SimpleNamespace(named_parameters=weights.items)
+                trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
+            try:
+                super().broadcast_to_vllm()
+            finally:
+                trainer.actor = policy
             return
         sends, is_sharded = torch.distributed.get_rank() == 0, args.ds.zero_stage == 3
         clears = sends and args.vllm.enable_prefix_caching
         cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines] if clears else []
         torch.cuda.empty_cache()
-        # Of a vision-language model only what is trained: the vision encoder is frozen.
-        whole = not getattr(trainer.actor, "is_vlm", False)
-        weights = {n: p for n, p in trainer.actor.model.module.named_parameters() if whole or p.requires_grad}
-        parameters = [
-            Parameter(name, weight.dtype, tuple(weight.ds_shape if is_sharded else weight.shape))
-            for name, weight in weights.items()
-        ]
-        for bucket in buckets(parameters):
-            with deepspeed.zero.GatheredParameters([weights[each.name] for each in bucket], enabled=is_sharded):
+        for bucket in buckets([Parameter(name, weight.dtype, weight.shape) for name, weight in weights.items()]):
+            parts = [part for each in bucket for part in weights[each.name].parts]
+            with deepspeed.zero.GatheredParameters(parts, enabled=is_sharded):
                 packed = pack(bucket, weights) if sends else None
             if sends:
                 received = [engine.receive_weights.remote(bucket) for engine in trainer.vllm_engines]

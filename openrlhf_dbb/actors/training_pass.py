@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 from openrlhf_dbb.platform import cpu
 
@@ -23,6 +24,8 @@ with cpu.lean_imports("vllm"):
     from openrlhf.models.utils import compute_entropy, log_probs_from_logits
     from openrlhf.trainer.ppo_utils.experience import Experience
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
 
 
 class ResponseActor(Actor):
@@ -32,11 +35,22 @@ class ResponseActor(Actor):
         rows: (B,) bool, the rows of the next batch to compute; the others get 0. None: all rows.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any) -> None:
+        if target_modules == ["all-linear"]:  # the flag makes a list of it; only the bare word is not a layer's name
+            target_modules = "all-linear"
+        super().__init__(*args, target_modules=target_modules, **kwargs)
         self.rows: torch.Tensor | None = None
+        model = self.model
+        if isinstance(model, PeftModel):
+            model = model.get_base_model()
+            ends = model.get_input_embeddings(), model.get_output_embeddings()
+            if model.config.tie_word_embeddings and any(isinstance(each, LoraLayer) for each in ends):
+                raise UsageError(
+                    f"--ds.lora.target_modules {' '.join(target_modules or [])}: embeddings and head are one weight in "
+                    "this model, so neither can have an adapter; leave it out, or use all-linear"
+                )
         # Models with code of their own may lack the parameter.
-        self._selects = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(
         self,

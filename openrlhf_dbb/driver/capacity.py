@@ -15,13 +15,18 @@ WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16; in 32 bits the weight 
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a dense model: parameters, layers, hidden units, words, and numbers in a token's keys and values."""
+    """The size of a dense model: parameters, layers, hidden units, words, and numbers in a token's keys and values.
+
+    Attributes:
+        adapter: parameters of adapters of rank 1 to all linear layers.
+    """
 
     parameters: int
     layers: int
     hidden: int
     vocabulary: int
     key_values: int
+    adapter: int
 
     @classmethod
     def of(cls, config: Any) -> Shape | None:
@@ -37,15 +42,20 @@ class Shape:
         keys = getattr(config, "num_key_value_heads", None) or heads
         layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
         embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
-        return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size)
+        adapter = layers * (4 * hidden + 2 * size * (heads + keys) + 3 * (hidden + inner))
+        return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size, adapter)
+
+    def trained(self, args: SimpleNamespace) -> int:
+        """Return the number of parameters that are trained; these alone have gradients and optimizer states."""
+        return self.adapter * args.ds.lora.rank or self.parameters
 
 
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
     """Return a warning if no checkpoints are saved, or if the disk has no room for them."""
     if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
         return ["warning: without checkpoints a run that stops cannot be resumed; give --ckpt.save_steps"]
-    # Weights as trained, and in 32 bits the weights and Adam's two moments.
-    size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.parameters
+    # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
+    size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.trained(args)
     kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
     free = shutil.disk_usage(next(parent for parent in [folder, *folder.parents] if parent.exists())).free
     if kept * size <= free:

@@ -33,6 +33,7 @@ def check(settings: Settings) -> None:
         cpu.check_flags(args)
     _check_run(settings)
     _check_placement(args)
+    _check_lora(settings)
     if settings.estimator == NO_ESTIMATOR:
         _check_openrlhf_alone(settings)
         return
@@ -59,7 +60,6 @@ def _check_run(settings: Settings) -> None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     for flag, used, why in (
         ("ckpt.max_num", args.ckpt.max_num < 2, "OpenRLHF deletes an old checkpoint before the new one is whole"),
-        ("ds.lora.rank", args.ds.lora.rank, "the weight sync sends adapters under names that vLLM does not know"),
         ("ds.use_universal_ckpt", args.ds.use_universal_ckpt, "a run resumes from its own checkpoints only"),
     ):
         if used:
@@ -77,6 +77,26 @@ def _check_placement(args: SimpleNamespace) -> None:
             f"--train.colocate_all: the policy has {ranks} GPUs (--actor.num_nodes x --actor.num_gpus_per_node), vLLM "
             f"{engines} x {parallel} (--vllm.num_engines x --vllm.tensor_parallel_size); give both as many"
         )
+
+
+def _check_lora(settings: Settings) -> None:
+    args = settings.args
+    if args.ds.lora.rank and settings.estimator == NO_ESTIMATOR:
+        raise UsageError(
+            f"--ds.lora.rank {args.ds.lora.rank} does not go with --estimator {NO_ESTIMATOR}: OpenRLHF sends adapters "
+            "under names that vLLM does not know; use --estimator point, its group mean"
+        )
+    for flag, used, why in (
+        ("ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1, "adapters are not split over GPUs"),
+        ("ds.load_in_4bit", args.ds.load_in_4bit, "adapters are merged into whole weights for vLLM"),
+        ("vllm.sync_with_ray", args.vllm.sync_with_ray, "adapters are merged only where the policy sends them itself"),
+        ("train.enable_ema", args.train.enable_ema, "the averaged model has no adapters"),
+    ):
+        if args.ds.lora.rank and used:
+            raise UsageError(
+                f"--ds.lora.rank {args.ds.lora.rank} does not go with --{flag} {attrgetter(flag)(args)}: {why}; leave "
+                "one out"
+            )
 
 
 def _check_openrlhf_alone(settings: Settings) -> None:

@@ -94,9 +94,9 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
     if shape is None or shape.parameters < SMALL:
         return 0
     width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), _ranks(args)
-    # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Weight and gradient.
-    states = (8 if width == 4 else 16) + ranks * 2 * width
-    policies = shape.parameters * states + ranks * _PROCESS
+    # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Then the gradient.
+    states = (8 if width == 4 else 16) + ranks * width
+    policies = shape.trained(args) * states + ranks * (shape.parameters * width + _PROCESS)
     engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
     if not longest:
         return float(policies + engines + _PROCESS)

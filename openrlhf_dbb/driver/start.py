@@ -25,7 +25,10 @@ from storage.url import choose_url, parse_url
 
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
 # A checkpoint can be loaded only with the sharding and the precision that saved it.
-_FORMAT_OF_CHECKPOINTS = ("ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size")
+_FORMAT_OF_CHECKPOINTS = (
+    "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
+    "ds.lora.alpha", "ds.lora.target_modules",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

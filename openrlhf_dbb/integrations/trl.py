@@ -19,6 +19,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ from transformers import TrainerCallback, TrainerState  # noqa: E402
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
-from trl import GRPOTrainer  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,24 @@ class Sample(NamedTuple):
     score: float
     tokens: int
     truncated: bool
+
+
+@dataclass
+class PosteriorGRPOConfig(GRPOConfig):
+    """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed.
+
+    A posterior has a mean from earlier visits, where TRL has only the group. With one rollout a prompt the generation
+    batch has to be even.
+    """
+
+    def __post_init__(self) -> None:
+        config: Any = self
+        group = config.num_generations
+        if group == 1:
+            # TRL only checks these two values here; the trainer reads them later.
+            config.num_generations, config.num_generations_eval = 2, config.num_generations_eval or 1
+        super().__post_init__()
+        config.num_generations = group
 
 
 class PosteriorState(TrainerCallback, ExportableState):
@@ -122,6 +141,11 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     ) -> None:
         estimator = as_estimator(estimator, parameters)  # an error is raised before a model is loaded
         super().__init__(*args, **options)
+        if self.num_generations < estimator.min_rollouts:
+            raise ValueError(
+                f"estimator {estimator.name!r} needs num_generations of {estimator.min_rollouts} or more, got "
+                f"{self.num_generations}; give as many, or use estimator='auto'"
+            )
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts
         # For "batch" too, _score divides X - mean by the spread of the batch.

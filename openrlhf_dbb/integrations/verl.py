@@ -76,11 +76,11 @@ class Settings:
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
         as_estimator(settings.estimator, settings.parameters)
-        filtering = config.algorithm.get("filter_groups")
-        if filtering is not None and filtering.get("enable", False):
+        filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler.get("custom_sampler")
+        if filtering is not None and filtering.get("enable", False) and sampler is not None and sampler.get("path"):
             raise ValueError(
-                "algorithm.filter_groups.enable=True drops groups before they can be observed, and the posteriors "
-                "would never see a prompt that is always or never solved; use False"
+                "algorithm.filter_groups.enable=True with trainer.v1.sampler.custom_sampler: the posteriors cannot "
+                "observe what a sampler of yours drops; use False, or verl's sampler"
             )
         return settings
 
@@ -183,7 +183,25 @@ class WithPosteriors(PPOTrainer):
         self.posteriors: Posteriors | None = None
         self._settings = Settings.read(config) if config.algorithm.adv_estimator == NAME else None
         self._form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
+        self._dropped: list[Batch] = []  # groups that verl has filtered since the last step
         super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        """Make verl's sampler; with ``algorithm.filter_groups`` keep what it drops, to be observed with the batch."""
+        buffer: Any = super()._build_replay_buffer()
+        if self._settings is None or getattr(buffer, "filter_groups_metric", None) is None:
+            return buffer
+        clear = buffer._clear_groups
+
+        def keep_and_clear(partition: str, uids: set[str]) -> None:
+            rows = {key: tag for key, tag in buffer.partitions[partition].items() if key.split("_")[0] in uids}
+            if rows:  # a group whose rollouts all failed has none
+                group = KVBatchMeta(partition_id=partition, keys=list(rows), tags=list(rows.values()))
+                self._dropped.append(Batch.read(group))
+            clear(partition, uids)
+
+        buffer._clear_groups = keep_and_clear
+        return buffer
 
     def _load_checkpoint(self) -> None:
         """Load verl's checkpoint; then create the run, or take it back to the step of the checkpoint."""
@@ -203,27 +221,35 @@ class WithPosteriors(PPOTrainer):
     def _observe(
         self, rollouts: Batch, metrics: dict[str, Any], rewards_R_T: torch.Tensor, mask_R_T: torch.Tensor
     ) -> Floats:
-        """Observe a step and add its metrics; return the advantages (R,), 0 for padding."""
+        """Observe a step and what verl has dropped; add metrics; return the advantages (R,), 0 for padding."""
         assert self.posteriors is not None and self._settings is not None
         has_tokens_R = mask_R_T.any(dim=-1).cpu().numpy()  # rollout correction may have masked a whole response
         trained_S = np.zeros(len(rollouts.last_S), dtype=np.bool_)
         trained_S[rollouts.rollout_R[has_tokens_R & (rollouts.rollout_R >= 0)]] = True
 
-        def decode(row: int) -> str:
-            return str(self.tokenizer.decode(rollouts.responses[row], skip_special_tokens=True))
+        dropped, self._dropped = self._dropped, []
+        batches, count = [rollouts, *dropped], len(trained_S)
+        texts = [response for each in batches for response in each.responses]
 
-        responses = Responses(decode, keep=self._settings.keep_rollouts)
+        def decode(row: int) -> str:
+            return str(self.tokenizer.decode(texts[row], skip_special_tokens=True))
+
+        tokens = np.concatenate([each.tokens_S for each in batches])
         scored = self.posteriors.observe(
             self.posteriors.step + 1,
-            rollouts.prompts,
-            rollouts.labels,
-            _row_sums(rewards_R_T)[rollouts.last_S],
-            scores=rollouts.scores_S,
+            [prompt for each in batches for prompt in each.prompts],
+            [label for each in batches for label in each.labels],
+            np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)]),
+            scores=np.concatenate([each.scores_S for each in batches]),
             form=self._form,
-            extras=StepExtras(tokens=rollouts.tokens_S, trained=trained_S, responses=responses),
+            extras=StepExtras(
+                tokens=tokens,
+                trained=np.pad(trained_S, (0, len(tokens) - count)),
+                responses=Responses(decode, keep=self._settings.keep_rollouts),
+            ),
         )
         metrics.update(scored.metrics)
-        return np.where(rollouts.rollout_R >= 0, scored.advantages[rollouts.rollout_R], 0.0)
+        return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
         """Compute verl's metrics and store them in the row of the last step."""

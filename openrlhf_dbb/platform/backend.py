@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
+from peft import PeftModel
 from transformers import AutoConfig
 
 from openrlhf_dbb import upstream
+from openrlhf_dbb.platform.lora import MergedModel
 from openrlhf_dbb.platform.weights import GlooCommunicator
 
 
@@ -30,19 +33,20 @@ class Backend(DeepspeedStrategy):
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Save a model in the precision of the model that the training began with, and tied weights once."""
         policy = self._unwrap_model(model)
+        if isinstance(policy, PeftModel):
+            model = policy = MergedModel(policy, keep=self.is_rank_0())
         original = AutoConfig.from_pretrained(self.args.actor.model_name_or_path, trust_remote_code=True).dtype
         dtype = (getattr(torch, original) if isinstance(original, str) else original) or policy.dtype
         trained, save = policy.config.dtype, policy.save_pretrained
 
-        def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
-            if state_dict is not None:  # None: an adapter, whose weights are its own
-                # Upstream hands copies over, in which save_pretrained cannot see that two weights were one. Weights
-                # that ZeRO 3 has partitioned have no memory here; upstream has left out the tied ones already.
-                first: dict[int, str] = {}
-                live = {name: weight.data_ptr() for name, weight in policy.state_dict().items() if weight.numel()}
-                repeated = {name for name, place in live.items() if first.setdefault(place, name) != name}
-                kept = {name: weight for name, weight in state_dict.items() if name not in repeated}
-                state_dict = {name: w.to(dtype) if w.is_floating_point() else w for name, w in kept.items()}
+        def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
+            # Upstream hands copies over, in which save_pretrained cannot see that two weights were one. Weights
+            # that ZeRO 3 has partitioned have no memory here; upstream has left out the tied ones already.
+            first: dict[int, str] = {}
+            live = {name: weight.data_ptr() for name, weight in policy.state_dict().items() if weight.numel()}
+            repeated = {name for name, place in live.items() if first.setdefault(place, name) != name}
+            kept = {name: weight for name, weight in state_dict.items() if name not in repeated}
+            state_dict = {name: w.to(dtype) if w.is_floating_point() else w for name, w in kept.items()}
             save(folder, state_dict=state_dict, **options)
             policy.config.dtype = dtype  # upstream writes the configuration once more
 
@@ -52,6 +56,17 @@ class Backend(DeepspeedStrategy):
         finally:
             del policy.save_pretrained
             policy.config.dtype = trained
+
+    def save_ckpt(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        """Save a checkpoint as upstream does; beside adapters without the weights that are frozen."""
+        if isinstance(model.module, PeftModel):
+            save = functools.partial(type(model).save_checkpoint, model)
+            model.save_checkpoint = functools.partial(save, exclude_frozen_parameters=True)
+        super().save_ckpt(model, *args, **kwargs)
+
+    def load_ckpt(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a checkpoint as upstream does. Frozen weights that are not in it stay those of the base model."""
+        return super().load_ckpt(model, *args, **kwargs, load_module_strict=not isinstance(model.module, PeftModel))
 
     def get_ds_train_config(
         self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None

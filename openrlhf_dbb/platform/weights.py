@@ -48,7 +48,7 @@ def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[
     return filled
 
 
-def pack(bucket: Sequence[Parameter], weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tensor:
     """Return the bytes of a bucket (uint8), on the device of its weights."""
     packed = empty(bucket, weights[bucket[0].name].device)
     for name, weight in unpack(bucket, packed):
