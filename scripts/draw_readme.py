@@ -2,7 +2,7 @@
 
     python scripts/draw_readme.py [--output docs/figures]        takes seconds; needs matplotlib and scipy
 
-Left: the prompt PROMPT of a run of the quickstart, from readme_posterior.csv beside this script. The run and the query were
+Left: the prompt PROMPT of a run of the quickstart, from readme_posterior.csv beside this script. Run and query were
 
     bash scripts/quickstart.sh --run_name quickstart
     SELECT step, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)

@@ -89,7 +89,7 @@ def trainer(config, *, cls=Sync):
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
         made.posteriors, made._settings, made._dropped = None, Settings.read(config), []
-        made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "dr_grpo"
+        made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "batch_centered"
         made.posteriors = made._open(made._settings)
     return made
 
@@ -260,7 +260,8 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
     with ours.posteriors:
         advantages = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)), {}))
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
-    assert advantages == pytest.approx([1 - 2.5 / 3, 1 + 0.1 * 0.125 * 5 - 2.5 / 3], abs=1e-6)
+    # Both X - p are 1 - 2.5 / 3, so that 0 is left of them when their mean is subtracted.
+    assert advantages == pytest.approx([0, 0.1 * 0.125 * 5], abs=1e-6)
     assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
 
 

@@ -149,7 +149,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts
         # For "batch" too, _score divides X - mean by the spread of the batch.
-        self._form = "group_norm" if self.scale_rewards == "group" else "dr_grpo"
+        self._form = "group_norm" if self.scale_rewards == "group" else "batch_centered"
         self._place = self._read_prompts()
         self._keys = list(self._place)
         self.posteriors: Posteriors | None = None

@@ -182,7 +182,7 @@ class WithPosteriors(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.posteriors: Posteriors | None = None
         self._settings = Settings.read(config) if config.algorithm.adv_estimator == NAME else None
-        self._form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "dr_grpo"
+        self._form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "batch_centered"
         self._dropped: list[Batch] = []  # groups that verl has filtered since the last step
         super().__init__(config)
 
