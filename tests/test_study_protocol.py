@@ -117,7 +117,7 @@ def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_pat
         config = {"ckpt.output_dir": f"runs/{first.name}/model", "rollout.max_new_tokens": 4096}
         made = fill.run(store, first.name, config=config)
         fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
-        made.finish(0, 0)
+        made.finish()
     failed = measure.evaluate([first, second], gpu, tmp_path)
     assert list(failed) == [first.name]  # there is no model; the second is not finished
     assert f"runs/{first.name}" in capfd.readouterr().err

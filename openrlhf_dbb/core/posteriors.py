@@ -302,14 +302,14 @@ class Posteriors:
         self.run.roll_back(step)
         self._load()
 
-    def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
+    def finish(self, unused_rollouts: int = 0) -> None:
         """Mark the run as complete. A finished run can be the source of a warm start, but cannot be resumed.
 
         Args:
-            unused_rollouts, unused_tokens: rollouts that were generated after the last step and belong to no step.
+            unused_rollouts: rollouts that were generated after the last step and belong to no step.
         """
         self.settle()
-        self.run.finish(unused_rollouts, unused_tokens)
+        self.run.finish(unused_rollouts)
 
     def close(self) -> None:
         """Wait for the last step and close the store if this object opened it. The run can be resumed."""
