@@ -66,9 +66,6 @@ class Run:
         self._database = database
         self._token = token
 
-    def __repr__(self) -> str:
-        return f"Run({self.record.name!r}, step {self.record.last_step}, in {self._database.location})"
-
     @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
         """Return the current posteriors of (P,) prompts, one row each, in the order given."""

@@ -68,9 +68,6 @@ class PosteriorStore:
         self.location = database.location
         self.url = url
 
-    def __repr__(self) -> str:
-        return f"PosteriorStore({self.location!r})"
-
     def __enter__(self) -> PosteriorStore:
         return self
 

@@ -205,9 +205,6 @@ class Posteriors:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Posteriors({self.run.record.name!r}, {len(self._ids)} prompts, step {self.step})"
-
     def observe(
         self,
         step: int,
