@@ -38,7 +38,8 @@ def test_the_page_its_answers_and_what_is_refused(store, running, serve):
     assert server.ask(f"runs/{number}/series")["curves"]["step"] == [1, 2, 3]
     assert server.ask(f"runs/{number}/posteriors")["last"] == 3
     assert len(server.ask(f"runs/{number}/prompts")["columns"]["id"]) == 3
-    for path in ("nothing", "api/runs/99/series", f"api/runs/{number}/prompts/99"):
+    assert server.get("nothing")[0] == 404
+    for path in ("api/runs/99/series", f"api/runs/{number}/prompts/99"):
         status, _, body = server.get(path)
         assert status == 404 and "error" in json.loads(body)
     assert server.get("api/state", method="POST")[0] == 405
