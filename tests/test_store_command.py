@@ -127,7 +127,6 @@ def test_show(filled, capsys):
     ]
     assert easiest == hardest[::-1]
     assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
-    assert printed(capsys, store, "show", "--config")[0] == 'actor: {"lr": 1e-06}\nseed: 7\n'
 
 
 def test_show_run_wide_state_and_probes(store, fill, capsys):
@@ -311,7 +310,7 @@ def test_texts_of_a_store_are_neither_markup_nor_control_characters(store, fill,
         run = fill.run(store, name, model=HOSTILE, method="[blink]x[/blink]", estimator="[/]", config={"n": HOSTILE})
         (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
         fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
-    for command in (["runs"], ["show"], ["show", "--config"], ["compare", "1", "2"], ["history", str(prompt)]):
+    for command in (["runs"], ["show"], ["compare", "1", "2"], ["history", str(prompt)]):
         _, lines = printed(capsys, store, *command)
         assert all(line.isprintable() for line in lines)
     _, lines = printed(capsys, store, "runs")
