@@ -91,13 +91,6 @@ def test_an_invalid_protocol_is_refused_with_the_cause(small, change, named):
         protocol.load(small(SMALL.replace(*change, 1)))
 
 
-def test_unknown_protocols_and_experiments_are_refused(small):
-    with pytest.raises(UsageError, match="--protocol big"):
-        protocol.load("big")
-    with pytest.raises(UsageError, match="'n3'; available: n2, pilot-n2, n4"):
-        protocol.load(small()).choose(["n3"])
-
-
 @pytest.mark.parametrize("name", sorted(path.stem for path in protocol.FOLDER.glob("*.toml")))
 def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(name, tmp_path):
     plan = protocol.load(name)
