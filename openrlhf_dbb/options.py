@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the help does not wait for SQLAlchemy
     from storage import PosteriorStore, RunRecord
 
 _STACK = ("torch", "ray", "vllm", "openrlhf")
-RUN_HELP = "name, number or start of the uuid (default: the latest run)"
+RUN_HELP = "name, number or uuid (default: the latest run)"
 
 
 class Parser(argparse.ArgumentParser):

@@ -178,7 +178,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         their posterior means, None if there are none); checkpoint (step of the last one, or None);
         probes (probed groups, summed over steps), samples (of the probes; not counted in rollouts); the counts of
         :class:`storage.Usage` and filtered (generated, not trained on), None if usage was not counted;
-        unused_rollouts, unused_tokens (as given to ``Run.finish``).
+        unused_rollouts (as given to ``Run.finish``).
     """
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
@@ -192,7 +192,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    unused = {"unused_rollouts": 0, "unused_tokens": 0}
+    unused = {"unused_rollouts": 0}
     ends = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'"
     for row in store.query(ends, run=run.run_id):
         unused |= json.loads(row.detail)

@@ -66,9 +66,6 @@ class Run:
         self._database = database
         self._token = token
 
-    def __repr__(self) -> str:
-        return f"Run({self.record.name!r}, step {self.record.last_step}, in {self._database.location})"
-
     @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
         """Return the current posteriors of (P,) prompts, one row each, in the order given."""
@@ -255,14 +252,13 @@ class Run:
                 connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
 
     @retried
-    def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
+    def finish(self, unused_rollouts: int = 0) -> None:
         """Mark the run as finished: nothing can be written to it any more. Repeating the call is harmless.
 
         Args:
-            unused_rollouts, unused_tokens: rollouts generated after the last step that belong to no step (an
-                incomplete last batch), and their response tokens.
+            unused_rollouts: rollouts generated after the last step that belong to no step (an incomplete last batch).
         """
-        unused = {"unused_rollouts": unused_rollouts, "unused_tokens": unused_tokens} if unused_rollouts else {}
+        unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
         key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
         with self._database.transaction(write=True) as connection:
             connection.execute(_HOLD, key)

@@ -23,7 +23,6 @@ from storage.url import StoreError, choose_url, parse_url
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
-_SHORTEST_PREFIX = 4
 
 
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> PosteriorStore:
@@ -68,9 +67,6 @@ class PosteriorStore:
         self.database = database
         self.location = database.location
         self.url = url
-
-    def __repr__(self) -> str:
-        return f"PosteriorStore({self.location!r})"
 
     def __enter__(self) -> PosteriorStore:
         return self
@@ -205,23 +201,12 @@ class PosteriorStore:
             return [_record(row) for row in connection.execute(schema.run.select().order_by(schema.run.c.run_id))]
 
     def find_run(self, ref: str) -> RunRecord:
-        """Return the run of this name, else of this uuid (or its first digits, at least four), else of this id.
-
-        Raises:
-            StoreError: there is no such run, or there are several.
-        """
+        """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
         runs = self.runs()
-        named = [run for run in runs if run.name == ref]
-        prefix = ref.replace("-", "").lower()
-        if not named and len(prefix) >= _SHORTEST_PREFIX:
-            named = [run for run in runs if run.uuid.startswith(prefix)]
-        if not named:
-            named = [run for run in runs if str(run.run_id) == ref]
-        if len(named) == 1:
-            return named[0]
-        if named:
-            several = ", ".join(f"{run.uuid} ({run.name})" for run in named[:_NEWEST_SHOWN])
-            raise StoreError(f"{ref!r} matches several runs in {self.location}: {several}; give more digits")
+        for key in ("name", "uuid", "run_id"):
+            for run in runs:
+                if str(getattr(run, key)) == ref:
+                    return run
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 

@@ -97,7 +97,12 @@ class Session:
         for kept in self._kept:
             kept.begin_run()
         with upstream.imports_for_driver():
+            import openrlhf.cli.train_ppo_ray as command
+            from openrlhf.trainer.ray import launcher, vllm_engine
+
             from openrlhf_dbb.actors.trainer import PosteriorTrainer
+        for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
+            upstream.replace(module, "placement_group", groups)
         engines = launch.Engines(rollouts, settings)
         watch = launch.Watch(start, PosteriorTrainer, engines)
         with watch.progress_bar(), upstream.quiet(settings.args.verbose):
@@ -107,7 +112,6 @@ class Session:
                 rollout_actor=engines,
                 policy_actor=policy,
                 get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
-                placement_group=groups,
                 bars=settings.args.verbose,
             )
             progress = watch.finish()

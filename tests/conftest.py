@@ -77,7 +77,6 @@ def pretend_gpus(monkeypatch):
         monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
         monkeypatch.setattr(machine, "lacks", list)
         monkeypatch.setattr(machine, "look", lambda: machine.Machine((gpu,) * count, (13, 0)))
-        monkeypatch.setattr("openrlhf_dbb.driver.preflight._check_device", lambda settings: settings)
 
     return put
 

@@ -189,11 +189,9 @@ def test_the_command_line_wins_over_the_preset():
     [
         (["--estimater", "dbb"], r"unknown flag --estimater, did you mean --estimator\?"),
         (["--lr", "1"], r"unknown flag --lr, did you mean --actor.(adam|muon).lr\?"),
-        (["--zzzz"], r"unknown flag --zzzz \(openrlhf-dbb train --help\)"),
         (["stray"], r"unrecognized arguments: stray"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount.* 1.5 .*\(0, 1\]"),
         (["--warm_start_weight", "0"], r"--warm_start_weight: 0 is not in \(0, 1\]"),
-        (["--probe.fraction", "nan"], r"--probe.fraction: nan is not in \[0, 1\]"),
         (["--probe.samples", "1"], r"--probe.samples: 1 is not 2 or more"),
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
         (["--preset", "tiny", "--estimator", "none", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples"),
@@ -202,14 +200,9 @@ def test_the_command_line_wins_over_the_preset():
         (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
         (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
-        (["--actor.optim", "adm"], r"--actor.optim: invalid choice: 'adm' \(choose from "),
         (
             ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
             r"OpenRLHF cannot work with these flags: AttributeError: .*, at: .*args.reward.model_name_or_path",
-        ),
-        (
-            ["--preset", "tiny", "--rollout.micro_batch_size", "0"],
-            r"OpenRLHF cannot work with these flags: ZeroDivisionError: .* args.rollout.micro_batch_size",
         ),
         (["--preset", "tiny", "--algo.advantage.is_correction_threshold", "1", "2", "3"], r"takes HIGH or LOW HIGH"),
     ],

@@ -117,7 +117,7 @@ def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems(
         for name in ("train", "heldout")
     }
     problems = {name: {row["input"] for row in of_name} for name, of_name in rows.items()}
-    assert [len(problems["train"]), len(problems["heldout"])] == [256, 128]
+    assert [len(problems["train"]), len(problems["heldout"])] == [80, 128]
     assert problems["train"].isdisjoint(problems["heldout"])
     for row in rows["train"]:
         assert eval(row["input"].rpartition("\n")[2].removesuffix(" =")) == int(row["label"])

@@ -97,12 +97,3 @@ def test_the_first_group_of_a_prompt_discounts_the_prior_once_however_late_it_is
     observe(dbb, state, [])
     observe(dbb, state, [(1, 5.0 - lag, 4, 4)])  # no first group any more, whatever number its update had
     assert (state["alpha"][1], state["beta"][1]) == (0.25 * 1.5 + 4, 0.25 * 3.5)
-
-
-@pytest.mark.parametrize("lag", [0.0, 5.0])
-def test_counts_stay_positive_after_any_number_of_zero_variance_groups(lag):
-    dbb = by_updates(discount=0.01)
-    state = dbb.initial_state(PROMPTS)
-    for step in range(1, 2001):
-        estimate = observe(dbb, state, [(0, step - lag, MOST, MOST)])
-        assert state["beta"][0] > 0 and estimate.variance[0] > 0

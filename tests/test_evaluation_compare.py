@@ -148,13 +148,6 @@ def test_missing_samples_and_prompts_are_left_out_and_said(differences, printed)
     assert notes[0] == "note: SUMS: 41.7% of the samples of first are not verified"
 
 
-def test_one_evaluation_may_be_compared_with_all_others(differences):
-    for name in ("first", "second", "third"):
-        write_evaluation(name, {"sums": SECOND if name == "second" else FIRST})
-    found = differences("first", "evaluations/second", "third", "--of", "evaluations/second")
-    assert [pair[:2] for pair in found] == [("second", "first"), ("second", "third")]
-
-
 def test_different_settings_are_noted(printed):
     write_evaluation("first", {"sums": FIRST})
     write_evaluation("second", {"sums": [[[1], [0], [1]]]}, about={"max_new_tokens": 8192}, temperature=1.0)

@@ -24,12 +24,6 @@ def test_a_missing_sample_is_left_out_not_counted_as_wrong():
     assert metrics.best(np.array([0.25, 0.75, NAN])) == 0.75
 
 
-def test_pass_at_k_by_hand():
-    # One right of 4: C(3, k) / C(4, k) draws miss it. With replacement, k = 4 would give 1 - (3/4)^4 = 0.684.
-    one_of_four = np.array([[0.0, 1.0, 0.0, 0.0]])
-    assert [metrics.pass_at_k(one_of_four, k)[0] for k in (1, 2, 3, 4)] == pytest.approx([0.25, 0.5, 0.75, 1])
-
-
 @given(some.lists(some.sampled_from([0.0, 1.0, NAN]), min_size=1, max_size=7), some.data())
 def test_pass_at_k_is_the_share_of_draws_with_a_right_one(scores, data):
     k = data.draw(some.integers(1, len(scores)))

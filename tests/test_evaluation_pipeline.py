@@ -133,21 +133,10 @@ def check_best(folder, step, value, output):
 
 
 def check_card(folder, model, step):
-    """The card beside a model is of its step, and has the accuracies on the prompts that were verified both times."""
+    """The card beside a model is of its step; test_model_card.py reads the rest."""
     card = ModelCard.load(folder / "runs/run" / model / "README.md")
-    assert card.data.to_dict() == {"library_name": "transformers", "tags": ["grpo", "rlvr", "openrlhf-dbb"]}
     assert f"# run, step {step}\n" in card.text and f": {step} steps, {128 * step} rollouts\n" in card.text
-    [cells] = re.findall(r"^\| (-?[\d.]+) \(.+?\) \| (-?[\d.]+) \(.+?\) \| (-?[\d.]+) \(.+?\) \|$", card.text, re.M)
-    shared = trainings.rows(
-        folder,
-        f"""SELECT avg(a.successes / a.verified), avg(b.successes / b.verified)
-            FROM evaluation_results a JOIN evaluation_results b USING (benchmark, prompt_id)
-            WHERE a.step = 0 AND b.step = {step} AND a.verified > 0 AND b.verified > 0 GROUP BY benchmark""",
-    )
-    before, after = 100 * np.mean(shared, axis=0)
-    assert [float(cell) for cell in cells] == pytest.approx([before, after, after - before], abs=0.051)
     assert ("chosen for its eval_sums_mean@4, the highest" in card.text) == (model == "best")
-    assert f"- held-out data: `{folder}/eval.jsonl`, `mine={folder}/benchmark.jsonl`\n" in card.text
     assert "--logger.wandb.key KEY\n" in card.text and "--estimator dbb" in card.text
 
 

@@ -66,19 +66,6 @@ def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line
     assert line in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("form", "more"),
-    [
-        *((form, []) for form in ("group_norm", "batch_centered", "dr_grpo", "reinforce_baseline", "rloo")),
-        *((form, ["--method", "repo"]) for form in ("group_norm", "dr_grpo", "rloo")),
-        ("reinforce_baseline", ["--algo.advantage.no_std_norm"]),
-    ],
-)
-def test_every_form_goes_with_every_estimator(form, more):
-    for estimator in estimators.available():
-        check("--estimator", estimator, *more, "--algo.advantage.estimator", form)
-
-
 @dataclass(frozen=True)
 class Median(estimators.get("point")):
     name = "median"

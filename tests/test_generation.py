@@ -222,7 +222,7 @@ def test_plain_batches_are_whole_and_the_rest_of_a_pass_waits(generator):
     assert passes == [("12", 2, False), ("", 1, True), ("31", 1, False), ("23", 2, False)]
     assert beside(made) == ("", 0)
     assert made.generated == 6 * GROUP
-    assert made.unused() == (0, 0)
+    assert made.unused() == 0
 
 
 def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generator):
@@ -293,13 +293,13 @@ def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generat
     made = generator([EASY, HARD], Resting(a_round=3, passes=9))
     assert draw(made) == ("", 2, True)
     assert [draw(made) for _ in range(2)] == [("", 0, True)] * 2
-    assert made.unused() == (2 * GROUP, 2 * GROUP * 3)  # of three tokens each
+    assert made.unused() == 2 * GROUP
 
 
 def test_what_was_not_verified_is_no_score(generator):
     made = generator(["1?", "0?", "??", MIXED], Mixed())
     assert draw(made)[0] == ""
-    assert made.unused()[0] == 4 * GROUP  # the fourth is kept and waits
+    assert made.unused() == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
     rollouts = plain.generate_samples()[0].trained
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
@@ -312,7 +312,7 @@ def test_a_budget_is_never_exceeded_and_no_batch_is_begun_that_cannot_be_filled(
     with pytest.raises(BudgetSpent):
         draw(made)
     assert made.generated == 8
-    assert made.unused() == (0, 0)
+    assert made.unused() == 0
     rounds = generator([MIXED] * 9, Mixed(a_round=6), max_rollouts=8 * GROUP)
     assert [draw(rounds) for _ in range(2)] == [("12", 6, False), ("78", 2, False)]  # two of a round of six
     with pytest.raises(BudgetSpent):
@@ -357,15 +357,7 @@ def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(ge
     np.testing.assert_array_equal(scores, [[1, 0, math.nan], [0, 9, 1]])
     first, *asked, last = ray.get(engine.recorded.remote())
     assert (first, sorted(asked), last) == ("wake_up", [("a", "10?", 0.5, 3), ("b", "0-1", 0.5, 3)], "sleep")
-    assert (made.generated, made.unused()) == (0, (0, 0))
-
-
-def test_rollouts_carry_the_version_of_the_policy_that_wrote_them(generator, engine):
-    made = generator([MIXED, EASY, MIXED], Mixed(), version=7)
-    draw(made)
-    for rollout in made.last_batch.all:
-        assert rollout.info["policy_version"].tolist() == [7.0]
-        assert rollout.info["policy_version"].dtype == torch.float64
+    assert (made.generated, made.unused()) == (0, 0)
 
 
 def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engine):
@@ -483,7 +475,7 @@ def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, en
     assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
     sizes = ray.get([each.sizes_of_calls.remote() for each in engines])
     assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
-    assert (made.generated, made.unused()) == (0, (0, 0))
+    assert (made.generated, made.unused()) == (0, 0)
 
 
 def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(generator, engine, monkeypatch):
@@ -496,4 +488,4 @@ def test_evaluation_samples_come_in_the_order_of_the_data_and_cost_no_rollouts(g
     assert [sample.prompts[0] for sample in samples] == list("112233")
     assert [sample.scores.item() for sample in samples] == [1, 1, 1, 0, 0, 0]
     assert {call[2:] for call in ray.get(engine.recorded.remote())} == {(0.6, 2)}
-    assert (made.generated, made.unused()) == (0, (0, 0))
+    assert (made.generated, made.unused()) == (0, 0)

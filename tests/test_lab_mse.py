@@ -14,8 +14,6 @@ from storage import ProbeRows
 @pytest.mark.parametrize(
     ("text", "label", "family"),
     [
-        ("point", "point", "point"),
-        ("dbb:discount=0.25,prior_alpha=2", "dbb 0.25 prior_alpha=2", "dbb prior_alpha=2"),
         ("dbb:partial_credit=true", "dbb 0.5 partial_credit=True", "dbb partial_credit=True"),
         ("estimators.simple:LaplaceSmoothing:smoothing=0.3", "laplace 0.3", "laplace"),
     ],

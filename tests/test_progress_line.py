@@ -59,23 +59,22 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_one_line_that_is_rewritten_and_warnings_above_it():
     stream = Terminal()
     line = ProgressLine(stream)
-    line.show("step 1", 0)
-    line.show("step 1", 0)
+    line.show("step 1")
+    line.show("step 1")
     line.warn("careful")
-    line.show("step 2", 1)
-    line.show("finished", 2, last=True)
+    line.show("step 2")
+    line.show("finished", last=True)
     written = "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
     assert stream.getvalue() == written
 
 
-def test_a_log_gets_a_line_every_ten_seconds_or_for_a_step_after_five(monkeypatch):
+def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):
     now = 100.0
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
     stream = io.StringIO()
     line = ProgressLine(stream)
     for second in range(31):
         now = 100.0 + second
-        line.show(f"second {second}", step=0 if second < 17 else 1)
-    line.show("finished", 2, last=True)
-    # the first at once; every 10 s; the step that ended at 17 when 5 s had passed since the line before
-    assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 17", "second 27", "finished", ""]
+        line.show(f"second {second}")
+    line.show("finished", last=True)
+    assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 20", "second 30", "finished", ""]

@@ -72,17 +72,6 @@ RECIPES = {
         "--train.batch_size 128 --train.micro_batch_size 8 --train.max_epochs 1",
         "--data.max_len 2048 --data.max_samples 100000 --logger.wandb.key KEY",
     ],
-    "train_prorlv2_math_hybrid_engine": [
-        on(8, 8, 1), TOGETHER, ZERO, PACKED, SAVED, QUESTIONS, FILTERED, f"{CORRECTED} mask",
-        "--algo.advantage.is_correction_threshold 0.5 5.0 --vllm.gpu_memory_utilization 0.75",
-        "--algo.advantage.estimator reinforce_baseline --algo.advantage.gamma 1.0 --actor.eps_clip_low_high 0.2 0.27",
-        "--algo.kl.init_coef 1e-4 --algo.kl.use_loss --algo.kl.estimator k2 --actor.adam.lr 1e-6",
-        "--reward.remote_url reward.py --reward.stop_properly_penalty_coef 0.0 --ckpt.save_steps 5",
-        "--rollout.batch_size 512 --rollout.n_samples_per_prompt 16 --train.batch_size 1024 --train.num_episodes 100",
-        "--train.dynamic_batch_enable --train.max_tokens_per_gpu 32768 --data.max_len 9216",
-        "--rollout.max_new_tokens 8192 --eval.dataset heldout.jsonl --eval.steps 5 --eval.temperature 1.0",
-        "--eval.n_samples_per_prompt 4",
-    ],
     "train_vlm_math_hybrid_engine": [
         on(4, 4, 1), TOGETHER, ZERO, SAVED, QUESTIONS, "--vllm.gpu_memory_utilization 0.7",
         "--algo.advantage.estimator reinforce_baseline --algo.advantage.gamma 1.0 --actor.adam.lr 2e-6",

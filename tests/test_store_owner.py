@@ -158,20 +158,9 @@ def test_find_run_by_name_then_uuid_then_id(store, fill):
     other = fill.run(store, str(one.run_id)).record  # its name is the id of another run
     assert store.find_run("two") == two
     assert store.find_run(two.uuid) == two
-    assert store.find_run(one.uuid[:8].upper()) == one
     assert store.find_run(str(two.run_id)) == two
     assert store.find_run(str(one.run_id)) == other
     assert [run.name for run in store.runs()] == ["one", "two", str(one.run_id)]
-
-
-def test_a_start_of_two_uuids_is_refused(store, fill):
-    for name, uuid in (("a", "abcd1" + "0" * 27), ("b", "abcd2" + "0" * 27)):
-        run_id = fill.run(store, name).record.run_id
-        with store.database.transaction(write=True) as connection:
-            connection.execute(text("UPDATE dbb_run SET uuid = :u WHERE run_id = :r"), {"u": uuid, "r": run_id})
-    with pytest.raises(StoreError, match=r"'abcd' matches several runs .*abcd1.* \(a\), abcd2.* \(b\)"):
-        store.find_run("abcd")
-    assert store.find_run("abcd2").name == "b"
 
 
 def test_the_latest_run_and_the_latest_unfinished_one(store, fill):

@@ -144,12 +144,12 @@ def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
     assert store.query(f"SELECT {columns} FROM steps ORDER BY step") == [
         (1, 12, 12, 4, 8, 8, 6, 3), (2, None, 12, None, None, None, None, None), (3, 4, 16, 4, 0, 0, 1, 1),
     ]  # fmt: skip
-    run.finish(unused_rollouts=3, unused_tokens=30)
+    run.finish(unused_rollouts=3)
     totals = progress(store, run.record)
     assert [totals[name] for name in ("generated", "trained", "filtered", "zero_variance", "replayed", "groups")] == [
         16, 8, 8, 8, 7, 4,
     ]  # fmt: skip
-    assert (totals["unused_rollouts"], totals["unused_tokens"]) == (3, 30)
+    assert totals["unused_rollouts"] == 3
 
 
 def test_run_wide_state_comes_back_bit_for_bit(url, fill):

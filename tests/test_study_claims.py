@@ -2,9 +2,8 @@
 
 import pandas as pd
 import pytest
-from test_study_analysis import frame, runs
+from test_study_analysis import runs
 
-from openrlhf_dbb.errors import UsageError
 from study import claims, protocol
 from study.claims import NOT_RUN, OPPOSITE, REPRODUCED, SCALES, UNDECIDED, Claim, Test
 from study.rows import COLUMNS, Study
@@ -55,12 +54,6 @@ def test_the_arm_of_a_test_replaces_the_claims_arm():
     assert wanted == {"dbb-0.75", "grpo"}  # the paper's discount for 8B
 
 
-def test_an_unknown_claim_is_refused():
-    with pytest.raises(UsageError, match="'dbb-beats-all'"):
-        claims.choose(["dr-grpo", "dbb-beats-all"])
-    assert len(claims.choose(["all"])) == len(MANIFEST)
-
-
 # The standard error of two differences d1 and d2 is |d1 - d2| / 2; the interval is 12.706 times that to both sides.
 @pytest.mark.parametrize(
     ("dbb", "expected", "margin", "verdict"),
@@ -86,17 +79,6 @@ def test_a_difference_in_words():
     assert float(finding.detectable) == pytest.approx(12.706 + 1.376, abs=0.01)  # t of 1 degree: 0.975 and 0.8
 
 
-def test_ratios_are_of_means_over_epochs():
-    made = [
-        {"run": f"e-{arm}-s{seed}", "experiment": "e", "arm": arm, "seed": seed, "epoch": epoch, "grad_norm": value}
-        for arm, values in {"dbb": (1.0, 3.0), "grpo": (0.5, 1.5)}.items()
-        for seed in (1, 2) for epoch, value in enumerate(values, 1)
-    ]  # fmt: skip
-    study = Study.of(runs=accuracies({"dbb": [0.5] * 2, "grpo": [0.5] * 2}), epochs=frame("epochs", made))
-    finding = find("ratio", study, Test("e", "grad_norm"))
-    assert (finding.text, finding.verdict) == ("2.000 (2.000 to 2.000) times", REPRODUCED)
-
-
 def test_runs_of_both_protocols_are_pooled():
     first, second = (
         accuracies({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8"),
@@ -117,22 +99,6 @@ def test_every_arm_has_to_be_above():
     }
     for verdict, values in verdicts.items():
         assert find("every", Study.of(runs=accuracies(values)), arms=("dbb-0.25", "dbb")).verdict == verdict
-
-
-def test_the_best_discounts_of_two_experiments():
-    small, large = ({arm: [0.6 if arm == best else 0.5] * 2 for arm in ARMS} for best in ("dbb-0.25", "dbb-0.75"))
-    study = Study.of(runs=pd.concat([accuracies(small, "small"), accuracies(large, "large")]))
-    test = Test("small", "accuracy", against="large")
-    finding = find("best", study, test, arms=ARMS, expected="below")
-    assert (finding.text, finding.verdict) == ("best at 0.25, against 0.75: -0.5 (-0.5 to -0.5)", REPRODUCED)
-
-
-@pytest.mark.parametrize(("slope", "verdict"), [(-0.01, REPRODUCED), (0.01, OPPOSITE)])
-def test_errors_and_accuracies_that_agree_or_not(slope, verdict):
-    rows = with_errors({("dbb", x): [0.05 + slope * place] * 2 for place, x in enumerate(claims.DISCOUNT.values())})
-    ordered = accuracies({arm: [0.5 + 0.01 * place] * 2 for place, arm in enumerate(ARMS)})
-    study = Study.of(runs=pd.concat([rows["runs"], ordered]), mse=rows["mse"])
-    assert find("agreement", study, arms=ARMS).verdict == verdict
 
 
 MSE = {
@@ -170,17 +136,6 @@ def test_one_discount_above_the_point_estimate_counts_after_holms_correction(las
     errors = {("dbb", 0.25): [0.03, 0.07], ("dbb", 0.5): [0.02, 0.06], ("dbb", 1.0): last}
     study = Study.of(**with_errors(MSE | errors))
     assert find("below_point", study, estimator="dbb", arms=(), first=0.25, last=1.0).verdict == verdict
-
-
-@pytest.mark.parametrize(("own", "verdict"), [(0.02, REPRODUCED), (0.021, REPRODUCED), (0.03, OPPOSITE)])
-def test_the_prior_against_the_best_one(own, verdict):
-    made = [
-        (f"e-grpo-s{seed}", 2, seed, a, b, 0.5, value)
-        for seed in (1, 2) for (a, b), value in {(1.0, 1.0): own, (2.0, 1.0): 0.0201, (8.0, 8.0): 0.08}.items()
-    ]  # fmt: skip
-    priors = pd.DataFrame(made, columns=COLUMNS["priors"])
-    finding = find("prior", Study.of(runs=accuracies({"grpo": [0.5] * 2}), priors=priors), arms=(), margin=0.1)
-    assert finding.verdict == verdict
 
 
 @pytest.mark.parametrize("kind", claims.KINDS)

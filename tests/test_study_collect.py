@@ -80,7 +80,7 @@ def trained(open_new, fill, folder):
                     rows[1] = fill.evaluation(ids[2:], (0, step / 2), "ood")
                 run.record_evaluation(step, "training", rows, model="tiny", config={})
         if finished:
-            run.finish(unused, 10 * unused)
+            run.finish(unused)
         else:
             run.release()
 

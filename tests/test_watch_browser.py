@@ -169,15 +169,6 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     assert browser.complaints == []
 
 
-def test_rollouts_of_a_step(browser, sixty, written):
-    browser.open(f"{written(sixty)}#view=rollouts&step=2&show=wrong")
-    browser.until('document.querySelectorAll("#groups .card").length > 0')
-    # S = 2i mod 5 of 4: the first two of a group are both wrong (0), one (1) or right, in twelve prompts each
-    assert text(browser, "#rollouts-note").startswith("Step 2: 120 kept rollouts, 84 right, 36 wrong")
-    assert set(browser('[...document.querySelectorAll("#groups .card")].map((card) => card.dataset.kind)')) == {"wrong"}
-    assert browser.complaints == []
-
-
 def test_where_the_rollouts_went(browser, store, fill, written):
     """4 prompts and 2 steps of 16 and 8 rollouts; step 2 filters out the zero-variance group."""
     run = fill.run(store, method="dapo")

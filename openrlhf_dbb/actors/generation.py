@@ -217,10 +217,9 @@ class RolloutGenerator(SamplesGenerator):
         self._batch.set_aside([group for group in self._kept if group.version < oldest])
         self._kept = [group for group in self._kept if group.version >= oldest]
 
-    def unused(self) -> tuple[int, int]:
-        """Return the number of rollouts of a last batch that was not filled, and of their tokens."""
-        left = [*self._batch.filtered, *(rollout for group in self._kept for rollout in group.rollouts)]
-        return len(left), sum(int(rollout.response_length.item()) for rollout in left)
+    def unused(self) -> int:
+        """Return the number of rollouts of a last batch that was not filled."""
+        return len(self._batch.filtered) + sum(len(group.rollouts) for group in self._kept)
 
     # What a checkpoint holds, taken between steps.
 

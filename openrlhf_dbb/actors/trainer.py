@@ -171,7 +171,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Describe the saved model and mark the run as finished. A finished run cannot be resumed."""
         card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
-        self._posteriors.finish(*self.samples_generator.unused())
+        self._posteriors.finish(self.samples_generator.unused())
         self._best.settle(self.progress.step)
         self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
         self.progress.warnings = list(self.warnings().values())

@@ -71,13 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines.add_argument("--verbose", action="store_true", help="show the output of the engines")
     places = parser.add_argument_group("output")
     folder = f"folder for evaluations (default: {results.FOLDER})"
-    places.add_argument("-o", "--output", metavar="DIR", type=_folder, default=results.FOLDER, help=folder)
+    places.add_argument("-o", "--output", metavar="DIR", type=Path, default=results.FOLDER, help=folder)
     places.add_argument("--name", help="name of this evaluation (default: the model's)")
     places.add_argument("--run", help="training run that made this model; the results are stored with it")
     options.add_store(places)
-
-
-def _folder(text: str) -> Path:
-    if text == "-":
-        raise argparse.ArgumentTypeError("several files are written; name a folder, not -")
-    return Path(text)

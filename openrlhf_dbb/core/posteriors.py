@@ -205,9 +205,6 @@ class Posteriors:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Posteriors({self.run.record.name!r}, {len(self._ids)} prompts, step {self.step})"
-
     def observe(
         self,
         step: int,
@@ -302,14 +299,14 @@ class Posteriors:
         self.run.roll_back(step)
         self._load()
 
-    def finish(self, unused_rollouts: int = 0, unused_tokens: int = 0) -> None:
+    def finish(self, unused_rollouts: int = 0) -> None:
         """Mark the run as complete. A finished run can be the source of a warm start, but cannot be resumed.
 
         Args:
-            unused_rollouts, unused_tokens: rollouts that were generated after the last step and belong to no step.
+            unused_rollouts: rollouts that were generated after the last step and belong to no step.
         """
         self.settle()
-        self.run.finish(unused_rollouts, unused_tokens)
+        self.run.finish(unused_rollouts)
 
     def close(self) -> None:
         """Wait for the last step and close the store if this object opened it. The run can be resumed."""

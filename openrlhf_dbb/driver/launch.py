@@ -222,7 +222,7 @@ class Watch:
             if kind not in self._warned:
                 self._warned.add(kind)
                 line.warn(warning)
-        line.show(progress_text(progress, done, time.monotonic()), progress.step, last=last)
+        line.show(progress_text(progress, done, time.monotonic()), last=last)
 
 
 class _Here:

@@ -65,7 +65,6 @@ def prepare(
     # The rows are read before torch is imported, which takes longer.
     rows = _loaded(TRAINING, args.data.prompt_dataset, for_loaders, backend)
     held_out = _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend) if args.eval.dataset else None
-    _check_device(settings)
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
@@ -137,19 +136,6 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
             if flag not in settings.origin:
                 settings = settings.with_values({flag: every}, why)
     return settings
-
-
-def _check_device(settings: Settings) -> None:
-    """Raise UsageError if torch cannot use the GPUs that NVIDIA's driver shows."""
-    if settings.on_cpu:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UsageError(
-            f"NVIDIA's driver shows {settings.machine.describe()}, but torch {torch.__version__} cannot use them: the "
-            f"driver does not work with its CUDA {torch.version.cuda}; update or repair it"
-        )
 
 
 def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 _LOG_EVERY_S = 10.0
-_LOG_STEPS_EVERY_S = 5.0
 _PACE_STEPS = 10  # the mean over more steps would follow a changing length of responses too slowly
 
 
@@ -74,29 +73,27 @@ def _phase(progress: Any, done: int | None, now: float) -> str:
 class ProgressLine:
     """Writes the line, and warnings above it.
 
-    A terminal gets one line that is rewritten. Any other stream gets a line after a step, at most one in 5 seconds, and
-    a line after 10 seconds without a step.
+    A terminal gets one line that is rewritten. Any other stream gets a line every 10 seconds, and the last line.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._in_place = self._stream.isatty()
-        self._shown, self._step, self._written = "", -1, 0.0
+        self._shown, self._written = "", 0.0
 
-    def show(self, line: str, step: int, *, last: bool = False) -> None:
-        """Show a line; ``step`` counts the steps that are done, ``last`` ends the line."""
+    def show(self, line: str, *, last: bool = False) -> None:
+        """Show a line; ``last`` ends it."""
         if line == self._shown and not last:
             return
         if self._in_place:
             width = shutil.get_terminal_size().columns
             self._write("\r" + line[: width - 1] + "\x1b[K" + ("\n" if last else ""))
         else:
-            since = time.monotonic() - self._written
-            due = since >= (_LOG_STEPS_EVERY_S if step != self._step else _LOG_EVERY_S)
+            due = time.monotonic() - self._written >= _LOG_EVERY_S
             if not (due or (last and line != self._shown)):
                 return
             self._write(line + "\n")
-            self._step, self._written = step, time.monotonic()
+            self._written = time.monotonic()
         self._shown = line
 
     def warn(self, warning: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,6 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(command=compare)
     which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
-    parser.add_argument("--of", metavar="NAME", help="compare this one with all others, as in the paper's Table 1")
     parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--json", action="store_true", help="print JSON: differences and notes, all digits")
 
@@ -58,11 +56,6 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(evaluations) < len(arguments.evaluations) or not others:
         raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
     pairs = [(other, first) for other in others]
-    if arguments.of is not None:
-        model = Path(arguments.of).resolve().name
-        if model not in evaluations:
-            raise UsageError(f"--of {arguments.of} is not one of the evaluations: {', '.join(evaluations)}")
-        pairs = [(model, other) for other in evaluations if other != model]
     chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
     benchmarks = shared(read, chosen)
     tested, remarks = differences(list(benchmarks.values()), pairs), notes(read, benchmarks)

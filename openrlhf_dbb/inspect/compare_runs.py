@@ -32,7 +32,7 @@ def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("compare", compare)
     for name in _WHICH:
-        parser.add_argument(name, metavar="RUN", help="name, number or start of the uuid")
+        parser.add_argument(name, metavar="RUN", help="name, number or uuid")
     add_json(parser)
 
 

@@ -35,7 +35,6 @@ def add_commands(add: Any) -> None:
     """Declare the commands; ``add`` is the function of ``cli.main``."""
     parser = add("show", show_run)
     add_run(parser)
-    parser.add_argument("--config", action="store_true", help="print the run's configuration instead, all flags")
     add_json(parser)
     parser = add("history", show_history)
     parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
@@ -56,9 +55,6 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
         }
         print(json_text(numbers))
-    elif arguments.config:
-        for key, value in configuration(run):
-            print(f"{key}: {value}")
     else:
         print_facts(facts(store, run).items())
         listed = [extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False)]

@@ -36,9 +36,7 @@ def parse(text: str) -> RewardEstimator:
         defaults = {field.name: field.default for field in parameter_fields(estimators.get(name))}
         parameters = {}
         for item in last.split(",") if last else ():
-            parameter, equals, value = item.partition("=")
-            if not equals:
-                raise ValueError(f"{item!r} is not PARAMETER=VALUE")
+            parameter, _, value = item.partition("=")
             # An unknown parameter stays text: build() refuses it and names the known ones.
             parameters[parameter] = _value(parameter, value, defaults[parameter]) if parameter in defaults else value
         return estimators.build(name, **parameters)

@@ -28,7 +28,7 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
         write: writes all files but the stamp into an empty folder.
 
     Raises:
-        FileExistsError: the folder has files and no stamp, so that this function did not make it.
+        OSError: the folder has files and no stamp; they stay.
     """
     if _stamp(folder, stamp_name) == wanted:
         return
@@ -38,11 +38,6 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
         stamp = _stamp(folder, stamp_name)
         if stamp == wanted:
             return
-        if stamp is None and folder.exists() and any(folder.iterdir()):
-            raise FileExistsError(
-                f"{folder} holds no {stamp_name}, so its files are not a preset's; move them away or name another "
-                "folder"
-            )
         building = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
         building.mkdir()

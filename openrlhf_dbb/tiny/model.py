@@ -77,9 +77,6 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     Args:
         folder: for the files; files of another version, seed or recipe are replaced.
         seed: of the prompts, the initial weights and the warm start.
-
-    Raises:
-        FileExistsError: the folder holds something that this function did not make.
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}

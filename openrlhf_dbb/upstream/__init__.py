@@ -190,7 +190,6 @@ def run(
     rollout_actor: Any | None = None,
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,
-    placement_group: Callable[..., Any] | None = None,
     bars: bool = True,
 ) -> None:
     """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up.
@@ -200,7 +199,6 @@ def run(
         rollout_actor: Ray actor class for ``RolloutRayActor``.
         policy_actor: Ray actor class for ``PolicyModelActor``.
         get_strategy: for the function of that name.
-        placement_group: for Ray's function of that name.
         bars: show the progress bars of a trainer in this process.
     """
     with imports_for_driver():
@@ -208,7 +206,6 @@ def run(
         import openrlhf.datasets.prompts_dataset as prompts_dataset
         import openrlhf.trainer.ppo_trainer as ppo_trainer
         import openrlhf.trainer.ppo_trainer_async as ppo_trainer_async
-        import openrlhf.trainer.ray.launcher as launcher
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
     bar = None if bars else _no_bar
@@ -221,9 +218,6 @@ def run(
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "PolicyModelActor", policy_actor),
         (command, "get_strategy", get_strategy),
-        (command, "placement_group", placement_group),
-        (launcher, "placement_group", placement_group),
-        (vllm_engine, "placement_group", placement_group),
     ):
         if replacement is not None:
             replace(module, name, replacement)

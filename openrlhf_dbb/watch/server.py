@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
@@ -55,14 +54,9 @@ def application(api: Api, hosts: Collection[str] = ()) -> Any:
             response.headers.setdefault(header, value)
         return response
 
-    def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _refusal(error.status_code, f"{error.detail}; the page about the runs is at /")
-
     return Starlette(
         routes=[Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
-        exception_handlers={HTTPException: refuse},
     )
 
 
