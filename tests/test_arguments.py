@@ -170,6 +170,7 @@ def test_without_cuda_a_preset_that_needs_it_is_refused():
 
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA the bare command is the paper's setting")
 def test_bare_is_a_pretrained_model_without_cuda():
+    assert (parse().preset, parse().method, parse().estimator) == ("smollm2", "grpo", "point")
     settings = parse("--estimator", "dbb")
     assert (settings.preset, settings.method, settings.parameters["discount"]) == ("smollm2", "centered", 0.5)
     assert settings.args.vllm.sync_backend == "gloo"
