@@ -33,14 +33,8 @@ EPOCHS = ROOT / "study" / "results" / "real" / "epochs.csv"
 EXPERIMENT = "real"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
-    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "posterior": "#0072B2", "centered": "#0072B2"},
-    "readme-dark": {
-        "page": "#0D1117",
-        "ink": "#E6EDF3",
-        "grid": "#30363D",
-        "posterior": "#56B4E9",
-        "centered": "#56B4E9",
-    },
+    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "blue": "#0072B2"},
+    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "blue": "#56B4E9"},
 }
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.2), "fontsize": "small", "frameon": False}
@@ -70,8 +64,8 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
     equal_V = (fraction_V == 0) | (fraction_V == 1)
     visit_V = np.arange(1, len(rows) + 1)
     low_V, high_V = stats.beta.interval(0.9, alpha_V, beta_V)
-    band = axes.fill_between(visit_V, low_V, high_V, color=theme["posterior"], alpha=0.25, linewidth=0)
-    (line,) = axes.plot(visit_V, alpha_V / (alpha_V + beta_V), color=theme["posterior"], marker="o")
+    band = axes.fill_between(visit_V, low_V, high_V, color=theme["blue"], alpha=0.25, linewidth=0)
+    (line,) = axes.plot(visit_V, alpha_V / (alpha_V + beta_V), color=theme["blue"], marker="o")
     look = {"color": theme["ink"], "linestyle": "", "clip_on": False, "zorder": 3}
     (alone,) = axes.plot(visit_V[~equal_V], fraction_V[~equal_V], marker="D", markersize=10, **look)
     (nothing,) = axes.plot(visit_V[equal_V], fraction_V[equal_V], marker="X", markersize=13, **look)
@@ -83,12 +77,11 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
 
 def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
     """Draw held-out accuracy over rollouts, mean and standard error over seeds."""
-    for arm, marker, line in (("grpo", "s", (0, (4, 2))), ("centered", "o", "-")):
+    looks = (("grpo", "GRPO", theme["ink"], "s", (0, (4, 2))), ("centered", "centred dbb", theme["blue"], "o", "-"))
+    for arm, name, color, marker, line in looks:
         rollouts_E, accuracy_S_E = accuracy(arm)
         mean_E, error_E = 100 * accuracy_S_E.mean(axis=0), 100 * stats.sem(accuracy_S_E)
-        label, color = f"GRPO, {len(accuracy_S_E)} seeds", theme.get(arm, theme["ink"])
-        if arm != "grpo":
-            label = f"centred dbb, {len(accuracy_S_E)} seeds"
+        label = f"{name}, {len(accuracy_S_E)} seeds"
         axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=label)
         axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
     axes.set(xlabel="rollouts", ylabel="right, held-out, %", ylim=(0, None), xticks=rollouts_E)

@@ -1,4 +1,4 @@
-"""What the training command prints at its end."""
+"""The summary that the training command prints at its end."""
 
 import math
 from types import SimpleNamespace

@@ -146,7 +146,7 @@ def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_pat
     monkeypatch.setattr(command, "FIGURES", tmp_path)
     monkeypatch.setattr(command, "TABLES", tmp_path)
     assert command.main(["draw"]) == 0
-    for name in ("main", "paper", "rare"):
+    for name in ("main", "real", "paper", "rare"):
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     assert {path.name for path in tmp_path.glob("*.png")} == {

@@ -260,8 +260,8 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
     with ours.posteriors:
         advantages = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)), {}))
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
-    # Both X - p are 1 - 2.5 / 3, so that 0 is left of them when their mean is subtracted.
-    assert advantages == pytest.approx([0, 0.1 * 0.125 * 5], abs=1e-6)
+    # The rewards are 1 and 1 + 0.1 * 0.125 * 5 = 1.0625; both lose p, and then the mean, 1.03125 - p.
+    assert advantages == pytest.approx([-0.03125, 0.03125], abs=1e-6)
     assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
 
 

@@ -48,8 +48,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.
 
-        Only what is trained is sent, adapters merged into their weights: vLLM has loaded the same model. Upstream sends
-        one parameter at a time. Its way is taken where this process has no whole weights to broadcast.
+        This sends trained weights only, with adapters merged: vLLM has loaded the frozen ones. Upstream sends one
+        parameter at a time; its way is taken where this process has no whole weights to broadcast.
         """
         trainer, args, policy = self.trainer, self.strategy.args, self.trainer.actor
         weights = {n: w for n, w in lora.weights(policy.model.module).items() if w.requires_grad}
