@@ -147,9 +147,9 @@ def _next_rollouts(actor: Any, made_with: dict[str, Any], **wanted: Any) -> None
     import ray
 
     for name, value in wanted.items():
-        if name not in _A_RUNS_OWN and value != made_with[name]:
+        if name not in _A_RUNS_OWN and value != made_with.get(name):
             raise UsageError(
-                f"this run needs a vLLM engine with {name} = {value!r}, but the session's has {made_with[name]!r}; "
+                f"this run needs a vLLM engine with {name} = {value!r}, but the session's has {made_with.get(name)!r}; "
                 "train it on its own"
             )
     ray.get(actor.begin.remote(wanted["seed"], wanted["remote_rm_url"]))
