@@ -27,7 +27,7 @@ ARMS = {
     "greso": "GRESO",
     "repo": "RePO",
     "centered": "centred",
-    "centered-mean": "centred, GRPO's loss",
+    "centered-mean": "centred, token-mean loss",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
 PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard")
