@@ -27,6 +27,7 @@ ARMS = {
     "greso": "GRESO",
     "repo": "RePO",
     "centered": "centred",
+    "centered-seq": "centred, GRPO's loss",
     "centered-mean": "centred, token-mean loss",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
@@ -42,7 +43,7 @@ FEWER_ARMS = {
 EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
-    "real": "SmolLM2",
+    "real": "SmolLM2", "real-n2": "SmolLM2, N = 2",
 }  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
 CONTROL_OF = "control-"
