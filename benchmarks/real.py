@@ -5,6 +5,7 @@ optimizer update, GRPO's loss. They run one after another, in rounds whose order
 median over the steps of all rounds. The clock stands outside.
 
 ours       ``--estimator dbb``: every rollout is trained on, so that no candidate gains by leaving some out
+lora       the same with ``--ds.lora.rank 16``
 openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
 trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
 plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by transformers, bf16 by autocast
@@ -14,6 +15,7 @@ measured in the same run. It needs a quiet machine.
 
     python benchmarks/real.py --check                    12 minutes a round; exit code 1 if a bound is missed
     python benchmarks/real.py --only ours --threads 1    one core
+    python benchmarks/real.py --only ours lora           LoRA beside full training
     python benchmarks/real.py --profile                  where the training pass spends its time, in a minute
 """
 
@@ -41,7 +43,7 @@ from tqdm import tqdm
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = ("ours", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
 WARM_UP_STEPS = 2
 POLL_S = 0.1
 BOUNDS = {
@@ -72,6 +74,7 @@ def command(name: str, steps: int, folder: Path) -> list[str]:
         sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "smollm2", "--run_name", "run",
         "--estimator", "none" if name == "openrlhf" else "dbb", "--data.max_samples", str(8 * steps),
         "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
+        *(["--ds.lora.rank", "16"] if name == "lora" else []),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""TRL's GRPO with stored posteriors, on the tutorial's data and a model made on the spot; a minute on two cores.
+"""TRL's GRPO with stored posteriors, on the tiny preset's model and data, made on the spot; a minute on two cores.
 
     pip install ".[trl]"              (from the repository)
     python examples/trl_grpo.py       writes trl_grpo.db and the folder trl_grpo
@@ -8,8 +8,6 @@ Stop it whenever you like: the same command goes on from the last checkpoint. A 
 """
 
 import argparse
-import runpy
-from pathlib import Path
 
 import torch
 from datasets import load_dataset
@@ -18,7 +16,6 @@ from trl import GRPOConfig
 from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
 from openrlhf_dbb.tiny import default_folder, prepare
 
-TUTORIAL = Path(__file__).with_name("tutorial")
 STORE = "sqlite:///trl_grpo.db"
 PROMPTS, ROLLOUTS = 16, 8  # of a step, on each process; of each prompt
 
@@ -30,28 +27,28 @@ parser.add_argument("--save_steps", type=int, default=16, help="steps between ch
 options = parser.parse_args()
 
 torch.set_num_threads(1)  # with a model of this size a second one mostly waits
-score = runpy.run_path(str(TUTORIAL / "reward.py"))["score"]
+files = prepare(default_folder())
 
 
-def correct(prompts, completions, answer, **columns):
+def correct(prompts, completions, label, **columns):
     """TRL's form of a reward function: one reward a completion, or None where it cannot tell."""
-    return [score(*pair) for pair in zip(completions, answer, strict=True)]
+    return [float(text.strip() == answer) for text, answer in zip(completions, label, strict=True)]
 
 
-def questions(file):
-    return load_dataset("json", data_files=str(TUTORIAL / file), split="train").rename_column("question", "prompt")
+def questions(file, count):
+    return load_dataset("json", data_files=str(file), split=f"train[:{count}]").rename_column("input", "prompt")
 
 
 trainer = PosteriorGRPOTrainer(
-    model=str(prepare(default_folder()).model),
+    model=str(files.model),
     reward_funcs=correct,
-    train_dataset=questions("train.jsonl"),
-    eval_dataset=questions("heldout.jsonl"),
+    train_dataset=questions(files.train, 256),
+    eval_dataset=questions(files.heldout, 64),
     # what is ours
     estimator=options.estimator,
     store=STORE,
     run_name=options.run_name,
-    label_column="answer",
+    label_column="label",
     resume="auto",
     # what is TRL's
     args=GRPOConfig(

@@ -85,8 +85,9 @@ ARMS = {
     "dbb-without-itself": Arm("dbb", WIDE, DBB, form="rloo"),
     "dbb-not-divided": Arm("dbb", WIDE, DBB, form="dr_grpo"),
     "dbb-slower": Arm("dbb", WIDE, DBB, slower=0.3),
-    "dbb-not-divided-centred": Arm("dbb", NARROW, DBB, form="dr_grpo", change="centred"),
     "point-not-divided": Arm("point", NARROW, form="dr_grpo"),
+    "dbb-not-divided-centred": Arm("dbb", NARROW, DBB, form="dr_grpo", change="centred"),
+    "batch-centred": Arm("dbb", NARROW, DBB, form="batch_centered"),  # the same with GRPO's loss
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
 }

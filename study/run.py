@@ -138,7 +138,7 @@ def _lane(number: int, waiting: Waiting, folder: Path, failed: dict[str, str], b
             _end_lane(process)
             process = None
         bar.write(f"{run.name}: {error or f'{seconds:.0f} s'}")
-        bar.update()
+        bar.update(error is None)
     if process is not None:
         _end_lane(process)
 

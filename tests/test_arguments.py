@@ -112,13 +112,16 @@ METHOD = {
 @pytest.mark.parametrize(
     ("argv", "method", "estimator", "form", "clip"),
     [
-        ([], "centered", "dbb", "batch_centered", [0.2, 0.28]),
+        ([], "grpo", "point", "group_norm", [0.2, 0.28]),
+        (["--estimator", "dbb"], "centered", "dbb", "batch_centered", [0.2, 0.28]),
         (["--estimator", "auto"], "centered", "auto", "batch_centered", [0.2, 0.28]),
         (["--method", "grpo", "--estimator", "dbb"], "grpo", "dbb", "group_norm", [0.98, 0.98]),  # the paper's
-        (["--method", "grpo"], "grpo", "point", "group_norm", [0.2, 0.28]),
+        (["--method", "centered"], "centered", "dbb", "batch_centered", [0.2, 0.28]),
     ],
 )
-def test_a_model_is_trained_with_the_papers_sizes_and_centred_advantages(argv, method, estimator, form, clip):
+def test_a_model_is_trained_by_grpo_with_the_papers_sizes_and_centred_with_a_posterior(
+    argv, method, estimator, form, clip
+):
     settings = parse(*MODEL, "--run_name", "mine", *argv)
     values = settings.flags
     assert {flag: values[flag] for flag in METHOD} == METHOD

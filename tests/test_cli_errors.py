@@ -162,7 +162,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
     ("argv", "line"),
     [
         (["--dbb.discount", "0.75"], "it was trained with estimator parameters {'discount': 0.5"),
-        (["--estimator", "point"], "it was trained with estimator 'dbb', not 'point'"),
+        (["--estimator", "auto"], "it was trained with estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "4"], "it was trained with content of the data set"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
         (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),

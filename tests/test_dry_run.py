@@ -80,7 +80,7 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
 
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
     lines = dry_run(*own)
-    assert any("method centered, estimator dbb" in line or "centered: all prompts" in line for line in lines)
+    assert any("grpo: all prompts, all groups; estimator point; " in line for line in lines)
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
     assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
     assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in lines
@@ -133,7 +133,7 @@ def warnings(lines):
 )
 def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):
     said = f"warning: a prompt is visited {visits} times on average, so that history hardly matters"
-    assert warnings(dry_run(*own, *argv)) == ([said] if visits else [])
+    assert warnings(dry_run(*own, "--estimator", "dbb", *argv)) == ([said] if visits else [])
 
 
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
@@ -160,6 +160,6 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
         texts, labels = [row["input"] for row in rows[:3]], [row["label"] for row in rows[:3]]
         with Posteriors.create(store, "before", texts, labels) as posteriors:
             posteriors.observe(1, texts * 2, labels * 2, [1, 0, 1, 1, 1, 0])
-    lines = dry_run(*own, "--warm_start", "before", "--train.num_episodes", "1")
+    lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before", "--train.num_episodes", "1")
     assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
     assert not [line for line in warnings(lines) if "visited" in line]

@@ -90,8 +90,7 @@ def test_one_rollout_a_prompt_has_a_discount_of_its_own_and_without_a_preset_the
 def test_without_a_method_presets_say_it_and_openrlhf_trains_by_its_flags():
     for preset in presets.names():
         settings = arguments.parse(["--preset", preset])
-        method = "centered" if preset == "default" else "grpo"
-        assert (settings.method, settings.estimator) == (method, "point" if preset == "smollm2" else "dbb")
+        assert (settings.method, settings.estimator) == ("grpo", "point" if preset in ("smollm2", "default") else "dbb")
     alone = arguments.parse([*MODEL, "--estimator", "none"])
     assert (alone.method, look_up(alone, "algo.kl.init_coef")) == ("none", 0.01)  # OpenRLHF's
     settings = parse("--method", "none")

@@ -43,6 +43,7 @@ def test_every_preset_sets_only_flags_that_exist():
 OWN = """
 extends = "default"
 [flags]
+estimator = "dbb"
 actor.adam.lr = 2e-6
 rollout.batch_size = 32
 "train.batch_size" = 256

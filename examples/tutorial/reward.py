@@ -1,15 +1,15 @@
-"""The tutorial's verifier: is the number right that the model has written from its last digit?"""
+"""The tutorial's verifier: is the right number the only one in the response?"""
 
-END = "<eos>"  # what the model ends a response with; another model has another token
+import re
 
 
 def reward_func(queries, prompts, labels, **kwargs):
     """Score responses; called by the training with one of them at a time.
 
     Args:
-        queries: prompts and responses, with special tokens: ["12+9=12<eos>"].
-        prompts: what the model was given: ["12+9="].
-        labels: the answers from the data set: ["21"].
+        queries: prompts and responses, with special tokens.
+        prompts: what the model was given.
+        labels: the answers from the data set: ["76"].
 
     Returns:
         {"rewards": [...]}, for each response 1.0 (right), 0.0 (wrong) or None (could not be verified).
@@ -22,8 +22,8 @@ def reward_func(queries, prompts, labels, **kwargs):
 
 
 def score(response, label):
-    """1.0 if the digits of the response, read backwards, are the label, else 0.0."""
+    """1.0 if the response has one number and it is the label, else 0.0: listing all four must not pay."""
     if not label.isdigit():
         raise ValueError(f"the label {label!r} is not a whole number; fix this row of the data set")
-    digits = response.removesuffix(END).strip()
-    return 1.0 if digits[::-1] == label else 0.0
+    numbers = re.findall(r"-?\d+(?:[.,]\d+)*", response)
+    return 1.0 if numbers == [label] else 0.0

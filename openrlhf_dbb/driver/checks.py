@@ -136,7 +136,7 @@ def _check_estimator(settings: Settings, estimator: RewardEstimator) -> None:
             "--data.max_images_per_prompt, or use --estimator auto"
         )
     if args.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
-        raise UsageError(f"--warm_start: --estimator {name} keeps no history that it could start from")
+        raise UsageError(f"--warm_start: --estimator {name} keeps no history to start from; give dbb or auto")
 
 
 def _check_form(settings: Settings, estimator: RewardEstimator) -> None:

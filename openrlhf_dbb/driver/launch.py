@@ -110,7 +110,7 @@ def find_dead(parts: Sequence[Part]) -> str | None:
     for call in answered:
         try:
             ray.get(call)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 return None
             dead.append(calls[call])
