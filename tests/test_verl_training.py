@@ -60,11 +60,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, steps):
+def train(folder, steps, *flags, name="demo"):
     settings = f"""
         trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
-        trainer.experiment_name=demo trainer.default_local_dir={folder}/checkpoints trainer.val_before_train=False
-        trainer.rollout_data_dir={folder}/rollouts trainer.total_training_steps={steps} trainer.total_epochs=100
+        trainer.experiment_name={name} trainer.default_local_dir={folder}/{name} trainer.val_before_train=False
+        trainer.rollout_data_dir={folder}/rollouts-{name} trainer.total_training_steps={steps} trainer.total_epochs=100
         trainer.save_freq=2 trainer.test_freq=2
         data.train_files={folder}/train.jsonl data.val_files={folder}/heldout.jsonl data.train_batch_size={PROMPTS}
         data.max_prompt_length=16 data.max_response_length=10 data.dataloader_num_workers=0
@@ -99,7 +99,7 @@ def train(folder, steps):
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split()]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split(), *flags]
     run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
@@ -110,21 +110,21 @@ def query(folder, sql):
         return [tuple(row) for row in store.query(sql)]
 
 
-def rewarded(folder, step):
+def rewarded(folder, step, name="demo"):
     """By prompt and label: rollouts, and how many were right, by verl's own record of the step."""
     found = defaultdict(lambda: [0, 0.0])
-    for line in (folder / "rollouts" / f"{step}.jsonl").read_text().splitlines():
+    for line in (folder / f"rollouts-{name}" / f"{step}.jsonl").read_text().splitlines():
         row = json.loads(line)
         key = row["input"], row["gts"]
         found[key] = [found[key][0] + 1, found[key][1] + row["score"]]
     return {key: tuple(value) for key, value in found.items()}
 
 
-def stored(folder, step):
+def stored(folder, step, name="demo"):
     rows = query(
         folder,
         f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
-            WHERE step = {step}""",
+            WHERE step = {step} AND run_id = (SELECT run_id FROM runs WHERE name = '{name}')""",
     )
     return {(prompt, label): (rollouts, successes) for prompt, label, rollouts, successes in rows}
 
@@ -141,5 +141,23 @@ def test_the_store_has_what_verl_rewarded(folder):
     logged = query(folder, "SELECT metrics FROM steps ORDER BY step")
     assert all(json.loads(metrics)["plan/steps"] == 3 for (metrics,) in logged)
     assert "estimator/rescued" in printed and "val-core/tiny" in printed
-    saved = json.loads((folder / "checkpoints" / "global_step_2" / "posteriors.json").read_text())
+    saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
+
+
+def test_groups_that_verl_filters_are_stored_and_not_trained_on(folder):
+    name, steps = "filtered", (1, 2, 3)
+    train(folder, 3, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward", name=name)
+    dropped = 0
+    for step in steps:
+        trained, every = rewarded(folder, step, name), stored(folder, step, name)
+        assert all(0 < successes < rollouts for rollouts, successes in trained.values())
+        assert set(trained) <= set(every)
+        for key, (rollouts, successes) in every.items():
+            kept = trained.get(key, (0, 0))
+            # the rest are whole groups, all right or all wrong
+            assert (rollouts - kept[0]) % ROLLOUTS == (successes - kept[1]) % ROLLOUTS == 0
+            dropped += (rollouts - kept[0]) // ROLLOUTS
+    assert dropped > 0
+    sums = "SELECT sum(generated), sum(trained) FROM steps JOIN runs USING (run_id) WHERE name = 'filtered'"
+    assert query(folder, sums) == [(ROLLOUTS * (PROMPTS * len(steps) + dropped), ROLLOUTS * PROMPTS * len(steps))]
