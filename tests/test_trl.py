@@ -42,9 +42,9 @@ def model(tmp_path_factory):
     return str(folder)
 
 
-def prompts():
-    texts = [f"{number}+{number}=" for number in range(PROMPTS)]
-    return Dataset.from_dict({"prompt": texts, "answer": [str(2 * number) for number in range(PROMPTS)]})
+def prompts(count=PROMPTS):
+    texts = [f"{number}+{number}=" for number in range(count)]
+    return Dataset.from_dict({"prompt": texts, "answer": [str(2 * number) for number in range(count)]})
 
 
 class Reward:
@@ -317,9 +317,9 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
-def run_to(model, folder, step, resume_from=None, **ours):
+def run_to(model, folder, step, resume_from=None, *, data=None, **ours):
     """A run of six steps with a checkpoint every second one, stopped after ``step``."""
-    made = trainer(model, folder, max_steps=6, save_strategy="steps", save_steps=2, ours=ours)
+    made = trainer(model, folder, data=data, max_steps=6, save_strategy="steps", save_steps=2, ours=ours)
     made.add_callback(StopAt(step))
     made.train(resume_from_checkpoint=resume_from)
     return made
@@ -327,6 +327,17 @@ def run_to(model, folder, step, resume_from=None, **ours):
 
 def history(folder):
     return rows(folder, "SELECT step, prompt_id, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
+
+
+def test_a_resume_in_a_later_pass_draws_the_prompts_of_an_unbroken_run(model, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    passes = {"data": prompts(12)}  # three steps each; the checkpoint is one step into the second
+    run_to(model, whole, 6, **passes).posteriors.close()
+    run_to(model, cut, 4, **passes).posteriors.close()
+    run_to(model, cut, 6, True, resume=True, **passes).posteriors.close()
+    drawn = [[row[:2] for row in history(folder)] for folder in (whole, cut)]
+    assert drawn[0] == drawn[1]
+    assert Counter(prompt for _, prompt in drawn[1]) == Counter({number: 2 for number in range(1, 13)})
 
 
 def test_a_resume_goes_back_to_the_checkpoint_s_step(model, tmp_path):

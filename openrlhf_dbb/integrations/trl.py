@@ -50,14 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sample(NamedTuple):
-    """One response to a held-out prompt.
-
-    Attributes:
-        prompt: its text and label.
-        score: the verifier's; NaN where missing.
-        tokens: length of the response.
-        truncated: whether the response was cut at the limit.
-    """
+    """One response to a held-out prompt: the verifier's score (NaN where missing), its length, and whether it was cut."""
 
     prompt: Key
     score: float
@@ -69,8 +62,7 @@ class Sample(NamedTuple):
 class PosteriorGRPOConfig(GRPOConfig):
     """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed.
 
-    A posterior has a mean from earlier visits, where TRL has only the group. With one rollout a prompt the generation
-    batch has to be even.
+    A posterior has a mean from earlier visits, where TRL has only the group. The generation batch then has to be even.
     """
 
     def __post_init__(self) -> None:
@@ -193,6 +185,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             storage.StoreError: the posteriors cannot go back to that step.
         """
         folder, self._state.step = self._on_first(lambda: self._beginning(resume_from_checkpoint))
+        self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0) if folder else 0
         self._evaluated = -1, {}
         self._attach_state()
         result = super().train(folder, *args, **options)
@@ -202,6 +195,13 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             self._on_first(lambda: self._run.settle())
             _log.warning("stopped at %d of %d: the run can be resumed", self.state.global_step, self.state.max_steps)
         return result
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
+        """Return TRL's sampler, past the orders of the whole passes before a checkpoint; TRL would begin with them."""
+        sampler = super()._get_train_sampler(dataset)
+        for _ in range(self._passes if sampler.shuffle else 0):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
