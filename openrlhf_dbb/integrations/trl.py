@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Sample(NamedTuple):
-    """One response to a held-out prompt: the verifier's score (NaN where missing), its length, and whether it was cut."""
+    """One response to a held-out prompt: the verifier's score (NaN where missing), its length, whether it was cut."""
 
     prompt: Key
     score: float
