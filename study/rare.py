@@ -266,7 +266,7 @@ def _draw(found: pd.DataFrame) -> Any:
     figure, ((axes,),) = new_figure(1, 1, height=4.6)
     axes.axhline(1, color="black", linewidth=1)
     wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
-    begun = 100 * found.groupby("start").before.mean()
+    begun = 100 * found[found.arm == "point"].groupby("start").before.mean()
     shown = {
         "dbb": ("the paper's dbb", "dbb"),
         "point-not-divided": ("Dr.GRPO", "laplace"),
