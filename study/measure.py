@@ -32,10 +32,7 @@ def _done(path: Path) -> set[tuple[Any, ...]]:
 
 
 def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
-    """Add the exact held-out accuracy of each finished run's policy to ``exact.jsonl``, unless it is there.
-
-    The probability of an empty response is added, too.
-    """
+    """Add the exact held-out accuracy of each finished run and its share of empty responses to ``exact.jsonl``."""
     import torch
     from tqdm import tqdm
 
@@ -55,10 +52,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 
 
 def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
-    """Add the accuracy of each policy that a finished run saved on its way to ``points.csv``, unless it is there.
-
-    These are the models of ``--ckpt.save_hf``, one every ``--ckpt.save_steps``, and the one that it started from.
-    """
+    """Add the accuracy of each model that a finished run saved (``--ckpt.save_hf``), and of its start, to ``points.csv``."""
     path, finished = folder / POINTS, finished_runs(folder)
     done = _done(path)
     jobs = []
