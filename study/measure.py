@@ -52,7 +52,7 @@ def measure_models(runs: Sequence[PlannedRun], folder: Path) -> None:
 
 
 def measure_points(runs: Sequence[PlannedRun], folder: Path, lanes: int) -> None:
-    """Add the accuracy of each model that a finished run saved (``--ckpt.save_hf``), and of its start, to ``points.csv``."""
+    """Add the accuracy of each model that a finished run saved (``--ckpt.save_hf``) and its start to ``points.csv``."""
     path, finished = folder / POINTS, finished_runs(folder)
     done = _done(path)
     jobs = []
