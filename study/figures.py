@@ -76,7 +76,7 @@ def _differences(study: Study) -> Figure | None:
     figure, grid = new_figure(len(tests), 1, height=0.42 * len(arms) + 2.0, sharex=True, sharey=True)
     for axes, (experiment, of_arm) in zip(grid[0], tests.items(), strict=True):
         for arm, (test, corrected) in of_arm.items():
-            _draw_test(axes, arms.index(arm), test, corrected, STYLE[arm])
+            _draw_test(axes, arms.index(arm), test, corrected, STYLE.get(arm, LOOKS["ema"]))
         axes.set_yticks(range(len(arms)), [ARMS[arm] for arm in arms])
         axes.set_ylim(len(arms) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
