@@ -79,7 +79,7 @@ class Progress:
             lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
         fallen = _fallen(dict(self.accuracy), held_out_samples)
         if fallen:
-            lines["falling"] = f"{fallen}: lower --actor.adam.lr, or try --method centered"
+            lines["falling"] = f"{fallen}: lower --actor.adam.lr"
         if cut > rollouts / 2:
             lines["cut"] = (
                 f"{cut / rollouts:.0%} of the last {rollouts} responses were cut at the limit of {max_new_tokens} "
