@@ -2,7 +2,7 @@
 
 Trainer, TransferQueue, agent loop, reward loop, FSDP and vLLM are verl's; ``verl_on_cpu.py`` is what it lacks for that.
 
-    OPENRLHF_DBB_LONG=1 PYTHONPATH=.venv/verl python -m pytest tests/test_verl_training.py        (minutes)
+    OPENRLHF_DBB_LONG=1 PYTHONPATH=$PWD/.venv/verl python -m pytest tests/test_verl_training.py        (minutes)
 """
 
 import json
@@ -148,16 +148,16 @@ def test_the_store_has_what_verl_rewarded(folder):
 def test_groups_that_verl_filters_are_stored_and_not_trained_on(folder):
     name, steps = "filtered", (1, 2, 3)
     train(folder, 3, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward", name=name)
-    dropped = 0
+    dropped = equal = 0
     for step in steps:
         trained, every = rewarded(folder, step, name), stored(folder, step, name)
         assert all(0 < successes < rollouts for rollouts, successes in trained.values())
         assert set(trained) <= set(every)
         for key, (rollouts, successes) in every.items():
             kept = trained.get(key, (0, 0))
-            # the rest are whole groups, all right or all wrong
-            assert (rollouts - kept[0]) % ROLLOUTS == (successes - kept[1]) % ROLLOUTS == 0
+            assert (rollouts - kept[0]) % ROLLOUTS == 0
             dropped += (rollouts - kept[0]) // ROLLOUTS
-    assert dropped > 0
+            equal += rollouts > kept[0] and successes - kept[1] in (0, rollouts - kept[0])
+    assert 0 < equal <= dropped  # the others were more than verl needed
     sums = "SELECT sum(generated), sum(trained) FROM steps JOIN runs USING (run_id) WHERE name = 'filtered'"
     assert query(folder, sums) == [(ROLLOUTS * (PROMPTS * len(steps) + dropped), ROLLOUTS * PROMPTS * len(steps))]
