@@ -214,17 +214,20 @@ def report(folder: Path, figures: Path) -> list[cells.Table]:
     tables = {"Every factor, N = 8": found[~confirmed]}
     tables |= {f"Confirmation, N = {n}": found[confirmed & (found.n == n)] for n in CONFIRMED}
     compared = [_table(title, shown, found) for title, shown in tables.items() if len(shown)]
-    return [*compared, _history(found[confirmed & (found.n == 8)]), _first_steps(found[~confirmed])]
+    added = [_added(found[confirmed & (found.n == n)], n) for n in (8, 2)]
+    return [*compared, *added, _first_steps(found[~confirmed])]
 
 
-def _history(found: pd.DataFrame) -> cells.Table:
-    """Return what history adds: the centred arm minus the same without history, a column for each start."""
+def _added(found: pd.DataFrame, n: int) -> cells.Table:
+    """Return what history and Dr.GRPO's loss add: the centred arm minus that without it, a column for each start."""
     wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
     starts = [(start, of.droplevel("start")) for start, of in wide.groupby("start")]
-    tests = [analysis.paired(of["dbb-not-divided-centred"], of["point-not-divided"]) for _, of in starts]
     header = ["", *(f"{100 * found.before[found.start == start].mean():.1f} %" for start, _ in starts)]
-    line = ["dbb-not-divided-centred minus point-not-divided", *map(cells.difference, tests)]
-    return cells.Table("What history adds, N = 8, the confirmation's seeds", header, [line])
+    first, lines = "dbb-not-divided-centred", []
+    for other in wide.columns.intersection(["point-not-divided", "batch-centred"]):
+        tests = [analysis.paired(of[first], of[other]) for _, of in starts]
+        lines.append([f"{first} minus {other}", *map(cells.difference, tests)])
+    return cells.Table(f"What history and the loss add, N = {n}, the confirmation's seeds", header, lines)
 
 
 def _first_steps(found: pd.DataFrame) -> cells.Table:
