@@ -18,7 +18,7 @@ Protocol, fixed before the runs of seeds 1 to 4:
 - Confirmation, fixed when seeds 1 and 2 were complete: the arms of ``CONFIRMED`` at N = 8 (seeds 11 to 16), 4, 2 and 1
   (seeds 11 to 15). When ``dbb-not-divided-centred`` was ahead on seeds 11 to 14, ``point-not-divided`` was added, which
   has no history. Before any run at N = 4, 2 and 1, ``dbb-not-divided-centred``, the default by then, took the place of
-  ``dbb-centred`` there.
+  ``dbb-centred`` there. Before any run at N = 1, ``batch-mean`` was added: without history, X minus the step's mean.
 
 Axes: P prompts of a batch, G rollouts of a prompt, R = P * G, T training prompts.
 """
@@ -90,12 +90,13 @@ ARMS = {
     "batch-centred": Arm("dbb", NARROW, DBB, form="batch_centered"),  # the same with GRPO's loss
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
+    "batch-mean": Arm("dbb", NARROW, {"prior_alpha": 1e9, "prior_beta": 1e9}, form="dr_grpo", change="centred"),
 }
 CONFIRMED = {
     8: ("point", "dbb", "dbb-centred", "auto-centred", "dbb-not-divided-centred"),
     4: ("point", "dbb", "dbb-not-divided-centred"),
     2: ("point", "dbb", "dbb-not-divided-centred"),
-    1: ("single", "single-centred", "dbb-not-divided-centred"),
+    1: ("single", "single-centred", "dbb-not-divided-centred", "batch-mean"),
 }
 """Arms of the confirmation by N."""
 CONFIRMATION = 11  # its first seed
