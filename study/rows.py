@@ -43,7 +43,7 @@ FEWER_ARMS = {
 EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
-    "real": "SmolLM2", "real-n2": "SmolLM2, N = 2",
+    "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",
 }  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
 CONTROL_OF = "control-"
