@@ -215,10 +215,8 @@ class RewardEstimator(ABC):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
-        everyone = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(
-            new_state, everyone, rewards_P_G, lag_P, drift_P=drift_P, leave_one_out=leave_one_out
-        )
+        rows = np.arange(len(rewards_P_G))
+        estimate = self.observe_at(new_state, rows, rewards_P_G, lag_P, drift_P=drift_P, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(

@@ -122,9 +122,7 @@ history = Table(
     Column("prev_state", LargeBinary, comment="posterior before the step"),
     Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
     Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
-    Column(
-        "inclusion", Double, comment="probability with which the strategy drew the prompt; NULL: it does not choose"
-    ),
+    Column("inclusion", Double, comment="probability that the strategy drew the prompt; NULL: it does not choose"),
     comment="Every posterior of every step, with the one before it, so that steps can be undone",
     sqlite_with_rowid=False,
 )
@@ -336,9 +334,7 @@ def _create(connection: Connection, database: Database) -> None:
         connection.execute(text(f"CREATE VIEW {name} AS {query}"))
     if not database.is_sqlite:
         # Room for updates in place, and a vacuum before dead rows double the table.
-        connection.execute(
-            text("ALTER TABLE dbb_posterior SET (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)")
-        )
+        connection.execute(text("ALTER TABLE dbb_posterior SET (fillfactor=80, autovacuum_vacuum_scale_factor=0.02)"))
     connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
 
 

@@ -83,10 +83,10 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     assert any("grpo: all prompts, all groups; estimator point; " in line for line in lines)
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
     assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
-    assert "   --ckpt.save_steps 10  [a tenth of the run, at least 10 steps]" in lines
+    assert "   --ckpt.save_steps 10  [a tenth of the run; checkpoints at least 10 steps apart]" in lines
     assert " * --train.batch_size 64  [half of a step's rollouts, as in the paper]  paper: 512" in lines
-    assert "   --eval.steps 1  [a tenth of the run]" in lines
-    assert "   --ckpt.save_steps 40  [a tenth of the run, at least 10 steps]" in dry_run(
+    assert "   --eval.steps 1  [a tenth of the run; checkpoints at least 10 steps apart]" in lines
+    assert "   --ckpt.save_steps 40  [a tenth of the run; checkpoints at least 10 steps apart]" in dry_run(
         *own, "--train.num_episodes", "100"
     )
 

@@ -31,6 +31,7 @@ MODEL = ["--actor.model_name_or_path", "m"]
         (["--run_name", "a/b"], "--run_name 'a/b'"),
         (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1 does not work: OpenRLHF deletes an old checkpoint"),
+        (["--ckpt.save_adapter"], "--ckpt.save_adapter needs adapters; give --ds.lora.rank"),
         (["--ds.lora.rank", "8", "--estimator", "none"], "--ds.lora.rank 8 does not go with --estimator none"),
         (["--ds.lora.rank", "8", "--ds.param_dtype", "bf16", "--ds.tensor_parallel_size", "2"],
          "--ds.lora.rank 8 does not go with --ds.tensor_parallel_size 2"),

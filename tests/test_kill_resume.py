@@ -101,7 +101,7 @@ CASES = {
         [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"],
         4 * EPOCHS, by_visits, draws=True,
     ),
-    "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--eval.steps", "2"], 4 * EPOCHS, by_visits),
+    "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--ckpt.save_adapter", "--eval.steps", "2"], 4 * EPOCHS, by_visits),
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8"], 4 * EPOCHS
     ),

@@ -1,13 +1,15 @@
 """A trained model is saved in the precision and size of the one that the training began with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openrlhf_dbb import tiny
+from openrlhf_dbb.evaluation import evaluated_model
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
@@ -65,10 +67,10 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
 
 
-def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, one_rank, monkeypatch):
+def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapters(tmp_path, one_rank, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    base = tiny.build_model(0)
-    base.save_pretrained(tmp_path / "base")
+    tiny.build_model(0).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     policy = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
@@ -78,6 +80,7 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, one_ra
     strategy.args = SimpleNamespace(
         actor=SimpleNamespace(model_name_or_path=str(tmp_path / "base")),
         ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
+        ckpt=SimpleNamespace(save_adapter=False),
     )
     strategy.save_model(policy, Tokenizer(), tmp_path / "saved")
     files = [safetensors.torch.load_file(tmp_path / each / "model.safetensors") for each in ("base", "saved")]
@@ -90,6 +93,21 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, one_ra
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(tokens).logits
     torch.testing.assert_close(merged, policy(tokens).logits, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
+
+    strategy.args.ckpt.save_adapter, strategy.ds_tensor_parallel_size, strategy.stage = True, 1, 2
+    strategy.save_model(policy, AutoTokenizer.from_pretrained(tiny.default_folder() / "model"), tmp_path / "adapter")
+    adapter = safetensors.torch.load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert {name: weight.tolist() for name, weight in adapter.items()} == {
+        name.replace(".default", ""): weight.tolist() for name, weight in before.items() if ".lora_" in name
+    }
+    with evaluated_model.merged(str(tmp_path / "adapter"), tmp_path) as folder:
+        served = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+        assert {"config.json", "tokenizer.json"} <= {path.name for path in Path(folder).iterdir()}
+    assert not Path(folder).exists() and served.keys() == files[1].keys()
+    for name, weight in served.items():
+        torch.testing.assert_close(weight, files[1][name])
+    with evaluated_model.merged(str(tmp_path / "saved"), tmp_path) as folder:
+        assert folder == str(tmp_path / "saved")
 
 
 @pytest.mark.parametrize(("values", "expected"), [({"mean": 2.0, "std": 0.5}, (2.0, 0.5)), ({}, (0.0, 1.0))])

@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sampled.add_argument("--chat_template", action=argparse.BooleanOptionalAction, help=chat)
     engines = parser.add_argument_group("engines")
     engines.add_argument("--engines", type=int, metavar="E", help="vLLM engines (default: all GPUs; one without CUDA)")
-    engines.add_argument(
-        "--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs per engine (default: 1)"
-    )
+    engines.add_argument("--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
     memory = "share of a GPU's memory (default: 0.9)"
     engines.add_argument("--gpu_memory_utilization", type=float, default=0.9, metavar="F", help=memory)
     engines.add_argument("--verbose", action="store_true", help="show the output of the engines")

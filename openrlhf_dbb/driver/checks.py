@@ -81,6 +81,8 @@ def _check_placement(args: SimpleNamespace) -> None:
 
 def _check_lora(settings: Settings) -> None:
     args = settings.args
+    if args.ckpt.save_adapter and not args.ds.lora.rank:
+        raise UsageError("--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out")
     if args.ds.lora.rank and settings.estimator == NO_ESTIMATOR:
         raise UsageError(
             f"--ds.lora.rank {args.ds.lora.rank} does not go with --estimator {NO_ESTIMATOR}: OpenRLHF sends adapters "

@@ -100,6 +100,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"type": number(int, 0), "metavar": "STEPS"},
         "with --train.async_enable: leave out groups that an older policy generated; default: --train.async_queue_size",
     ),
+    ("--ckpt.save_adapter", _SWITCH, "with --ds.lora.rank: save the best and the last model as adapters, not merged"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
 # The pieces that a --method is made of; docs/methods.md explains them.

@@ -125,16 +125,9 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
         steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
         tenth = max(1, steps // 10)
         # A checkpoint takes 16 bytes a parameter: a checkpoint after every step of a short run takes longer than it.
-        for flag, every, why in (
-            ("eval.steps", tenth, "a tenth of the run"),
-            (
-                "ckpt.save_steps",
-                max(tenth, min(steps, LEAST_STEPS_A_CHECKPOINT)),
-                "a tenth of the run, at least 10 steps",
-            ),
-        ):
-            if flag not in settings.origin:
-                settings = settings.with_values({flag: every}, why)
+        every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, LEAST_STEPS_A_CHECKPOINT))}
+        left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
+        settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
     return settings
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from openrlhf_dbb.core import best_model
@@ -12,6 +16,8 @@ from openrlhf_dbb.errors import UsageError
 
 LAST = "model"
 """Folder of the trained model in the folder of its run."""
+ADAPTER = "adapter_config.json"
+"""PEFT's file in the folder of an adapter."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,9 @@ def find(name: str) -> Model:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        config = AutoConfig.from_pretrained(name)
+        adapter = folder / ADAPTER
+        base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else name
+        config = AutoConfig.from_pretrained(base)
         revision = None if is_folder else config._commit_hash
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
     except (OSError, ValueError) as error:
@@ -62,6 +70,21 @@ def find(name: str) -> Model:
         context=getattr(config.get_text_config(), "max_position_embeddings", None),
         tokenizer=tokenizer,
     )
+
+
+@contextmanager
+def merged(name: str, parent: Path) -> Iterator[str]:
+    """Yield the model as vLLM loads it: an adapter merged into its base, in a folder that is deleted afterwards."""
+    if not (Path(name) / ADAPTER).is_file():
+        yield name
+        return
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoTokenizer
+
+    with TemporaryDirectory(prefix="merged-", dir=parent) as folder:
+        AutoPeftModelForCausalLM.from_pretrained(name, dtype="auto").merge_and_unload().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+        yield folder
 
 
 def fingerprint(folder: Path) -> str:

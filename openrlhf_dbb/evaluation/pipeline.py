@@ -132,11 +132,14 @@ def _generate(
     from tqdm import tqdm
 
     done, n = len(responses.keys), settings["n"]
-    with ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count:
+    with (
+        evaluated_model.merged(settings["model"], arguments.output) as model,
+        ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count,
+    ):
         # An engine with a used seed would draw the same responses again.
         seeds = [engine_seed(settings["seed"], done, engine) for engine in range(min(count, len(keys)))]
         vllm_arguments = {
-            "model": settings["model"],
+            "model": model,
             "revision": settings["revision"],
             "tokenizer_revision": settings["revision"],
             "dtype": "bfloat16",  # as in training with CUDA

@@ -374,14 +374,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     def _score(self, rewards_R_F: Floats, keys_R: list[Key], extras: StepExtras) -> tuple[Floats, Scored]:
         """Return the advantages of all R rollouts."""
-        rewards, scores, weight = combine(
-            rewards_R_F, _numpy(self.reward_weights), self._verifier, self.num_generations
-        )
+        rewards, scores, scale = combine(rewards_R_F, _numpy(self.reward_weights), self._verifier, self.num_generations)
         prompts, labels = zip(*keys_R, strict=True)
         step = self._run.step + 1
         scored = self._run.observe(step, prompts, labels, rewards, scores=scores, form=self._form, extras=extras)
         if self.scale_rewards == "none":
-            return scored.advantages * weight, scored
+            return scored.advantages * scale, scored
         if self.scale_rewards == "batch":
             spread = np.std(rewards[~np.isnan(rewards)], ddof=1) if len(rewards) > 1 else 0.0
             return (scored.advantages / spread if spread > 0 else np.zeros(len(rewards))), scored

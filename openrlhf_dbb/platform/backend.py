@@ -31,9 +31,11 @@ class Backend(DeepspeedStrategy):
         return super().prepare(*models)
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
-        """Save a model in the precision of the model that the training began with, and tied weights once."""
+        """Save a model in the precision that it came in, tied weights once; adapters merged, or alone if asked for."""
         policy = self._unwrap_model(model)
         if isinstance(policy, PeftModel):
+            if self.args.ckpt.save_adapter:
+                return super().save_model(model, tokenizer, output_dir, **kwargs)
             model = policy = MergedModel(policy, keep=self.is_rank_0())
         original = AutoConfig.from_pretrained(self.args.actor.model_name_or_path, trust_remote_code=True).dtype
         dtype = (getattr(torch, original) if isinstance(original, str) else original) or policy.dtype

@@ -5,7 +5,6 @@ docs/machines.md says which parts of this have been run on a GPU.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,9 +18,8 @@ FAST = "fast on CUDA"
 PADDED = "micro-batch size x --data.max_len"
 SHARED = "--train.colocate_all: on the policy's GPUs"
 
-FLASH_2, FLASH_4, TORCH = "flash_attention_2", "flash_attention_4", "sdpa"
-# Major compute capabilities with kernels: 8 is Ampere and Ada, 9 Hopper, 10 and 11 Blackwell.
-_KERNELS = {FLASH_2: range(8, 10), FLASH_4: range(9, 12)}
+FLASH, TORCH = "flash_attention_2", "sdpa"
+_KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
 LEAST_SEQUENCES, MOST_SEQUENCES = 128, 1024  # sequences that an engine runs at a time; vLLM's default is 128
 MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
@@ -83,32 +81,20 @@ def packs(attention: str) -> bool:
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
     """Return the attention that the policy trains with on these GPUs, and the reason."""
-    reasons = {name: unavailable(name, gpus) for name in (FLASH_2, FLASH_4)}
-    for name, why_not in reasons.items():
-        if why_not is None:
-            return name, f"CUDA, {name} is installed"
-    return TORCH, f"CUDA, {'; '.join(filter(None, reasons.values()))}"
+    why_not = unavailable(FLASH, gpus)
+    return (TORCH, f"CUDA, {why_not}") if why_not else (FLASH, f"CUDA, {FLASH} is installed")
 
 
 def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
-    """Return why an attention cannot be used; None if it can, and None for an unknown name."""
-    if attention == FLASH_2 and not machine.is_real("flash_attn_2_cuda"):
+    """Return why an attention cannot be used; None if it can, and None for another name than FLASH."""
+    if attention != FLASH:
+        return None
+    if not machine.is_real("flash_attn_2_cuda"):
         return "no compiled flash-attn is installed"
-    if attention == FLASH_4 and not _installed("flash-attn-4"):
-        return "flash-attn-4 is not installed"
     for gpu in gpus:
-        if attention in _KERNELS and gpu.capability[0] not in _KERNELS[attention]:
-            capability = ".".join(map(str, gpu.capability))
-            return f"{attention} has no kernels for {gpu.name} (compute capability {capability})"
+        if gpu.capability[0] not in _KERNELS:
+            return f"{FLASH} has no kernels for {gpu.name} (compute capability {'.'.join(map(str, gpu.capability))})"
     return None
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:

@@ -112,9 +112,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     except AssertionError as error:
         raise UsageError(str(error) or "OpenRLHF cannot work with these flags") from error
     except Exception as error:
-        line = max(
-            frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == COMMAND
-        )
+        line = max(call.lineno or 0 for call in traceback.extract_tb(error.__traceback__) if call.filename == COMMAND)
         statement = _file(COMMAND).read_text(encoding="utf-8").splitlines()[line - 1].strip()
         raise UsageError(
             f"OpenRLHF cannot work with these flags: {type(error).__name__}: {error}, at: {statement}"

@@ -94,9 +94,7 @@ def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id:
         "step": step,
         "steps": None if extent.last is None else [extent.first, extent.last],
         "rollouts": [row | {"text": readable(row["text"])} for row in rows],
-        "prompts": {
-            str(number): {"text": readable(text), "label": readable(label)} for number, text, label, _ in texts
-        },
+        "prompts": {str(key): {"text": readable(text), "label": readable(label)} for key, text, label, _ in texts},
     }
 
 
