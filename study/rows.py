@@ -26,6 +26,7 @@ ARMS = {
     "dapo": "DAPO",
     "greso": "GRESO",
     "repo": "RePO",
+    "batch-mean": "batch mean",
     "centered": "centred",
     "centered-seq": "centred, GRPO's loss",
     "centered-mean": "centred, token-mean loss",
