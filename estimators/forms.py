@@ -62,10 +62,8 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """Return ``(X - baseline) / sqrt(v)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0."""
-    deviation = np.sqrt(estimate.variance)[:, None]
-    return np.divide(
-        centered(rewards_P_G, estimate), deviation, out=np.zeros(np.shape(rewards_P_G)), where=deviation > 0
-    )
+    spread = np.sqrt(estimate.variance)[:, None]
+    return np.divide(centered(rewards_P_G, estimate), spread, out=np.zeros(np.shape(rewards_P_G)), where=spread > 0)
 
 
 @register
@@ -134,6 +132,20 @@ class BatchCentered(DrGrpo):
         if abs(mean) < 1e-12:  # rounding must not give an advantage to a group that has none
             return advantages_P_G
         return np.where(seen_P_G, advantages_P_G - mean, 0.0)
+
+
+@register
+class BatchMean(BatchCentered):
+    """``X`` minus the mean of the step's rewards: one baseline for all prompts. The estimate is not read.
+
+    Source: Williams 1992, "Simple statistical gradient-following algorithms", section 5; ``python -m study rare``.
+    """
+
+    name: ClassVar[str] = "batch_mean"
+    formula: ClassVar[str] = "X - mean of the step's rewards"
+
+    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))
 
 
 @register

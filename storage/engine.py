@@ -232,11 +232,9 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
             yield rows
 
 
-def table(
-    connection: Connection, kind: list[tuple[str, str]], sql: str, parameters: dict[str, Any]
-) -> NDArray[np.void]:
+def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
     """Return the result as records with these names and types; NULL becomes NaN."""
-    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, parameters)]
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
     return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 

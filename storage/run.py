@@ -244,9 +244,7 @@ class Run:
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)
             if last_step:
-                raise StoreError(
-                    f"run {self.record.name!r} is at step {last_step}; only a run without steps can be deleted"
-                )
+                raise StoreError(f"run {self.record.name!r} is at step {last_step}; only a new run can be deleted")
             write.delete_evaluations(connection, self.record.run_id)
             for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
                 connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})

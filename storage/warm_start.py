@@ -103,9 +103,7 @@ def begin(
     source = posteriors.source
     filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
     if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
-        raise StoreError(
-            f"run {own.name!r} already has posteriors (step {own.last_step}); only a new run can be warm-started"
-        )
+        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
     prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
     _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)

@@ -43,6 +43,7 @@ import estimators
 from estimators import FORMS, Estimate
 from estimators.base import Floats
 from openrlhf_dbb import tiny
+from openrlhf_dbb.evaluation import paired_tests
 from study import analysis, cells, control, rows
 from study.control import NARROW, WIDE
 from study.exact import Task, read
@@ -101,7 +102,7 @@ CONFIRMED = {
     1: ("single", "single-centred", "dbb-not-divided-centred", "batch-mean"),
 }
 """Arms of the confirmation by N."""
-CONFIRMATION = 11  # its first seed
+CONFIRMATION, FRESH = range(11, 17), range(21, 27)  # seeds
 NOTE = (
     "Held-out accuracy after training minus GRPO's of the same seed, percentage points ± standard "
     'error. "harm": the one-sided 95 % interval lies below 0. "no harm": its lower end is above minus one point and '
@@ -212,22 +213,39 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
 def report(folder: Path, figures: Path) -> list[cells.Table]:
     """Return the tables of the rare.csv in a folder, and draw the confirmation at N = 8 as start_rate.png."""
     found = rows.read(folder / "rare.csv", RareRow._fields)
-    confirmed = found.seed >= CONFIRMATION
+    confirmed, fresh = found.seed.isin(CONFIRMATION), found[found.seed.isin(FRESH)]
     _draw(found[confirmed & (found.n == 8)]).savefig(figures / "start_rate.png", dpi=150)
-    tables = {"Every factor, N = 8": found[~confirmed]}
+    early = found[found.seed < CONFIRMATION.start]
+    tables = {"Every factor, N = 8": early}
     tables |= {f"Confirmation, N = {n}": found[confirmed & (found.n == n)] for n in CONFIRMED}
     compared = [_table(title, shown, found) for title, shown in tables.items() if len(shown)]
-    added = [_added(found[confirmed & (found.n == n)], n) for n in (8, 2)]
-    return [*compared, *added, _first_steps(found[~confirmed])]
+    added = [_added(found[confirmed & (found.n == n)], n) for n in CONFIRMED]
+    return [*compared, *added, _fresh(fresh), _first_steps(early)]
+
+
+def _fresh(found: pd.DataFrame) -> cells.Table:
+    """Return the tests of the step's mean on fresh seeds."""
+    wide = found.pivot_table(index=["n", "start", "seed"], columns="arm", values="after")
+    tests = {
+        (n, start, other): analysis.paired(of["batch-mean"], of[other])
+        for (n, start), of in wide.groupby(["n", "start"])
+        for other in ("point", "dbb-not-divided-centred")
+    }
+    corrected = paired_tests.holm([test.p / 2 if test.mean > 0 else 1 - test.p / 2 for test in tests.values()])
+    lines = [
+        [f"N = {n}, start {start}: batch-mean minus {other}", cells.difference(test), str(test.n), f"{p:.2g}"]
+        for ((n, start, other), test), p in zip(tests.items(), corrected, strict=True)
+    ]
+    return cells.Table("The step's mean, fresh seeds", ["", "points", "seeds", "one-sided p (Holm)"], lines)
 
 
 def _added(found: pd.DataFrame, n: int) -> cells.Table:
-    """Return what history and Dr.GRPO's loss add: the centred arm minus that without it, a column for each start."""
+    """Return what history and Dr.GRPO's loss add: the centred arm minus those without, a column for each start."""
     wide = found.pivot_table(index=["start", "seed"], columns="arm", values="after")
     starts = [(start, of.droplevel("start")) for start, of in wide.groupby("start")]
     header = ["", *(f"{100 * found.before[found.start == start].mean():.1f} %" for start, _ in starts)]
     first, lines = "dbb-not-divided-centred", []
-    for other in wide.columns.intersection(["point-not-divided", "batch-centred"]):
+    for other in wide.columns.intersection(["point-not-divided", "batch-mean", "batch-centred"]):
         tests = [analysis.paired(of[first], of[other]) for _, of in starts]
         lines.append([f"{first} minus {other}", *map(cells.difference, tests)])
     return cells.Table(f"What history and the loss add, N = {n}, the confirmation's seeds", header, lines)
@@ -245,6 +263,9 @@ def _table(title: str, shown: pd.DataFrame, found: pd.DataFrame) -> cells.Table:
     """Return each arm's differences to GRPO, a column for each start. N = 1 is compared with GRPO at N = 8."""
     n = shown.n.iloc[0]
     grpo = found[(found.arm == "point") & (found.n == (n if n > 1 else 8)) & found.seed.isin(shown.seed)]
+    # Another machine may make another starting model of the same seed.
+    shown = shown.join(grpo.set_index(["start", "seed"]).before.rename("begun"), on=["start", "seed"])
+    shown = shown[(shown.before - shown.begun).abs() < 2e-4]
     targets = [(start, of.set_index("seed").after) for start, of in grpo.groupby("start")]
     lines = []
     for arm, mine in shown[shown.arm != "point"].groupby("arm", sort=False):
@@ -276,6 +297,7 @@ def _draw(found: pd.DataFrame) -> Any:
     shown = {
         "dbb": ("the paper's dbb", "dbb"),
         "point-not-divided": ("Dr.GRPO", "laplace"),
+        "batch-mean": ("--method reinforce", "ema"),
         "dbb-not-divided-centred": ("--method centered", "auto"),
     }
     for place, (arm, (label, look)) in enumerate(shown.items()):

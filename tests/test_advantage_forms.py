@@ -54,6 +54,9 @@ C = (0.625 - 2 * 0.375 + 4 * 0.1) / 7  # the mean of the 7 advantages of "dr_grp
         ("group_norm", "dbb", [[ROOT(5 / 3), -ROOT(3 / 5), 0, -ROOT(3 / 5)], [1 / 3] * 4]),
         ("batch_centered", "point", [[2 / 3, -1 / 3, 0, -1 / 3], [0] * 4]),
         ("batch_centered", "dbb", [[0.625 - C, -0.375 - C, 0, -0.375 - C], [0.1 - C] * 4]),
+        # 5 of 7 rewards are 1
+        ("batch_mean", "point", [[2 / 7, -5 / 7, 0, -5 / 7], [2 / 7] * 4]),
+        ("batch_mean", "dbb", [[2 / 7, -5 / 7, 0, -5 / 7], [2 / 7] * 4]),
         # 1 against 0.5 / 3, 0 against 1.5 / 3; 1 against 3.5 / 4
         ("rloo", "dbb", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4]),
         ("max_rl", "point", [[2, -1, 0, -1], [0] * 4]),

@@ -34,6 +34,7 @@ RECIPES = {
     "grpo": ("plain", "group_norm", "seq-mean-token-mean", 0),
     "centered": ("plain", "batch_centered", "seq-mean-token-sum-norm", 0),
     "dr_grpo": ("plain", "dr_grpo", "seq-mean-token-sum-norm", 0),
+    "reinforce": ("plain", "batch_mean", "seq-mean-token-sum-norm", 0),
     "dapo": ("dynamic", "group_norm", "token-mean", 0),
     "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),
     "repo": ("plain", "group_norm", "seq-mean-token-mean", 8),
@@ -48,8 +49,10 @@ RECIPES = {
 def test_a_method_sets_its_pieces_and_the_estimator_decides_the_clip_range(method, estimator):
     settings = parse("--method", method, *(["--estimator", estimator] if estimator else []))
     assert tuple(look_up(settings, flag) for flag in PIECES) == RECIPES[method]
-    assert settings.estimator == (estimator or {"single": "auto", "centered": "dbb", "spo": "spo"}.get(method, "point"))
-    clip = [0.2, 0.28] if settings.estimator in ("point", "spo") or method == "centered" else [0.98, 0.98]
+    own = {"single": "auto", "centered": "dbb", "reinforce": "dbb", "spo": "spo"}
+    assert settings.estimator == (estimator or own.get(method, "point"))
+    narrow = settings.estimator in ("point", "spo") or method in ("centered", "reinforce")
+    clip = [0.2, 0.28] if narrow else [0.98, 0.98]
     assert (look_up(settings, "actor.eps_clip_low_high"), look_up(settings, "algo.kl.init_coef")) == (clip, 0)
     recipe = methods.recipe(method, settings.estimator)
     assert all(value.source for value in recipe.values())

@@ -198,6 +198,6 @@ def test_a_run_without_steps_can_be_discarded_and_its_name_used_again(store, fil
     assert store.runs() == []
     run = fill.run(store, "again")
     fill.step(run, 1, fill.prompts(store, 1), [4])
-    with pytest.raises(StoreError, match="is at step 1; only a run without steps can be deleted"):
+    with pytest.raises(StoreError, match="is at step 1; only a new run can be deleted"):
         run.discard()
     assert [kept.name for kept in store.runs()] == ["again"]

@@ -108,11 +108,11 @@ def test_only_a_new_run_can_be_warm_started(store, fill):
     fill.step(source, 1, ids, [4, 4])
     run = fill.run(store, "new")
     run.warm_start(store, source.record, ids)
-    with pytest.raises(StoreError, match=r"'new' already has posteriors \(step 0\); only a new run"):
+    with pytest.raises(StoreError, match=r"'new' has posteriors \(step 0\); only a new run"):
         run.warm_start(store, source.record, ids)
     trained = fill.run(store, "trained")
     fill.step(trained, 1, ids, [1, 1])
-    with pytest.raises(StoreError, match=r"'trained' already has posteriors \(step 1\)"):
+    with pytest.raises(StoreError, match=r"'trained' has posteriors \(step 1\)"):
         trained.warm_start(store, source.record, ids)
 
 

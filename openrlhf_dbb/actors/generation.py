@@ -175,16 +175,14 @@ class RolloutGenerator(SamplesGenerator):
         self._kept += [group for group in sent if group.kept]
         return len(sent)
 
-    def _send(
-        self, drawn: list[Group], sent: list[Group], pending: dict[Any, list[Group]], **generate_kwargs: Any
-    ) -> None:
+    def _send(self, drawn: list[Group], sent: list[Group], pending: dict[Any, list[Group]], **options: Any) -> None:
         """Ask the engines for groups, and note the calls. From here on the groups count as generated."""
         for group in drawn:
             group.version = self.version or 0
         # A strategy that judges hears of every group at once, since it may replace it.
         judges = type(self.sampler).judge is not Sampler.judge
         prompts, most = [group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL
-        calls = self._ask(prompts, most, **generate_kwargs)
+        calls = self._ask(prompts, most, **options)
         pending.update({ref: [drawn[place] for place in places] for ref, places in calls})
         sent += drawn
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt

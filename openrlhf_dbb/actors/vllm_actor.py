@@ -96,9 +96,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         room, shown = max_length - new_tokens, prompt
         if len(tokens) > room:
             if pictures:
-                raise ValueError(
-                    f"a prompt with images has {len(tokens)} tokens, more than {room}; raise --data.max_len"
-                )
+                raise ValueError(f"a prompt with images has {len(tokens)} tokens, above {room}; raise --data.max_len")
             tokens = tokens[-room:]
             shown = self._tokenizer.decode(tokens)
         # Only the reward needs the text. It is decoded once, and not token by token.

@@ -107,7 +107,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
             )
-    checkpoint, notes = _choose_checkpoint(Path(settings.args.ckpt.path), store, record)
+    checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
     take_over = settings.args.store.take_over
     try:
         if settings.args.dry_run:
@@ -131,9 +131,7 @@ def _changed_flags(settings: Settings, record: storage.RunRecord) -> Iterator[tu
             yield f"--{flag}", record.config[flag], list(value) if isinstance(value, tuple) else value
 
 
-def _choose_checkpoint(
-    folder: Path, store: storage.PosteriorStore, record: storage.RunRecord
-) -> tuple[str | None, list[str]]:
+def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
     """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over.
 
     Raises UsageError if checkpoints were made and none can be used.

@@ -62,9 +62,7 @@ def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
         ("--ds.deepcompile", args.ds.deepcompile),
     ):
         if used and machine.nvcc() is None:
-            raise UsageError(
-                f"{flag}: DeepSpeed compiles this with nvcc, and there is none; install nvcc or leave it out"
-            )
+            raise UsageError(f"{flag}: DeepSpeed compiles this with nvcc, which is missing; install it or leave it out")
 
 
 def worker_environment() -> dict[str, str]:
