@@ -93,7 +93,9 @@ ARMS = {
     "batch-centred": Arm("dbb", NARROW, DBB, form="batch_centered"),  # the same with GRPO's loss
     "single": Arm("auto", WIDE, form="rloo"),
     "single-centred": Arm("auto", NARROW, form="rloo", change="centred"),
-    "batch-mean": Arm("dbb", NARROW, {"prior_alpha": 1e9, "prior_beta": 1e9}, form="dr_grpo", change="centred"),
+    "batch-mean": Arm(
+        "dbb", NARROW, {"discount": 1.0, "prior_alpha": 1e9, "prior_beta": 1e9}, form="dr_grpo", change="centred"
+    ),
 }
 CONFIRMED = {
     8: ("point", "dbb", "dbb-centred", "auto-centred", "dbb-not-divided-centred"),
