@@ -19,8 +19,8 @@ Protocol, fixed before the runs of seeds 1 to 4:
   (seeds 11 to 15). When ``dbb-not-divided-centred`` was ahead on seeds 11 to 14, ``point-not-divided`` was added, which
   has no history. Before any run at N = 4, 2 and 1, ``dbb-not-divided-centred``, the default by then, took the place of
   ``dbb-centred`` there. Before any run at N = 1, ``batch-mean`` was added: without history, X minus the step's mean.
-- Its runs at N = 1 were repeated with discount 1: with 0.5 its prior of 1e9 is gone after 30 visits. At N = 2 to 8, with
-  16 visits at most, p stays within 0.001 of one half, and the rows are those with 0.5.
+- Its runs at N = 1 were repeated with discount 1: with 0.5 its prior of 1e9 is gone after 30 visits. At N = 2 to 8,
+  with 16 visits at most, p stays within 0.001 of one half, and the rows are those with 0.5.
 - ``batch-mean`` was ahead at N = 1, and then at 2, 8 and 4. So, on seeds 21 to 26 that nothing has used: it ends above
   ``dbb-not-divided-centred`` and ``point`` at the starts 170 and 270, N = 8 and 2 (eight one-sided tests, Holm).
 
