@@ -129,6 +129,7 @@ def _draw(_: argparse.Namespace) -> int:
 
     for name in ("main", "real"):
         _write_tables(rows.load(RESULTS / name), TABLES / name)
+    figures.draw(rows.load(RESULTS / "real"), FIGURES, ("estimates",))
     study, known = rows.load(RESULTS / "main", RESULTS / "paper"), claims.load()
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]

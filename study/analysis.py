@@ -15,7 +15,7 @@ from scipy import stats
 
 from estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
-from study.rows import Study
+from study.rows import TASKS, Study
 
 LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
 """Probability of an interval, level of a test, and the power that ``Paired.detectable`` asks for."""
@@ -32,6 +32,8 @@ SECONDARY = (
 """Contrasts (first - second) that were fixed before any run. Holm's correction is within each of the two tuples."""
 FAMILIES = ("point", "laplace", "empirical_bayes", "ema", "dbb", "auto")
 """Estimators of mse.csv, in the order of the table."""
+FIXED = 0.5
+"""The paper's discount."""
 DRAWS = 2000
 
 Curve = tuple[Floats, Floats]
@@ -185,3 +187,21 @@ def errors(study: Study) -> Any:
     means = by.agg(runs=("run", "size"), mse=("mse", "mean"), ratio=("ratio", "mean")).reset_index()
     place = means.estimator.map({name: place for place, name in enumerate(FAMILIES)})
     return means.assign(place=place).sort_values(["n", "place", "discount"]).drop(columns="place")
+
+
+def by_task(study: Study) -> Any:
+    """Return the rows of mse.csv of the protocol ``estimates`` with their task and ratio to ``point``, task by task."""
+    experiment = study.mse.run.map(study.runs.set_index("run").experiment).astype(str)
+    task = experiment.str.removeprefix("probed-").str.removesuffix("-n2")
+    rows = study.mse.assign(task=task, ratio=study.mse.mse / study.mse.mse_point)
+    rows = rows[task.isin(TASKS)]
+    place = rows.task.map({name: place for place, name in enumerate(TASKS)})
+    return rows.assign(place=place).sort_values(["place", "n"], ascending=[True, False], kind="stable")
+
+
+def errors_tested(study: Study) -> dict[tuple[int, str], tuple[Paired, float]]:
+    """Test the logarithm of the error of ``dbb`` and ``auto`` over ``point``'s, by N and estimator, with Holm's p."""
+    rows = by_task(study)
+    rows = rows[(rows.estimator == "auto") | ((rows.estimator == "dbb") & (rows.discount == FIXED))]
+    logs = {key: np.log(part.set_index("run").ratio) for key, part in rows.groupby(["n", "estimator"])}
+    return with_holm({key: paired(log, 0 * log) for key, log in logs.items()})

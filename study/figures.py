@@ -12,7 +12,7 @@ import numpy as np
 
 from study import analysis, fewer
 from study.analysis import ALPHA, Paired
-from study.rows import ARMS, EXPERIMENTS, Study
+from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,6 +59,7 @@ def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tu
 def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
     """Write each figure that has data, or those of these names, as PNG, and print the paths."""
     makers: dict[str, Callable[[Study], Figure | None]] = {"study_differences": _differences}
+    makers["estimates"] = _estimates
     makers |= {f"study_{test}": partial(_fewer, test=test) for test in fewer.TESTS}
     for name, make in makers.items():
         figure = make(study) if not names or name in names else None
@@ -84,6 +85,28 @@ def _differences(study: Study) -> Figure | None:
         count = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
         axes.set_title(f"{EXPERIMENTS[experiment].replace(', ', chr(10))}\n{count} seeds", fontsize="small")
     figure.supxlabel(f"final Acc@8 minus GRPO's, points, 95 % interval; filled: p (Holm) < {ALPHA:g}", fontsize="small")
+    return figure
+
+
+def _estimates(study: Study) -> Figure | None:
+    rows = analysis.by_task(study)
+    tasks = list(dict.fromkeys(rows.task))
+    if not tasks:
+        return None
+    figure, (panels,) = new_figure(len(tasks), 1, height=4.2, sharex=True, sharey=True)
+    for axes, task in zip(panels, tasks, strict=True):
+        for n, line in ((8, "-"), (2, (0, (4, 2)))):
+            mine = rows[(rows.task == task) & (rows.n == n)]
+            ratio = mine[mine.estimator == "dbb"].groupby("discount").ratio.mean()
+            axes.plot(ratio.index, ratio, label=f"dbb, N = {n}", color=LOOKS["dbb"]["color"], linestyle=line)
+            learned = mine.ratio[mine.estimator == "auto"].mean()
+            axes.axhline(learned, label=f"auto, N = {n}", color=LOOKS["auto"]["color"], linestyle=line)
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_title(TASKS[task].replace(", ", "\n"), fontsize="small")
+        axes.set_ylim(0, 2)
+    panels[0].set_ylabel("error / that of the\ngroup's mean")
+    figure.supxlabel("discount of dbb", fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2)
     return figure
 
 

@@ -45,8 +45,11 @@ EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
     "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",
+    "pairs": "SmolLM2, pairs",
 }  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
+TASKS = {"pairs": "sums of two numbers, 31 %", "sums": "sums of the preset, 19 %", "lcm": "common multiples, 5 %"}
+"""Printed names of the tasks on which SmolLM2's estimates are measured, with its success rate before training."""
 CONTROL_OF = "control-"
 """Stands before an experiment's name in points.csv where the control repeats the experiment."""
 

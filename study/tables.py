@@ -6,9 +6,9 @@ import math
 
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
-from study.analysis import ALPHA, BASELINE, POWER
+from study.analysis import ALPHA, BASELINE, FIXED, POWER
 from study.cells import PLUS_MINUS, Table, difference, interval, percent, tested, with_error
-from study.rows import ARMS, EXPERIMENTS, Study
+from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 OUTCOMES = {
     "accuracy": "final accuracy",
@@ -30,6 +30,7 @@ def tables(study: Study) -> dict[str, Table]:
         made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
     made |= fewer.tables(study)
     made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
+    made |= {"estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
     made |= {"pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
@@ -146,6 +147,31 @@ def _errors(study: Study) -> Table:
         "follows if it is not the best."
     )
     return Table("Error of the estimated success probabilities, at the best discount", header, rows, note)
+
+
+def _estimates(study: Study) -> Table:
+    rows = []
+    for (task, n), part in analysis.by_task(study).groupby(["task", "n"], sort=False):
+        means = part.groupby(["estimator", "discount"], dropna=False)[["ratio"]].mean().reset_index()
+        cells = [TASKS[task], str(n), str(part.run.nunique()), f"{part.mse_point.mean():.4f}"]
+        for name in analysis.FAMILIES[1:]:
+            best = means.loc[means.ratio[means.estimator == name].idxmin()]
+            cells.append(f"{best.ratio:.2f}" + ("" if math.isnan(best.discount) else f" ({best.discount:g})"))
+        fixed = means.ratio[(means.estimator == "dbb") & (means.discount == FIXED)].item()
+        rows.append([*cells, f"{fixed:.2f}"])
+    header = ("task", "N", "n", "MSE of point", *analysis.FAMILIES[1:], f"dbb {FIXED:g}")
+    note = "n: runs, means over them. MSE divided by point's; in brackets the discount, the best in hindsight."
+    return Table("SmolLM2: error of the estimates against probes", header, rows, note)
+
+
+def _estimates_tested(study: Study) -> Table:
+    rows = []
+    for (n, name), (test, corrected) in analysis.errors_tested(study).items():
+        ratio, low, high = (f"{math.exp(x):.2f}" for x in (test.mean, test.low, test.high))
+        rows.append([str(n), name, str(test.n), ratio, f"{low} to {high}", p_value(test.p), p_value(corrected)])
+    header = ("N", "estimator", "n", "MSE / point's", "95 % interval", "p", "p (Holm)")
+    note = "n: runs of all tasks; geometric mean. Two-sided t-tests of the logarithm, Holm over the rows."
+    return Table("SmolLM2: do dbb and auto estimate better than the group's mean?", header, rows, note)
 
 
 def _pilot(study: Study) -> Table:

@@ -115,6 +115,21 @@ def test_batches_of_a_policy_are_averaged_first():
     assert (dbb.test.n, dbb.test.mean) == (2, pytest.approx(0.2))
 
 
+def test_errors_of_estimates_by_task_by_hand():
+    made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5]}, "probed-lcm", 8)])
+    errors = {"point": (1, 1), "dbb": (math.exp(-1), math.exp(-3)), "auto": (0.5, 0.5)}
+    mse = [
+        {"run": run, "n": 8, "estimator": name, "mse": both[at], "mse_point": 1}
+        | ({"discount": 0.5} if name == "dbb" else {})
+        for at, run in enumerate(made.run) for name, both in errors.items()
+    ]  # fmt: skip
+    study = Study.of(runs=made, mse=frame("mse", mse))
+    test, _ = analysis.errors_tested(study)[8, "dbb"]
+    # t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
+    assert (test.n, test.mean, test.p) == pytest.approx((2, -2, 1 - 2 / math.pi * math.atan(2)))
+    assert analysis.by_task(study).task.unique().tolist() == ["pairs", "lcm"]
+
+
 def test_a_row_of_the_arms_table_by_hand():
     made = [runs({"grpo": [0.5] * 3}, best=0.6, ood=0.2), runs({"dbb": [0.51, 0.52, 0.53, 0.54]}, best=0.62, ood=0.2)]
     row = row_of(tables.tables(Study.of(runs=pd.concat(made)))["arms-n2"], "DBB 0.5")
