@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets.made import make_once
 from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, prepare
 from openrlhf_dbb.tiny.task import CHARACTERS, generate
@@ -44,8 +45,8 @@ def test_model_has_the_promised_size_and_its_weights_follow_the_seed():
 
 def test_folder_that_is_not_ours_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(OSError, match="not empty"):
-        make_once(tmp_path, "stamp", {}, lambda folder: None)
+    with pytest.raises(UsageError, match="other files, without stamp"):
+        make_once(tmp_path, "stamp", {}, lambda folder: pytest.fail("made before it is refused"))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

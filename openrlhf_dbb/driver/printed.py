@@ -191,9 +191,8 @@ def _budget(args: SimpleNamespace, start: Start) -> str:
     if args.train.max_rollouts is not None:
         passes = f"{_passes(args, start):.3g} passes over the prompts"
         return f"{args.train.max_rollouts} rollouts at most, as many as {passes}"
-    episodes = args.train.num_episodes
-    times = f"{prompts} prompts x {group} samples x {episodes} episode{'s' * (episodes != 1)}"
-    return f"{prompts * group * episodes} rollouts: {times}"
+    episodes, s = args.train.num_episodes, "s" * (args.train.num_episodes != 1)
+    return f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
 
 
 def _few_visits(settings: Settings, start: Start) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.errors import UsageError
+
 
 def cache(name: str) -> Path:
     """Return a folder in the user's cache."""
@@ -28,7 +30,7 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
         write: writes all files but the stamp into an empty folder.
 
     Raises:
-        OSError: the folder has files and no stamp; they stay.
+        UsageError: the folder has files and no stamp; they stay.
     """
     if _stamp(folder, stamp_name) == wanted:
         return
@@ -38,6 +40,8 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
         stamp = _stamp(folder, stamp_name)
         if stamp == wanted:
             return
+        if stamp is None and folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} has other files, without {stamp_name}; move them")
         building = folder.with_name(f".{folder.name}.building")
         shutil.rmtree(building, ignore_errors=True)  # a killed process may have left it
         building.mkdir()
@@ -49,5 +53,4 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
 
 
 def _stamp(folder: Path, name: str) -> dict[str, Any] | None:
-    path = folder / name
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads((folder / name).read_text()) if (folder / name).exists() else None
