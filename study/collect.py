@@ -100,7 +100,8 @@ def collect(store_url: str, folder: Path) -> None:
     for file in (TIMES, EXACT):
         lasts = lasts.merge(read_lines(folder / file), left_on="run", right_index=True, how="left")
     epochs = pd.DataFrame([row for of_run, _ in measured for row in of_run])
-    _share_starts(lasts, epochs, {run.record.name: run.record.config["actor.model_name_or_path"] for run in runs})
+    evaluated = ("actor.model_name_or_path", "eval.dataset")
+    _share_starts(lasts, epochs, {run.record.name: tuple(map(run.record.config.get, evaluated)) for run in runs})
     known = set(rows.read(folder / "priors.csv", COLUMNS["priors"]).run)
     mse: list[Row] = []
     priors: list[Row] = []
@@ -120,8 +121,8 @@ def collect(store_url: str, folder: Path) -> None:
         print(f"{path}: {len(every)} rows" + (f", {len(kept)} of them from earlier" if len(kept) else ""))
 
 
-def _share_starts(lasts: Any, epochs: Any, models: dict[str, str]) -> None:
-    """Set every run's start to the mean over the evaluations of its model, so that all arms share it."""
+def _share_starts(lasts: Any, epochs: Any, models: dict[str, tuple[Any, ...]]) -> None:
+    """Set every run's start to the mean over the evaluations of its model on its data, so that all arms share it."""
     # Two evaluations of a model differ by sampling.
     model = lasts.run.map(models)
     for column, shared in (("accuracy", "start_accuracy"), ("ood", "start_ood")):

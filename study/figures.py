@@ -105,7 +105,7 @@ def _estimates(study: Study) -> Figure | None:
         axes.set_title(TASKS[task].replace(", ", "\n"), fontsize="small")
         axes.set_ylim(0, 2)
     panels[0].set_ylabel("error / that of the\ngroup's mean")
-    figure.supxlabel("discount of dbb", fontsize="small")
+    panels[len(panels) // 2].set_xlabel("discount of dbb")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2)
     return figure
 
