@@ -135,7 +135,7 @@ def _errors(study: Study) -> Table:
     rows = []
     for (n, estimator), part in analysis.errors(study).groupby(["n", "estimator"], sort=False):
         best = part.mse.idxmin()
-        shown = part.loc[[best, *part.index[(part.discount == 0.5) & (part.index != best) & (estimator == "dbb")]]]
+        shown = part.loc[[best, *part.index[(part.discount == FIXED) & (part.index != best) & (estimator == "dbb")]]]
         for row in shown.itertuples():
             fixed = "" if row.Index == best else " (fixed)"
             where = "-" if math.isnan(row.discount) else f"{row.discount:g}"

@@ -56,12 +56,14 @@ def trained(open_new, fill, folder):
         finished=True,
         unused=0,
         metrics=logged,
+        heldout="first",
     ):
         config = {
             "rollout.n_samples_per_prompt": samples,
             "rollout.strategy": strategy,
             "actor.adam.lr": 2e-4,
             "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
+            "eval.dataset": heldout,
             "train.num_episodes": 4,
             "probe.fraction": 0.0 if probes is None else 0.1,
         }
@@ -224,17 +226,18 @@ def test_runs_that_are_not_of_the_study_or_unfinished_are_reported(trained, fold
     assert collected(trained, folder) == made
 
 
-def test_runs_start_at_the_mean_over_the_evaluations_of_their_model(trained, folder):
+def test_runs_start_at_the_mean_over_the_evaluations_of_their_model_on_their_data(trained, folder):
     late = {step: right for step, right in RIGHT.items() if step}
     trained("n2-grpo-s1", right={**RIGHT, 0: (1, 1)})
     trained("n2-auto-s1", right={**RIGHT, 0: (3, 1)})
     trained("n2-dbb-s1", right=late)
     trained("n2-dbb-s2", right=late)
+    trained("n8-grpo-s1", right={**RIGHT, 0: (4, 4)}, heldout="other")
     found = collected(trained, folder)
-    assert column(found["runs"], "run") == ["n2-auto-s1", "n2-dbb-s1", "n2-dbb-s2", "n2-grpo-s1"]
-    assert column(found["runs"], "start_accuracy") == ["0.375", "0.375", "", "0.375"]  # of (1 + 1) / 8 and (3 + 1) / 8
-    starts = [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"]
-    assert starts == ["0.375", "0.375", "", "0.375"]  # of (1 + 1) / 8 and (3 + 1) / 8
+    assert column(found["runs"], "run") == ["n2-auto-s1", "n2-dbb-s1", "n2-dbb-s2", "n2-grpo-s1", "n8-grpo-s1"]
+    shared = ["0.375", "0.375", "", "0.375", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; 1 of its own data alone
+    assert column(found["runs"], "start_accuracy") == shared
+    assert [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"] == shared
 
 
 def test_rows_of_runs_from_another_machine_are_kept(trained, folder):
