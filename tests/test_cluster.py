@@ -124,6 +124,8 @@ parts = [
 ray.wait([part.place for part in parts], num_returns=2)
 say(launch.find_dead(parts))
 os.kill(pid, signal.SIGKILL)
+# On a busy machine Ray may need longer to see the death than find_dead waits. A run asks after Ray's own error.
+assert ray.wait([killed.pid.remote()], timeout=120)[0], "Ray did not see that the actor was killed"
 line = launch.find_dead(parts)
 for known, name in ((pid, "PID"), (os.uname().nodename, "HOST"), (ray.util.get_node_ip_address(), "ADDRESS")):
     line = line.replace(str(known), name)
