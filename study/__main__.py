@@ -61,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     drawn.set_defaults(command=_draw)
     claims = commands.add_parser("claims", help="the paper's claims and verdicts, or the runs that check them")
     claims.add_argument("ids", nargs="*", metavar="ID", help="train the runs of these claims that are missing (or all)")
-    claims.add_argument("--scale", choices=("tiny", "gpu"), default="tiny", help="tiny: two cores; gpu: the paper's")
+    claims.add_argument(
+        "--scale", choices=("tiny", "smollm2", "gpu"), default="tiny", help="gpu: the paper's models (%(default)s)"
+    )
     claims.set_defaults(command=_claims)
     simulate.add_command(commands)
     rare.add_command(commands)
@@ -130,11 +132,11 @@ def _draw(_: argparse.Namespace) -> int:
     for name in ("main", "real"):
         _write_tables(rows.load(RESULTS / name), TABLES / name)
     figures.draw(rows.load(RESULTS / "real"), FIGURES, ("estimates",))
-    study, known = rows.load(RESULTS / "main", RESULTS / "paper"), claims.load()
+    study, known = rows.load(*(RESULTS / name for name in ("main", "paper", "real"))), claims.load()
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
     _write_page(TABLES / "paper", "The paper, claim by claim", sections)
-    figures.draw(study, FIGURES, ("study_differences", "study_few"))
+    figures.draw(rows.load(RESULTS / "main", RESULTS / "paper"), FIGURES, ("study_differences", "study_few"))
     _write_page(TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES)))
     return 0
 
@@ -156,12 +158,12 @@ def _write_page(folder: Path, title: str, sections: Iterable[str]) -> None:
 def _claims(arguments: argparse.Namespace) -> int:
     from study import claims, rows
 
-    known, study = claims.load(), rows.load(RESULTS / "main", RESULTS / "paper")
+    known, study = claims.load(), rows.load(*(RESULTS / name for name in ("main", "paper", "real")))
     if not arguments.ids:
         results = claims.found(known, study)
         width = max(map(len, known))
         for name, claim in known.items():
-            verdicts = "; ".join(f"{scale}: {results[name, scale][0].verdict}" for scale in claims.SCALES)
+            verdicts = "; ".join(f"{scale}: {claims.first(results[name, scale])}" for scale in claims.SCALES)
             print(f"{name:{width}}  {verdicts}\n{'':{width}}  {claim.says} ({claim.where})")
         return 0
     wanted = {run.name for claim in claims.choose(arguments.ids) for _, run in claim.runs(arguments.scale)}

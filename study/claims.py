@@ -27,8 +27,14 @@ from study.protocol import PlannedRun, Protocol
 from study.rows import Study
 
 MANIFEST = Path(__file__).parent / "claims.toml"
-SCALES = {"tiny": ("cpu", "paper"), "gpu": ("gpu",)}
+SCALES = {"tiny": ("cpu", "paper"), "smollm2": ("real", "tasks", "estimates"), "gpu": ("gpu",)}
 """The protocols whose experiments the tests at a scale name."""
+TITLES = {"tiny": "At tiny scale", "smollm2": "On SmolLM2-135M", "gpu": "At the paper's scale"}
+PROBED = {
+    "probed-n8": ("pairs", "probed-sums", "probed-lcm"),
+    "probed-n2": ("probed-pairs-n2", "probed-sums-n2", "probed-lcm-n2"),
+}
+"""Experiments that count as one where errors are measured."""
 REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN = "reproduced", "opposite", "no difference shown", "not run"
 POINTS = ("exact", "accuracy", "mean_accuracy", "best", "mean_best", "ood", "reward_last")
 """Outcomes in [0, 1]. They are printed as percentage points."""
@@ -50,7 +56,7 @@ class Test:
 
     @property
     def experiments(self) -> list[str]:
-        return [self.experiment, *([self.against] if self.against else [])]
+        return [*PROBED.get(self.experiment, [self.experiment]), *([self.against] if self.against else [])]
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def choose(ids: Sequence[str]) -> list[Claim]:
 
 
 def _claim(name: str, entry: dict[str, Any]) -> Claim:
-    tests = {scale: tuple(Test(**test) for test in entry.pop(scale)) for scale in SCALES}
+    tests = {scale: tuple(Test(**test) for test in entry.pop(scale, [])) for scale in SCALES}
     arms = tuple(entry.pop("arms", [])) or tuple(filter(None, [entry.pop("arm", "")]))
     return Claim(id=name, kind=entry.pop("test"), arms=arms, tests=tests, **entry)
 
@@ -181,7 +187,7 @@ def _best(claim: Claim, test: Test, study: Study) -> Finding:
 def _agreement(claim: Claim, test: Test, study: Study) -> Finding:
     """Spearman correlation, over discounts, of the outcome and minus the error of GRPO's runs."""
     outcomes = [outcome(study, test.experiment, arm, test.outcome) for arm in claim.arms]
-    errors = _errors(study, test.experiment, "dbb")
+    errors = _errors(study, test.experiment, "dbb", index="seed")
     if errors.empty:
         return Finding()
     both_R_L = _common([*outcomes, *(errors[DISCOUNT[arm]] for arm in claim.arms)])
@@ -242,7 +248,7 @@ def _range(claim: Claim, test: Test, study: Study) -> Finding:
 def _prior(claim: Claim, test: Test, study: Study) -> Finding:
     """log of the smallest error with prior (1, 1) over the smallest with any prior."""
     rows = study.priors[study.priors.run.isin(_grpo_runs(study, test.experiment))]
-    table = rows.pivot_table(index="seed", columns=["prior_alpha", "prior_beta"], values="mse")
+    table = rows.pivot_table(index="run", columns=["prior_alpha", "prior_beta"], values="mse")
     if table.empty:
         return Finding()
     best, worst = table.mean().idxmin(), table.mean().idxmax()
@@ -312,13 +318,14 @@ def _ends(drawn_B: Floats) -> tuple[float, float]:
 
 
 def _grpo_runs(study: Study, experiment: str) -> Any:
-    return study.runs.run[(study.runs.experiment == experiment) & (study.runs.arm == "grpo")]
+    names = PROBED.get(experiment, [experiment])
+    return study.runs.run[study.runs.experiment.isin(names) & (study.runs.arm == "grpo")]
 
 
-def _errors(study: Study, experiment: str, estimator: str) -> Any:
-    """Return the errors of an estimator on GRPO's runs: seeds by discounts, -1 where it has no discount."""
+def _errors(study: Study, experiment: str, estimator: str, index: str = "run") -> Any:
+    """Return the errors of an estimator on GRPO's runs: runs by discounts, -1 where it has no discount."""
     rows = study.mse[study.mse.run.isin(_grpo_runs(study, experiment)) & (study.mse.estimator == estimator)]
-    return rows.fillna({"discount": -1}).pivot_table(index="seed", columns="discount", values="mse")
+    return rows.fillna({"discount": -1}).pivot_table(index=index, columns="discount", values="mse")
 
 
 Found = dict[tuple[str, str], tuple[Finding, ...]]
@@ -337,8 +344,8 @@ def found(claims: Mapping[str, Claim], study: Study) -> Found:
 def summary(results: Found) -> str:
     """Return how many claims have each verdict, by scale."""
     lines = []
-    for scale, title in (("tiny", "At tiny scale"), ("gpu", "At the paper's scale")):
-        verdicts = [findings[0].verdict for (_, at), findings in results.items() if at == scale]
+    for scale, title in TITLES.items():
+        verdicts = [first(findings) for (_, at), findings in results.items() if at == scale]
         counts = Counter(verdicts)
         order = (REPRODUCED, OPPOSITE, UNDECIDED, NOT_RUN)
         said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in order if counts[verdict])
@@ -351,7 +358,7 @@ def tables(claims: Mapping[str, Claim], results: Found, study: Study) -> list[Ta
     made = [
         _claims(claims, results),
         _further(claims, results, "tiny", "The same claims on further experiments", slice(1, None)),
-        _further(claims, results, "gpu", "At the paper's scale", slice(None)),
+        *(_further(claims, results, scale, TITLES[scale], slice(None)) for scale in ("smollm2", "gpu")),
         _factors(study),
     ]
     return [table for table in made if table.rows]
@@ -364,14 +371,14 @@ def _claims(claims: Mapping[str, Claim], results: Found) -> Table:
         on = f"{experiment}, n = {finding.n}" if finding.n else f"{experiment}: {NOT_RUN}"
         rows.append([
             f"{claim.says} (`{name}`)", f"{claim.where}: {claim.paper}", finding.text or "-", on, _shown(finding),
-            results[name, "gpu"][0].verdict,
+            first(results[name, "smollm2"]), first(results[name, "gpu"]),
         ])  # fmt: skip
     note = (
         "Ours: the mean over n paired seeds (or over n runs whose estimates were measured) with its 95 % interval. "
         "In brackets behind no difference shown: the smallest difference that such a test would have shown with "
         "probability 0.8."
     )
-    header = ("the paper says", "where, and its numbers", "ours", "experiment", "verdict", "with GPUs")
+    header = ("the paper says", "where, and its numbers", "ours", "experiment", "verdict", "SmolLM2-135M", "with GPUs")
     return Table("The claims, at tiny scale", header, rows, note)
 
 
@@ -402,7 +409,13 @@ def _factors(study: Study) -> Table:
     }  # fmt: skip
     pooled = replace(study, runs=study.runs.replace({"experiment": {"sweep-n2": "n2", "sweep-n8": "n8"}}))
     rows = []
-    for of, experiment in ((study, "sweep-n8"), (study, "sweep-n2"), (pooled, "n8"), (pooled, "n2")):
+    for of, experiment in (
+        (study, "sweep-n8"),
+        (study, "sweep-n2"),
+        (study, "real-clip"),
+        (pooled, "n8"),
+        (pooled, "n2"),
+    ):
         for label, (first, second) in (pairs if of is pooled else pairs | crossed).items():
             tests = [analysis.compare(of, experiment, first, second, name) for name in outcomes]
             if tests[0].n > 1:
@@ -415,6 +428,11 @@ def _factors(study: Study) -> Table:
     )
     header = ("experiments", "difference", "n", "Acc@8: 95 % interval", *outcomes.values())
     return Table("Estimator and clip range", header, rows, note)
+
+
+def first(findings: Sequence[Finding]) -> str:
+    """Return the verdict on a claim at a scale."""
+    return findings[0].verdict if findings else NOT_RUN
 
 
 def _shown(finding: Finding) -> str:

@@ -129,6 +129,7 @@ def warnings(lines):
         (["--train.max_rollouts", "896"], "1.8"),  # 1.75 x 64 prompts x 8 rollouts
         (["--train.max_rollouts", "1024"], None),
         (["--train.num_episodes", "1", "--estimator", "point"], None),  # has no history
+        (["--train.num_episodes", "1", "--method", "reinforce"], None),  # does not use it
     ],
 )
 def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):

@@ -47,7 +47,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
     lines = [
         f"data       {start.prompts.report} ({args.data.prompt_dataset})",
         f"budget     {_budget(args, start)}",
-        *_few_visits(settings, start),
+        *(() if args.algo.advantage.estimator == "batch_mean" else _few_visits(settings, start)),  # reads no history
     ]
     if not args.eval.dataset and not start.benchmarks:
         lines.append("warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset")
