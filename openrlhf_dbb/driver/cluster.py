@@ -77,7 +77,6 @@ def start(settings: Settings) -> None:
     # Ray would start as many idle workers as there are cores. Ours are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 loses to every other process of the machine
     needed = gpus_needed(settings.args)
     import ray
 

@@ -78,6 +78,7 @@ def prepare_driver() -> None:
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed searches for one and prints two warnings
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default; silences its warning
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 loses to every other process of the machine
     # The deepspeed launcher sets it to "0" on CPU; ray.init would refuse more than one logical GPU.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     machine.add_shims()
