@@ -131,7 +131,7 @@ def _draw(_: argparse.Namespace) -> int:
 
     for name in ("main", "real"):
         _write_tables(rows.load(RESULTS / name), TABLES / name)
-    figures.draw(rows.load(RESULTS / "real"), FIGURES, ("estimates",))
+    figures.draw(rows.load(RESULTS / "real"), FIGURES, ("estimates", "smollm2"))
     study, known = rows.load(*(RESULTS / name for name in ("main", "paper", "real"))), claims.load()
     results = claims.found(known, study)
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]

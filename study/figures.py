@@ -39,6 +39,9 @@ _MORE: tuple[dict[str, Any], ...] = (
 )
 STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
 STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
+SMOLLM2 = {"pairs": "sums of two numbers", "real": "sums of the preset", "lcm": "common multiples"}
+"""Experiments with one model and several tasks, and their titles."""
+SMOLLM2_ARMS = ("grpo", "dbb", "laplace", "centered")
 FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
 
 
@@ -59,7 +62,7 @@ def new_figure(columns: int, rows: int, *, height: float, **subplots: Any) -> tu
 def draw(study: Study, folder: Path, names: Sequence[str] = ()) -> None:
     """Write each figure that has data, or those of these names, as PNG, and print the paths."""
     makers: dict[str, Callable[[Study], Figure | None]] = {"study_differences": _differences}
-    makers["estimates"] = _estimates
+    makers |= {"estimates": _estimates, "smollm2": _smollm2}
     makers |= {f"study_{test}": partial(_fewer, test=test) for test in fewer.TESTS}
     for name, make in makers.items():
         figure = make(study) if not names or name in names else None
@@ -107,6 +110,30 @@ def _estimates(study: Study) -> Figure | None:
     panels[0].set_ylabel("error / that of the\ngroup's mean")
     panels[len(panels) // 2].set_xlabel("discount of dbb")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, handlelength=2)
+    return figure
+
+
+def _smollm2(study: Study) -> Figure | None:
+    """Held-out accuracy over rollouts: each run, and the mean over the seeds of each arm that has two at least."""
+    experiments = [name for name in SMOLLM2 if (study.epochs.experiment == name).any()]
+    if not experiments:
+        return None
+    figure, (panels,) = new_figure(len(experiments), 1, height=4.6)
+    for axes, experiment in zip(panels, experiments, strict=True):
+        for arm in SMOLLM2_ARMS:
+            runs = analysis.curves(study.epochs, experiment, arm)
+            look = STYLE.get(arm, LOOKS["ema"])
+            if len(runs) < 2:
+                continue
+            for rollouts_E, accuracy_E in runs.values():
+                axes.plot(rollouts_E, 100 * accuracy_E, color=look["color"], linewidth=0.8, alpha=0.5)
+            mean_E = np.mean([accuracy_E for _, accuracy_E in runs.values()], axis=0)
+            axes.plot(next(iter(runs.values()))[0], 100 * mean_E, label=ARMS[arm], **look)
+        axes.set_title(SMOLLM2[experiment], fontsize="small")
+    panels[0].set_ylabel("right held-out answers, %")
+    panels[len(panels) // 2].set_xlabel("rollouts")
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), handlelength=2)
     return figure
 
 
