@@ -318,8 +318,12 @@ def _ends(drawn_B: Floats) -> tuple[float, float]:
 
 
 def _grpo_runs(study: Study, experiment: str) -> Any:
-    names = PROBED.get(experiment, [experiment])
-    return study.runs.run[study.runs.experiment.isin(names) & (study.runs.arm == "grpo")]
+    mine = study.runs.arm == "grpo"
+    if experiment in PROBED:
+        mine &= study.runs.experiment.isin(PROBED[experiment]) & study.runs.seed.isin(analysis.PROBED_SEEDS)
+    else:
+        mine &= study.runs.experiment == experiment
+    return study.runs.run[mine]
 
 
 def _errors(study: Study, experiment: str, estimator: str, index: str = "run") -> Any:
