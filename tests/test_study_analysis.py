@@ -119,7 +119,7 @@ def test_errors_of_estimates_by_task_by_hand():
     made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5]}, "probed-lcm", 8)])
     errors = {"point": (1, 1), "dbb": (math.exp(-1), math.exp(-3)), "auto": (0.5, 0.5)}
     mse = [
-        {"run": run, "n": 8, "estimator": name, "mse": both[at], "mse_point": 1}
+        {"run": run, "n": 8, "seed": 1, "estimator": name, "mse": both[at], "mse_point": 1}
         | ({"discount": 0.5} if name == "dbb" else {})
         for at, run in enumerate(made.run) for name, both in errors.items()
     ]  # fmt: skip
@@ -165,7 +165,7 @@ def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_pat
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     drawn = {path.stem for path in tmp_path.glob("*.png")}
-    assert drawn == {"estimates", "start_rate", "study_differences", "study_few"}
+    assert drawn == {"estimates", "smollm2", "start_rate", "study_differences", "study_few"}
 
 
 def test_files_are_written_with_six_digits_and_checked_when_read(tmp_path):
