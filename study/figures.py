@@ -39,8 +39,8 @@ _MORE: tuple[dict[str, Any], ...] = (
 )
 STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"), _MORE, strict=False))
 STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
-SMOLLM2 = {"pairs": "sums of two numbers", "real": "sums of the preset", "lcm": "common multiples"}
-"""Experiments with one model and several tasks, and their titles."""
+SMOLLM2 = {"pairs": "pairs", "real": "sums", "lcm": "lcm"}
+"""Experiments with one model on several tasks, and the tasks."""
 SMOLLM2_ARMS = ("grpo", "dbb", "laplace", "centered")
 FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
 
@@ -129,7 +129,7 @@ def _smollm2(study: Study) -> Figure | None:
                 axes.plot(rollouts_E, 100 * accuracy_E, color=look["color"], linewidth=0.8, alpha=0.5)
             mean_E = np.mean([accuracy_E for _, accuracy_E in runs.values()], axis=0)
             axes.plot(next(iter(runs.values()))[0], 100 * mean_E, label=ARMS[arm], **look)
-        axes.set_title(SMOLLM2[experiment], fontsize="small")
+        axes.set_title(TASKS[SMOLLM2[experiment]].replace(", ", "\n"), fontsize="small")
     panels[0].set_ylabel("right held-out answers, %")
     panels[len(panels) // 2].set_xlabel("rollouts")
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}

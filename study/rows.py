@@ -67,6 +67,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "mse": ("run", "n", "seed", "estimator", "discount", "mse", "mse_point"),
     # DBB with a prior, replayed at the discount with the smallest error.
     "priors": ("run", "n", "seed", "prior_alpha", "prior_beta", "discount", "mse"),
+    # A trained model on a task that it was not trained on.
+    "transfer": ("run", "benchmark", "prompts", "samples", "accuracy"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
     # One update direction from one draw of rollouts; this version cannot repeat the measurement.
@@ -88,6 +90,7 @@ class Study:
     epochs: Any
     mse: Any
     priors: Any
+    transfer: Any
     points: Any
     gradients: Any
     control: Any

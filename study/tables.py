@@ -17,7 +17,7 @@ OUTCOMES = {
     "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and their printed names."""
-REPEATED = {"long-n2": range(4, 9)}
+REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6)}
 """Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
 
@@ -31,7 +31,7 @@ def tables(study: Study) -> dict[str, Table]:
     made |= fewer.tables(study)
     made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
     made |= {"estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
-    made |= {"pilot": _pilot(study)}
+    made |= {"transfer": _transfer(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -172,6 +172,21 @@ def _estimates_tested(study: Study) -> Table:
     header = ("N", "estimator", "n", "MSE / point's", "95 % interval", "p", "p (Holm)")
     note = "n: runs of all tasks; geometric mean. Two-sided t-tests of the logarithm, Holm over the rows."
     return Table("SmolLM2: do dbb and auto estimate better than the group's mean?", header, rows, note)
+
+
+def _transfer(study: Study) -> Table:
+    """The models of "pairs" on other tasks: dbb minus GRPO with the same seed."""
+    of_run = study.transfer.pivot_table(index="run", columns="benchmark", values="accuracy")
+    of_run["mean"] = of_run.mean(axis=1)
+    dbb, grpo = (
+        of_run.filter(like=f"pairs-{arm}-", axis=0).rename(lambda run: run.split("-s")[1]) for arm in ("dbb", "grpo")
+    )
+    tests = {name: analysis.paired(dbb[name], grpo[name]) for name in of_run if len(dbb) and len(grpo)}
+    rows = [
+        [name, str(test.n), percent(*analysis.mean_and_error(grpo[name])), difference(test), interval(test)]
+        for name, test in tests.items()
+    ]
+    return Table("SmolLM2, pairs: dbb on other tasks", ("task", "n", "GRPO %", "vs. GRPO", "95 % interval"), rows)
 
 
 def _pilot(study: Study) -> Table:

@@ -123,6 +123,7 @@ def test_errors_of_estimates_by_task_by_hand():
         | ({"discount": 0.5} if name == "dbb" else {})
         for at, run in enumerate(made.run) for name, both in errors.items()
     ]  # fmt: skip
+    mse += [row | {"seed": 3, "mse": 9} for row in mse]  # a seed that the protocol does not compare
     study = Study.of(runs=made, mse=frame("mse", mse))
     test, _ = analysis.errors_tested(study)[8, "dbb"]
     # t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
