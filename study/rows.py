@@ -26,6 +26,10 @@ ARMS = {
     "dapo": "DAPO",
     "greso": "GRESO",
     "repo": "RePO",
+    "single": "N = 1",
+    "spo": "SPO",
+    "max_rl": "MaxRL",
+    "max_rl-auto": "MaxRL, auto",
     "batch-mean": "batch mean",
     "centered": "centred",
     "centered-seq": "centred, GRPO's loss",
@@ -35,7 +39,7 @@ ARMS = {
 PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard")
 """Further arms, for the paper's claims."""
 FEWER_ARMS = {
-    "single": "N = 1",
+    "single": ARMS["single"],
     "single-hidden": "N = 1, predicted",
     "drawn": "N = 1, predicted, drawn",
     "drawn-weighted": "N = 1, predicted, drawn, weights",
