@@ -54,6 +54,8 @@ EXPERIMENTS = {
 """Experiments that compare arms. The first one is the primary experiment."""
 TASKS = {"pairs": "sums of two numbers, 33 %", "sums": "sums of the preset, 18 %", "lcm": "common multiples, 6 %"}
 """Printed names of the tasks on which SmolLM2's estimates are measured, with its success rate before training."""
+EVALUATED = ("accuracy", "ood", "best")
+"""Columns of epochs.csv that only epochs with an evaluation have."""
 CONTROL_OF = "control-"
 """Stands before an experiment's name in points.csv where the control repeats the experiment."""
 
@@ -121,15 +123,17 @@ class Study:
         Args:
             experiment, arm: of the runs.
             name: a column of runs.csv, or ``mean_`` and a column of epochs.csv for its mean over the evaluated epochs
-                after training. A run that misses one of these epochs has no value.
+                after training. A run that misses one of these evaluations has no value.
         """
         if not name.startswith("mean_"):
             mine = self.runs[(self.runs.experiment == experiment) & (self.runs.arm == arm)]
             return mine.set_index("seed")[name].dropna().sort_index()
         column = name.removeprefix("mean_")
-        rows = self.epochs[(self.epochs.experiment == experiment) & (self.epochs.epoch > 0)].dropna(subset=[column])
-        table = rows.pivot_table(index=["arm", "seed"], columns="epoch", values=column)
-        means = table.mean(axis=1, skipna=False).dropna()
+        mine = self.epochs[(self.epochs.experiment == experiment) & (self.epochs.epoch > 0)]
+        # Arms may divide as many rollouts into more epochs, so an evaluation is known by its part of the run.
+        rows = mine.assign(part=mine.epoch / mine.groupby("run").epoch.transform("max")).dropna(subset=[column])
+        table = rows.pivot_table(index=["arm", "seed"], columns="part", values=column)
+        means = table.mean(axis=1, skipna=column not in EVALUATED).dropna()
         return means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
 
 

@@ -31,7 +31,7 @@ def tables(study: Study) -> dict[str, Table]:
     made |= fewer.tables(study)
     made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
     made |= {"estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
-    made |= {"transfer": _transfer(study), "pilot": _pilot(study)}
+    made |= {"transfer": _transfer(study), "steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -187,6 +187,22 @@ def _transfer(study: Study) -> Table:
         for name, test in tests.items()
     ]
     return Table("SmolLM2, pairs: dbb on other tasks", ("task", "n", "GRPO %", "vs. GRPO", "95 % interval"), rows)
+
+
+def _steps(study: Study) -> Table:
+    """What the training logged and how long it took, by experiment and arm."""
+    rows = []
+    for experiment, title in EXPERIMENTS.items():
+        for arm in study.arms(experiment):
+            shares = [study.outcome(experiment, arm, f"mean_{name}") for name in ("zero_variance", "clip_fraction")]
+            seconds = study.outcome(experiment, arm, "seconds")
+            timed = f"{seconds.median():.0f}" if len(seconds) else "-"
+            count = len(study.outcome(experiment, arm, "accuracy"))
+            cells = [percent(float(share.mean()), math.nan) for share in shares]
+            rows.append([title, ARMS[arm], str(count), *cells, timed])
+    header = ("experiment", "arm", "n", "groups with equal rewards %", "clipped tokens %", "seconds")
+    note = "n: seeds. Shares are means over all steps. Seconds: median of the runs, which were made beside others."
+    return Table("What the runs logged", header, rows, note)
 
 
 def _pilot(study: Study) -> Table:

@@ -86,6 +86,17 @@ def test_the_mean_over_epochs_excludes_the_start_and_runs_that_miss_an_evaluatio
     assert study.outcome("n2", "dbb", "mean_accuracy").empty
 
 
+def test_an_arm_with_more_epochs_is_compared_at_the_same_evaluations():
+    curves = {("grpo", 1): [0.1, 0.4, 0.6], ("single", 1): [0.1, math.nan, 0.2, math.nan, 0.8]}
+    both = epochs(curves).assign(entropy=lambda rows: rows.epoch.astype(float))
+    study = Study.of(runs=runs({"grpo": [0.6], "single": [0.8]}), epochs=both)
+    # Single rollouts take two epochs to GRPO's one: evaluations 2 and 4, entropies 1 to 4.
+    assert study.outcome("n2", "grpo", "mean_accuracy").to_dict() == {1: pytest.approx((0.4 + 0.6) / 2)}
+    assert study.outcome("n2", "single", "mean_accuracy").to_dict() == {1: pytest.approx((0.2 + 0.8) / 2)}
+    assert study.outcome("n2", "grpo", "mean_entropy").to_dict() == {1: pytest.approx(1.5)}
+    assert study.outcome("n2", "single", "mean_entropy").to_dict() == {1: pytest.approx(2.5)}
+
+
 @pytest.mark.parametrize(("target", "rollouts"), [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)])
 def test_rollouts_needed_by_hand(target, rollouts):
     rollouts_E, accuracy_E = np.array([0, 2048, 4096, 6144, 8192.0]), np.array([0.47, 0.5, 0.52, 0.53, 0.55])
