@@ -104,7 +104,8 @@ def _runs(
             for arm in entry["arms"]:
                 if seed in entry["seeds"] or seed in more.get(arm, []):
                     flags = sizes | common | arms[arm] | entry["flags"] | rates | own
-                    yield PlannedRun(f"{experiment}-{arm}{tried}-s{seed}", experiment, arm, n, seed, start, flags)
+                    name, of_arm = f"{experiment}-{arm}{tried}-s{seed}", flags["rollout.n_samples_per_prompt"]
+                    yield PlannedRun(name, experiment, arm, of_arm, seed, start, flags)
 
 
 def argv(run: PlannedRun, protocol: Protocol, store_url: str, task: dict[str, str], resume: bool) -> list[str]:
