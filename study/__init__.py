@@ -7,7 +7,7 @@
     python -m study draw       tables and figures from the committed CSV files
 
 Train, through the real pipeline:
-    protocols/       the experiments, one TOML file per protocol: cpu, paper, fewer, smoke, gpu
+    protocols/       the experiments, one TOML file per protocol: real, tasks and estimates are of SmolLM2
     protocol         reads a protocol into runs and their command lines
     run              trains what is not finished, in lanes side by side; lane() is the process of one lane
     session          trainings one after another in the same Ray actors
@@ -28,7 +28,7 @@ Simulate, where the truth is known:
 Collect and show:
     collect          from the store, event files and measurements to CSV
     rows             reads and writes the CSV files
-    analysis         paired differences, rollouts to a target, gradients, errors of estimates
+    analysis         paired differences, rollouts to a target, errors of estimates
     cells            table cells as text
     tables           the tables
     fewer            the test of fewer rollouts

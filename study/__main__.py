@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m study",
-        description="Train the runs of a protocol, measure gradients, collect results, draw tables and figures. "
+        description="Train the runs of a protocol, collect results, draw tables and figures. "
         "The same command continues after an interruption.",
     )
     parser.set_defaults(command=_study)

@@ -1,4 +1,4 @@
-"""Compares arms: paired differences, rollouts to a target, gradients, errors of estimates.
+"""Compares arms: paired differences, rollouts to a target, errors of estimates.
 
 Axes: R seeds, E points of a curve (the first is before training), B bootstrap draws. Accuracies are in [0, 1].
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import stats
 
 from estimators.base import Floats
@@ -161,25 +160,6 @@ def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
     )
     level = float(target_accuracy_E[-1])
     return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
-
-
-def alignments(study: Study) -> Any:
-    """Return cosine, error of the cosine, normalised cosine, MSE and the test against ``point`` by N and estimator.
-
-    A policy, one for each seed, is a pair of the test: its batches and draws are not independent, and averaged first.
-    """
-    columns = ["n", "estimator", "cosine", "error", "normalised", "mse", "test"]
-    if study.gradients.empty:
-        return pd.DataFrame(columns=columns)
-    means = study.gradients.groupby(["n", "estimator", "seed"], sort=False).mean(numeric_only=True)
-    points = means.cosine.xs("point", level="estimator")
-    rows = []
-    for (n, estimator), part in means.groupby(["n", "estimator"], sort=False):
-        cosine = part.cosine.droplevel(["n", "estimator"])
-        point = points.xs(n)
-        normalised, mse = part.cosine_normalised.mean(), part.mse.mean()
-        rows.append((n, estimator, *mean_and_error(cosine), normalised, mse, paired(cosine, point)))
-    return pd.DataFrame(rows, columns=columns)
 
 
 def errors(study: Study) -> Any:

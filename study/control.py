@@ -172,8 +172,7 @@ def measure(folder: Path, run: PlannedRun, name: str, seed: int) -> tuple[Row, l
     sizes["mini_batch"] = int(run.flags["train.batch_size"]) // run.n
     accuracy, at_once = train(task, ARMS[name], rollouts=run.n, seed=seed, rate=rate, **sizes)
     half, part = accuracy[len(accuracy) // 2], sizes["epochs"] * len(task.train.prompts) // POINTS
-    shortest = 0  # a column of older rows, see ``rows.COLUMNS``
-    row = (run.experiment, name, run.n, seed, rate, shortest, accuracy[0], half, accuracy[-1], at_once)
+    row = (run.experiment, name, run.n, seed, rate, accuracy[0], half, accuracy[-1], at_once)
     experiment = CONTROL_OF + run.experiment
     key = (f"{experiment}-{name}-s{seed}", experiment, name, run.n, seed, rate)
     steps = part // sizes["prompts"]

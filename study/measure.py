@@ -21,7 +21,7 @@ from study.protocol import LEARNING_RATE, PlannedRun, Protocol
 from study.run import finished_runs, prepare_tasks, store_url, task_folder
 
 CONTROL, POINTS = "control.csv", "points.csv"
-KEYS = {CONTROL: ("experiment", "arm", "seed", "shortest"), POINTS: ("run", "step")}
+KEYS = {CONTROL: ("experiment", "arm", "seed"), POINTS: ("run", "step")}
 """Columns that identify the rows of one measurement."""
 
 
@@ -129,7 +129,7 @@ def measure_control(runs: Sequence[PlannedRun], folder: Path, lanes: int, seeds:
         (run, name, run.seed + later)
         for later in range(seeds)
         for (experiment, name), run in kinds.items()
-        if (experiment, name, run.seed + later, 0) not in done  # 0: "shortest"
+        if (experiment, name, run.seed + later) not in done
     ]
     prepare_tasks(sorted({(run.start, seed) for run, _, seed in left}), folder, lanes)
     jobs = [(task_folder(folder, run.start, seed), run, name, seed) for run, name, seed in left]

@@ -77,11 +77,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "transfer": ("run", "benchmark", "prompts", "samples", "accuracy"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
-    # One update direction from one draw of rollouts; this version cannot repeat the measurement.
-    "gradients": ("seed", "n", "estimator", "batch", "draw", "cosine", "cosine_normalised", "mse"),
-    # A training in plain PyTorch, see study.control. "shortest" is the tokens before a response may end; now always 0.
+    # A training in plain PyTorch, see study.control.
     "control": (
-        "experiment", "arm", "n", "seed", "learning_rate", "shortest", "start_accuracy", "half_accuracy", "accuracy",
+        "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "half_accuracy", "accuracy",
         "ends_at_once",
     ),
 }  # fmt: skip
@@ -98,7 +96,6 @@ class Study:
     priors: Any
     transfer: Any
     points: Any
-    gradients: Any
     control: Any
 
     @classmethod

@@ -7,7 +7,7 @@ import math
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, FIXED, POWER
-from study.cells import PLUS_MINUS, Table, difference, interval, percent, tested, with_error
+from study.cells import PLUS_MINUS, Table, difference, interval, percent, tested
 from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 OUTCOMES = {
@@ -29,7 +29,7 @@ def tables(study: Study) -> dict[str, Table]:
         title = f"{EXPERIMENTS[name]}, seeds {seeds[0]} to {seeds[-1]} alone"
         made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
     made |= fewer.tables(study)
-    made |= {"control": _control(study), "gradients": _gradients(study), "mse": _errors(study)}
+    made |= {"control": _control(study), "mse": _errors(study)}
     made |= {"estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
     made |= {"transfer": _transfer(study), "steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
@@ -91,44 +91,23 @@ def _contrasts(study: Study, experiment: str, title: str) -> Table:
 def _control(study: Study) -> Table:
     rows = []
     for experiment, title in EXPERIMENTS.items():
-        for shortest in (0, 1):
-            mine = study.control[(study.control.experiment == experiment) & (study.control.shortest == shortest)]
-            accuracy = {arm: mine[mine.arm == arm].set_index("seed").accuracy for arm in ARMS}
-            for arm, values in accuracy.items():
-                if values.empty:
-                    continue
-                ends = mine.ends_at_once[mine.arm == arm].max()
-                test = analysis.paired(values, accuracy[BASELINE])
-                cells = ["-"] * 3 if arm == BASELINE else [difference(test), interval(test), p_value(test.p)]
-                mean = percent(*analysis.mean_and_error(values))
-                rows.append([title, str(shortest), ARMS[arm], str(len(values)), mean, *cells, f"{100 * ends:.2g}"])
-    header = (
-        "experiment", "shortest", "arm", "n", "exact %", "vs. GRPO", "95 % interval", "p", "ends at once, most %",
-    )  # fmt: skip
+        mine = study.control[study.control.experiment == experiment]
+        accuracy = {arm: mine[mine.arm == arm].set_index("seed").accuracy for arm in ARMS}
+        for arm, values in accuracy.items():
+            if values.empty:
+                continue
+            ends = mine.ends_at_once[mine.arm == arm].max()
+            test = analysis.paired(values, accuracy[BASELINE])
+            cells = ["-"] * 3 if arm == BASELINE else [difference(test), interval(test), p_value(test.p)]
+            mean = percent(*analysis.mean_and_error(values))
+            rows.append([title, ARMS[arm], str(len(values)), mean, *cells, f"{100 * ends:.2g}"])
+    header = ("experiment", "arm", "n", "exact %", "vs. GRPO", "95 % interval", "p", "ends at once, most %")
     note = (
         "Plain PyTorch in float32, exact held-out accuracy; differences in percentage points, paired by seed; p "
-        "uncorrected. Shortest: tokens before a response may end. Ends at once: probability that the trained policy's "
-        "first token is the end token, on the seed where it is largest."
+        "uncorrected. Ends at once: probability that the trained policy's first token is the end token, on the seed "
+        "where it is largest."
     )
     return Table("The control: the same training without the pipeline", header, rows, note)
-
-
-def _gradients(study: Study) -> Table:
-    rows = []
-    for row in analysis.alignments(study).itertuples():
-        cosine = with_error(f"{row.cosine:.3f}", row.error, 3)
-        against = with_error(f"{row.test.mean:+.3f}", row.test.error, 3) + f" ({p_value(row.test.p)})"
-        against = "-" if row.estimator == "point" else against
-        mse = "-" if math.isnan(row.mse) else f"{row.mse:.4f}"
-        rows.append([str(row.n), row.estimator, str(row.test.n), cosine, against, f"{row.normalised:.3f}", mse])
-    header = ("N", "estimator", "n", "cosine", "vs. point", "cosine (normalised)", "MSE")
-    note = (
-        f"n: policies, each a mean over its batches and draws; mean {PLUS_MINUS} standard error over policies, "
-        "differences paired by policy; in brackets p of a two-sided paired t-test, uncorrected. Cosine: with the "
-        "gradient of the expected reward; normalised: with the gradient of the objective divided by the exact standard "
-        "deviation."
-    )
-    return Table("Gradients at a frozen policy", header, rows, note)
 
 
 def _errors(study: Study) -> Table:

@@ -114,18 +114,6 @@ def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
     assert analysis.share_needed({3: target[1]}, target) is None
 
 
-def test_batches_of_a_policy_are_averaged_first():
-    cosines = {("point", 1): [0.4, 0.6], ("point", 2): [0.7, 0.7], ("dbb_0.5", 1): [0.6, 0.8], ("dbb_0.5", 2): [0.8, 1]}
-    made = [
-        (seed, 2, name, batch, 0, value, value / 2, 0.01)
-        for (name, seed), values in cosines.items() for batch, value in enumerate(values)
-    ]  # fmt: skip
-    study = Study.of(gradients=pd.DataFrame(made, columns=COLUMNS["gradients"]))
-    dbb = analysis.alignments(study).set_index("estimator").loc["dbb_0.5"]
-    assert (dbb.cosine, dbb.error, dbb.normalised) == pytest.approx((0.8, 0.1, 0.4))  # of 0.7 and 0.9
-    assert (dbb.test.n, dbb.test.mean) == (2, pytest.approx(0.2))
-
-
 def test_errors_of_estimates_by_task_by_hand():
     made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5]}, "probed-lcm", 8)])
     errors = {"point": (1, 1), "dbb": (math.exp(-1), math.exp(-3)), "auto": (0.5, 0.5)}
