@@ -84,9 +84,11 @@ def compare(study: Study, experiment: str, first: str, second: str, name: str = 
     return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
 
 
-def against_baseline(study: Study, experiment: str, arms: Sequence[str]) -> dict[str, tuple[Paired, float]]:
-    """Test the final accuracy of arms against GRPO, with Holm's correction over these arms."""
-    return with_holm({arm: compare(study, experiment, arm, BASELINE) for arm in arms if arm != BASELINE})
+def against_baseline(
+    study: Study, experiment: str, arms: Sequence[str], name: str = "accuracy"
+) -> dict[str, tuple[Paired, float]]:
+    """Test an outcome of arms against GRPO's, with Holm's correction over these arms."""
+    return with_holm({arm: compare(study, experiment, arm, BASELINE, name) for arm in arms if arm != BASELINE})
 
 
 def compared(study: Study, experiment: str) -> Study:

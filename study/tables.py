@@ -7,7 +7,7 @@ import math
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, FIXED, POWER
-from study.cells import PLUS_MINUS, Table, difference, interval, percent, tested
+from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, tested
 from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 OUTCOMES = {
@@ -38,31 +38,38 @@ def tables(study: Study) -> dict[str, Table]:
 def _arms(study: Study, experiment: str) -> Table:
     study = analysis.compared(study, experiment)
     arms = study.arms(experiment)
-    tests = analysis.against_baseline(study, experiment, arms)
+    tests, on_the_way = (
+        analysis.against_baseline(study, experiment, arms, name) for name in ("accuracy", "mean_accuracy")
+    )
+    target = analysis.curves(study.epochs, experiment, BASELINE)
     rows = []
     for arm in arms:
         values = study.outcome(experiment, arm, "accuracy")
-        count, cells = str(len(values)), ["-"] * 9
+        count, cells = str(len(values)), ["-"] * 12
         if arm in tests:
             test, corrected = tests[arm]
             count = count if test.n == len(values) else f"{count} ({test.n})"
             cells = tested(test, p_value(corrected)) + _secondary(study, experiment, arm, BASELINE)
+            mine = analysis.curves(study.epochs, experiment, arm)
+            share = analysis.share_needed(mine, target) if test.n > 1 else None
+            cells += [p_value(on_the_way[arm][1]), *needed(share)]
         rows.append([ARMS[arm], count, percent(*analysis.mean_and_error(values)), *cells])
     first, second = "dr_grpo-dbb", "dr_grpo"
     if {first, second} <= set(arms):
         test = analysis.compare(study, experiment, first, second)
-        cells = tested(test, "-") + _secondary(study, experiment, first, second)
+        cells = [*tested(test, "-"), *_secondary(study, experiment, first, second), *["-"] * 3]
         rows.append([f"{ARMS[first]} - {ARMS[second]}", str(test.n), "", *cells])
     header = (
         "arm", "n", "Acc@8 %", "vs. GRPO", "95 % interval", "p", "p (Holm)", "detectable",
-        "Best@8", "OOD", "reward", "mean over evaluations",
+        "Best@8", "OOD", "reward", "mean over evaluations", "p (Holm)", "rollouts needed", "95 % interval",
     )  # fmt: skip
     note = (
         "n: seeds (pairs in brackets where they are fewer; seeds that GRPO alone has are left out); mean "
-        f"{PLUS_MINUS} standard error over seeds. All columns from the fourth on are about the difference to GRPO in "
-        "percentage points, paired by seed. p: two-sided paired t-test on final Acc@8; Holm over the arms compared "
-        f"with GRPO. Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: "
-        "training, last epoch. Mean over evaluations: of held-out Acc@8, during and after training."
+        f"{PLUS_MINUS} standard error over seeds. From the fourth column on: the difference to GRPO in percentage "
+        "points, paired by seed. p: two-sided paired t-test; Holm over the arms compared with GRPO, for each outcome. "
+        f"Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: training, last "
+        "epoch. Mean over evaluations: of held-out Acc@8, during and after training. Rollouts needed: where the arm's "
+        "mean curve first reaches GRPO's mean final accuracy, divided by where GRPO's does; bootstrap over seeds."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 

@@ -88,13 +88,11 @@ def test_the_mean_over_epochs_excludes_the_start_and_runs_that_miss_an_evaluatio
 
 def test_an_arm_with_more_epochs_is_compared_at_the_same_evaluations():
     curves = {("grpo", 1): [0.1, 0.4, 0.6], ("single", 1): [0.1, math.nan, 0.2, math.nan, 0.8]}
-    both = epochs(curves).assign(entropy=lambda rows: rows.epoch.astype(float))
-    study = Study.of(runs=runs({"grpo": [0.6], "single": [0.8]}), epochs=both)
+    study = Study.of(epochs=epochs(curves).assign(entropy=lambda rows: rows.epoch.astype(float)))
     # Single rollouts take two epochs to GRPO's one: evaluations 2 and 4, entropies 1 to 4.
-    assert study.outcome("n2", "grpo", "mean_accuracy").to_dict() == {1: pytest.approx((0.4 + 0.6) / 2)}
-    assert study.outcome("n2", "single", "mean_accuracy").to_dict() == {1: pytest.approx((0.2 + 0.8) / 2)}
-    assert study.outcome("n2", "grpo", "mean_entropy").to_dict() == {1: pytest.approx(1.5)}
-    assert study.outcome("n2", "single", "mean_entropy").to_dict() == {1: pytest.approx(2.5)}
+    for arm, accuracy, entropy in (("grpo", (0.4 + 0.6) / 2, 1.5), ("single", (0.2 + 0.8) / 2, 2.5)):
+        outcomes = [study.outcome("n2", arm, name).to_dict() for name in ("mean_accuracy", "mean_entropy")]
+        assert outcomes == [{1: pytest.approx(accuracy)}, {1: pytest.approx(entropy)}]
 
 
 @pytest.mark.parametrize(("target", "rollouts"), [(0.525, 5120), (0.52, 4096), (0.45, 0), (0.56, math.inf)])
@@ -132,12 +130,16 @@ def test_errors_of_estimates_by_task_by_hand():
 
 def test_a_row_of_the_arms_table_by_hand():
     made = [runs({"grpo": [0.5] * 3}, best=0.6, ood=0.2), runs({"dbb": [0.51, 0.52, 0.53, 0.54]}, best=0.62, ood=0.2)]
-    row = row_of(tables.tables(Study.of(runs=pd.concat(made)))["arms-n2"], "DBB 0.5")
+    curves = {("grpo", seed): [0.4, 0.45, 0.5] for seed in (1, 2, 3)}
+    curves |= {("dbb", seed): [0.4, 0.5, 0.5 + seed / 100] for seed in (1, 2, 3)}
+    row = row_of(tables.tables(Study.of(runs=pd.concat(made), epochs=epochs(curves)))["arms-n2"], "DBB 0.5")
     # four runs, of which three are paired; 0.51 to 0.54 has a standard deviation of 1.29 points
     assert row[:9] == [
         "DBB 0.5", "4 (3)", "52.50 \u00b1 0.65", "+2.00 \u00b1 0.58", "-0.48 to +4.48", "0.0742", "0.0742", "3.10",
         "+2.00 \u00b1 0.00",
     ]  # fmt: skip
+    # Means over two evaluations: 3, 3.5, 4 points above 0.475, t = 12.12. Every DBB curve is at 0.5 after half.
+    assert row[11:] == ["+3.50 \u00b1 0.29", "0.0067", "0.50", "0.50 to 0.50"]
 
 
 CURVE = [0.40, 0.44, 0.46, 0.47, 0.48]
