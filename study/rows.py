@@ -49,7 +49,7 @@ EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
     "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",
-    "pairs": "SmolLM2, pairs", "real-clip": "SmolLM2, four gradient steps a step",
+    "pairs": "SmolLM2, pairs", "many": "SmolLM2, pairs, N = 2", "real-clip": "SmolLM2, four gradient steps a step",
 }  # fmt: skip
 """Experiments that compare arms. The first one is the primary experiment."""
 TASKS = {"pairs": "sums of two numbers, 33 %", "sums": "sums of the preset, 18 %", "lcm": "common multiples, 6 %"}
