@@ -68,8 +68,8 @@ def _arms(study: Study, experiment: str) -> Table:
         f"{PLUS_MINUS} standard error over seeds. From the fourth column on: the difference to GRPO in percentage "
         "points, paired by seed. p: two-sided paired t-test; Holm over the arms compared with GRPO, for each outcome. "
         f"Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: training, last "
-        "epoch, which is a smaller part of the run at N = 1. Mean over evaluations: of held-out Acc@8, during and after "
-        "training. Rollouts needed: where the arm's mean curve first reaches GRPO's mean final accuracy, divided by "
+        "epoch, which is a smaller part of the run at N = 1. Mean over evaluations: of held-out Acc@8, during and "
+        "after training. Rollouts needed: where the arm's mean curve first reaches GRPO's mean final accuracy, over "
         "where GRPO's does; bootstrap over seeds."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
