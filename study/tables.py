@@ -29,9 +29,11 @@ def tables(study: Study) -> dict[str, Table]:
         title = f"{EXPERIMENTS[name]}, seeds {seeds[0]} to {seeds[-1]} alone"
         made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
     made |= fewer.tables(study)
-    made |= {"control": _control(study), "mse": _errors(study)}
-    made |= {"estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
-    made |= {"transfer": _transfer(study), "steps": _steps(study), "pilot": _pilot(study)}
+    made |= {"control": _control(study), "estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
+    if not made["estimates"].rows:  # which has the same errors by task
+        made["mse"] = _errors(study)
+    made |= {"transfer": _transfer(study), "more-prompts": _more_prompts(study)}
+    made |= {"steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -176,8 +178,16 @@ def _transfer(study: Study) -> Table:
     return Table("SmolLM2, pairs: dbb on other tasks", ("task", "n", "GRPO %", "vs. GRPO", "95 % interval"), rows)
 
 
+def _more_prompts(study: Study) -> Table:
+    """Compare GRPO on many prompts with two rollouts to GRPO on a quarter of them with eight."""
+    many, pairs = (study.outcome(experiment, BASELINE, "accuracy") for experiment in ("many", "pairs"))
+    test = analysis.paired(many, pairs)
+    rows = [[str(test.n), difference(test), interval(test), p_value(test.p)]] if test.n else []
+    return Table("SmolLM2, GRPO: many minus pairs", ("n", "difference", "95 % interval", "p"), rows)
+
+
 def _steps(study: Study) -> Table:
-    """What the training logged and how long it took, by experiment and arm."""
+    """Tabulate by experiment and arm what the training logged and how long it took."""
     rows = []
     for experiment, title in EXPERIMENTS.items():
         for arm in study.arms(experiment):
