@@ -73,7 +73,7 @@ def test_an_example_fits_the_terminal_and_shows_the_question_and_the_result():
         (chat("What is 2 + 2?"), (long, 0.0), ("First,\x1b[31m\n4", 1.0)),
         (chat("What is the sum of all odd numbers below 10?"), ("25", 1.0), ("5", 0.0)),
     )
-    assert (first, after) == ("What is 2 + 2?", "after   right  4")
+    assert (first, after) == ("What is 2 + 2?", "after   right  First,\\x1b[31m 4")
     assert second == "What is the sum of all odd numb..."
     assert before == "before  wrong  ...at it is \\box{4}" and len(before) == 40 - 6
     assert examples(("a\x1b[31mb", ("\x07", 0.0), ("1", 1.0)))[1:3] == ["a\\x1b[31mb", "before  wrong  \\x07"]

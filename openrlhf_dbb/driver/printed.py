@@ -170,7 +170,7 @@ def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]
         lines.append(f"    {shown(questions[place], width)}")
         for when, (text, score) in (("before", before[place]), ("after", after[place])):
             mark = {1: "right", 0: "wrong"}.get(score, "unverified" if math.isnan(score) else f"score {score:.2g}")
-            answer = shown((text.split("\n") if (text := text.strip()) else ["(empty)"])[-1], None)
+            answer = shown(" ".join(text.split()) or "(empty)", None)
             room = width - len(mark) - 10
             # The result is mostly at the end of an answer.
             lines.append(f"      {when:<6}  {mark}  {answer if len(answer) <= room else '...' + answer[3 - room :]}")
