@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from estimators.base import Floats
@@ -162,6 +163,19 @@ def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
     )
     level = float(target_accuracy_E[-1])
     return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
+
+
+def at_equal_seconds(study: Study, first: tuple[str, str], second: tuple[str, str]) -> Paired:
+    """Test the accuracy of two (experiment, arm), paired by seed, at the time when the faster run of a pair ends."""
+    # Evaluations divide a run into equal parts. Between them the accuracy is interpolated.
+    accuracy: tuple[dict[int, float], dict[int, float]] = ({}, {})
+    every = [(study.outcome(*key, "seconds"), curves(study.epochs, *key)) for key in (first, second)]
+    for seed in set.intersection(*(set(seconds.index) & set(of_seed) for seconds, of_seed in every)):
+        end = min(seconds[seed] for seconds, _ in every)
+        for found, (seconds, of_seed) in zip(accuracy, every, strict=True):
+            accuracy_E = of_seed[seed][1]
+            found[seed] = float(np.interp(end, np.linspace(0, seconds[seed], len(accuracy_E)), accuracy_E))
+    return paired(*(pd.Series(found, dtype=np.float64) for found in accuracy))
 
 
 def errors(study: Study) -> Any:

@@ -20,6 +20,9 @@ OUTCOMES = {
 REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6)}
 """Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
+HERE = ("real", "real-here")
+"""An experiment, and the one that repeats its GRPO on the machine of the arms that were added later."""
+
 
 def tables(study: Study) -> dict[str, Table]:
     """Return all tables that the study has data for, by name, in order."""
@@ -33,6 +36,7 @@ def tables(study: Study) -> dict[str, Table]:
     if not made["estimates"].rows:  # which has the same errors by task
         made["mse"] = _errors(study)
     made |= {"transfer": _transfer(study), "more-prompts": _more_prompts(study)}
+    made |= {"seconds": _seconds(study), "two-machines": _repeated(study)}
     made |= {"steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
@@ -164,18 +168,57 @@ def _estimates_tested(study: Study) -> Table:
 
 
 def _transfer(study: Study) -> Table:
-    """The models of "pairs" on other tasks: dbb minus GRPO with the same seed."""
-    of_run = study.transfer.pivot_table(index="run", columns="benchmark", values="accuracy")
-    of_run["mean"] = of_run.mean(axis=1)
-    dbb, grpo = (
-        of_run.filter(like=f"pairs-{arm}-", axis=0).rename(lambda run: run.split("-s")[1]) for arm in ("dbb", "grpo")
+    """Tabulate trained models on other tasks: dbb minus GRPO with the same seed."""
+    found = study.transfer.pivot_table(index="run", columns="benchmark", values="accuracy")
+    rows = []
+    for experiment, baseline in (("pairs", "pairs"), HERE):
+        prefixes = f"{experiment}-dbb-s", f"{baseline}-{BASELINE}-s"
+        dbb, grpo = (
+            found.filter(regex=f"^{prefix}", axis=0).rename(lambda run: run.rsplit("s")[-1]).dropna(axis=1)
+            for prefix in prefixes
+        )
+        for name in [*grpo.columns, "mean"] if len(dbb) and len(grpo) else []:
+            first, second = (part.mean(axis=1) if name == "mean" else part[name] for part in (dbb, grpo))
+            test = analysis.paired(first, second)
+            mean = percent(*analysis.mean_and_error(second))
+            rows.append([EXPERIMENTS[experiment], name, str(test.n), mean, difference(test), interval(test)])
+    header = ("trained on", "task", "n", "GRPO %", "vs. GRPO", "95 % interval")
+    return Table("SmolLM2: dbb on other tasks", header, rows)
+
+
+def _seconds(study: Study) -> Table:
+    """Compare arms with GRPO at equal seconds, in the experiments whose runs one machine made."""
+    rows = []
+    for experiment, baseline in (HERE, ("many", "many")):
+        grpo, of_grpo = (baseline, BASELINE), study.outcome(baseline, BASELINE, "seconds")
+        arms = {arm: (experiment, arm) for arm in study.arms(experiment) if arm != BASELINE}
+        tests = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
+        for arm, (test, corrected) in analysis.with_holm(
+            {arm: tests[arm] for arm in tests if tests[arm].n > 1}
+        ).items():
+            final = analysis.paired(*(study.outcome(*key, "accuracy") for key in (arms[arm], grpo)))
+            ratio = (study.outcome(*arms[arm], "seconds") / of_grpo).mean()
+            cells = [f"{ratio:.2f}", difference(final), *tested(test, p_value(corrected))[:4]]
+            rows.append([EXPERIMENTS[experiment], ARMS[arm], str(test.n), *cells])
+    header = ("experiment", "arm", "n", "seconds", "vs. GRPO", "at equal seconds", "95 % interval", "p", "p (Holm)")
+    note = (
+        "Seconds: divided by GRPO's. Differences in percentage points, paired by seed. At equal seconds: where the "
+        "faster run of a pair ends, accuracy interpolated between evaluations. Holm over the arms of an experiment. "
+        "Two runs at a time, one on each core."
     )
-    tests = {name: analysis.paired(dbb[name], grpo[name]) for name in of_run if len(dbb) and len(grpo)}
-    rows = [
-        [name, str(test.n), percent(*analysis.mean_and_error(grpo[name])), difference(test), interval(test)]
-        for name, test in tests.items()
-    ]
-    return Table("SmolLM2, pairs: dbb on other tasks", ("task", "n", "GRPO %", "vs. GRPO", "95 % interval"), rows)
+    return Table("SmolLM2: arms against GRPO of the same machine", header, rows, note)
+
+
+def _repeated(study: Study) -> Table:
+    """Compare GRPO's runs with the same seeds on two machines."""
+    rows = []
+    for name in ("accuracy", "mean_accuracy"):
+        runs = [study.outcome(experiment, BASELINE, name) for experiment in reversed(HERE)]
+        test = analysis.paired(*runs)
+        if test.n > 1:
+            rows.append([OUTCOMES[name], str(test.n), percent(*analysis.mean_and_error(runs[0])), difference(test)])
+    header = ("outcome", "n", "second machine %", "minus the first")
+    return Table("SmolLM2: GRPO with the same seeds on two machines", header, rows)
 
 
 def _more_prompts(study: Study) -> Table:

@@ -32,13 +32,7 @@ def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
     np.testing.assert_array_equal(table.state, [[nan, nan], [nan, nan], [nan, nan], [0.75, 1.75], [3.125, 0.125]])
     assert table.step.tolist() == [-1, -1, -1, 0, 0]
     assert table.visits.tolist() == [0] * 5
-    parent = {
-        "name": "old",
-        "uuid": source.record.uuid,
-        "step": 2,
-        "weight": 0.5,
-        "database": source_store.location,
-    }
+    parent = {"name": "old", "uuid": source.record.uuid, "step": 2, "weight": 0.5, "database": source_store.location}
     assert run.record.parent == parent
     assert store.find_run("new").parent == parent
     (event,) = store.query("SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)

@@ -6,12 +6,7 @@ import pytest
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import Predictive, RunFacts
-from openrlhf_dbb.core.strategies.posterior import (
-    PosteriorSampling,
-    expected_variance,
-    inclusion,
-    systematic,
-)
+from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, expected_variance, inclusion, systematic
 from openrlhf_dbb.errors import RunError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)

@@ -112,6 +112,14 @@ def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
     assert analysis.share_needed({3: target[1]}, target) is None
 
 
+def test_arms_are_compared_where_the_faster_one_ends():
+    curves = {("grpo", 1): [0.2, 0.5, 0.6], ("dbb", 1): [0.2, 0.4, 0.8]}
+    of_runs = runs({"grpo": [0.6], "dbb": [0.8]}).assign(seconds=[100.0, 150.0])
+    test = analysis.at_equal_seconds(Study.of(runs=of_runs, epochs=epochs(curves)), ("n2", "dbb"), ("n2", "grpo"))
+    # After 100 s dbb is a third of the way from 0.4, at 75 s, to 0.8.
+    assert (test.n, test.mean) == (1, pytest.approx(0.4 + 0.4 / 3 - 0.6))
+
+
 def test_errors_of_estimates_by_task_by_hand():
     made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5]}, "probed-lcm", 8)])
     errors = {"point": (1, 1), "dbb": (math.exp(-1), math.exp(-3)), "auto": (0.5, 0.5)}
