@@ -20,7 +20,7 @@ import pandas as pd
 import storage
 import storage.read
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks
+from openrlhf_dbb.evaluation import benchmarks, results
 from openrlhf_dbb.lab import recorded, replay, scores, specs
 from study import rows
 from study.rows import COLUMNS, EVERY_ARM
@@ -86,12 +86,13 @@ class StudyRun:
 
 
 def collect(store_url: str, folder: Path) -> None:
-    """Write runs.csv, epochs.csv, mse.csv and priors.csv, and print the runs that were left out.
+    """Write runs.csv, epochs.csv, mse.csv, priors.csv and transfer.csv, and print the runs that were left out.
 
     Rows of runs that are not in the store are kept.
 
     Args:
         folder: of the trainings. ``times.jsonl`` and ``exact.jsonl`` in it are optional. A line has a run and numbers.
+            ``transfer/``, optional too, has an evaluation of ``openrlhf-dbb evaluate`` for each run.
     """
     with storage.open_store(store_url, create=False) as store:
         runs = _finished(store)
@@ -112,6 +113,8 @@ def collect(store_url: str, folder: Path) -> None:
             priors += _priors(run, replayed)
     folder.mkdir(parents=True, exist_ok=True)
     files = {"runs": lasts, "epochs": epochs, "mse": pd.DataFrame(mse), "priors": pd.DataFrame(priors)}
+    if others := _transfers(folder / "transfer"):
+        files["transfer"] = pd.DataFrame(others)
     for name, new in files.items():
         path = folder / f"{name}.csv"
         old = rows.read(path, COLUMNS[name])
@@ -119,6 +122,19 @@ def collect(store_url: str, folder: Path) -> None:
         every = pd.concat([part.reindex(columns=COLUMNS[name]) for part in (kept, new) if len(part)] or [old])
         rows.write(path, every.sort_values("run", kind="stable"))
         print(f"{path}: {len(every)} rows" + (f", {len(kept)} of them from earlier" if len(kept) else ""))
+
+
+def _transfers(folder: Path) -> list[Row]:
+    """Return the rows of transfer.csv, an evaluation's name being the run's."""
+    found: list[Row] = []
+    for path in sorted(folder.glob(f"*/{results.RESPONSES}")):
+        scores = pd.DataFrame([(row.benchmark, np.array(row.scores, float)) for row in results.read_rows(path)])
+        for name, of_name in scores.groupby(0):
+            scores_P_N = np.stack(of_name[1].to_list())
+            prompts, samples = scores_P_N.shape
+            found.append({"run": path.parent.name, "benchmark": name, "prompts": prompts, "samples": samples})
+            found[-1]["accuracy"] = scores_P_N.mean()
+    return found
 
 
 def _share_starts(lasts: Any, epochs: Any, models: dict[str, tuple[Any, ...]]) -> None:

@@ -27,6 +27,7 @@ ARMS = {
     "greso": "GRESO",
     "repo": "RePO",
     "single": "N = 1",
+    "single-text": "N = 1, predicted prior",
     "spo": "SPO",
     "max_rl": "MaxRL",
     "max_rl-auto": "MaxRL, auto",

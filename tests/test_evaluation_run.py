@@ -229,11 +229,7 @@ def loaded(texts, **entry):
 
 @pytest.mark.parametrize(
     ("asked", "entry", "texts"),
-    [
-        (None, True, ["s12=", "s31="]),
-        (True, False, ["s12=", "s31="]),
-        (False, True, ["12", "31"]),
-    ],
+    [(None, True, ["s12=", "s31="]), (True, False, ["s12=", "s31="]), (False, True, ["12", "31"])],
 )
 def test_the_chat_template_is_applied_where_the_entry_or_the_flag_says_so(tiny_model, asked, entry, texts):
     tokenizer = type(tiny_model.tokenizer).from_pretrained(tiny_model.name)

@@ -26,10 +26,7 @@ def test_estimators_as_text(text, label, family):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("dbb:decay=0.4", "'dbb' has no parameter 'decay'"),
-        ("dbb:discount=half", "discount = 'half'"),
-    ],
+    [("dbb:decay=0.4", "'dbb' has no parameter 'decay'"), ("dbb:discount=half", "discount = 'half'")],
 )
 def test_wrong_estimators_are_named(text, message):
     with pytest.raises(UsageError, match=f"^estimator '{text}': .*{message}"):

@@ -162,10 +162,7 @@ BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "-
             ["--method", "spo", "--data.max_images_per_prompt", "1"],
             "--estimator spo takes log-probs of earlier rollouts, and no images are kept; leave out --data.max_images",
         ),
-        (
-            ["--train.max_rollouts", "511"],
-            "--train.max_rollouts 511 is less than one step: 512 rollouts",
-        ),
+        (["--train.max_rollouts", "511"], "--train.max_rollouts 511 is less than one step: 512 rollouts"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(argv, line):

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from openrlhf_dbb.evaluation import results
 from storage import ProbeRows
 from study import collect
 
@@ -251,3 +252,13 @@ def test_rows_of_runs_from_another_machine_are_kept(trained, folder):
     found = collected(trained, folder)
     assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
     assert (folder / "epochs.csv").read_text() == before
+
+
+def test_evaluations_on_other_tasks_are_averaged_by_task(trained, folder):
+    trained("n2-dbb-s1")
+    shared = {"run": 0, "id": "", "prompt": "", "label": ""} | {"answers": [], "tokens": [], "truncated": []}
+    responses = results.Responses(folder / "transfer" / "n2-dbb-s1")
+    for name, place, scores in (("lcm", 1, [0, 1.0]), ("sums", 0, [1, 1]), ("lcm", 0, [0, 0])):
+        responses.append(results.Row(benchmark=name, place=place, scores=scores, responses=["", ""], **shared))
+    found = list(csv.DictReader(collected(trained, folder)["transfer"]))
+    assert [list(row.values())[1:] for row in found] == [["lcm", "2", "2", "0.25"], ["sums", "1", "2", "1"]]
