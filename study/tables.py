@@ -21,7 +21,8 @@ REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6)}
 """Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
 HERE = ("real", "real-here")
-"""An experiment, and the one that repeats its GRPO on the machine of the arms that were added later."""
+"""An experiment, and the one that repeats its GRPO on the machine of these arms."""
+HERE_ARMS = ("dbb", "auto", "single", "single-text", "spo", "max_rl", "max_rl-auto", "dapo")
 
 
 def tables(study: Study) -> dict[str, Table]:
@@ -172,26 +173,28 @@ def _transfer(study: Study) -> Table:
     found = study.transfer.pivot_table(index="run", columns="benchmark", values="accuracy")
     rows = []
     for experiment, baseline in (("pairs", "pairs"), HERE):
-        prefixes = f"{experiment}-dbb-s", f"{baseline}-{BASELINE}-s"
-        dbb, grpo = (
-            found.filter(regex=f"^{prefix}", axis=0).rename(lambda run: run.rsplit("s")[-1]).dropna(axis=1)
-            for prefix in prefixes
+        dbb, grpo, start = (
+            found.filter(regex=f"^{run}", axis=0).rename(lambda run: run.rsplit("s")[-1])
+            for run in (f"{experiment}-dbb-s", f"{baseline}-{BASELINE}-s", "start$")
         )
-        for name in [*grpo.columns, "mean"] if len(dbb) and len(grpo) else []:
-            first, second = (part.mean(axis=1) if name == "mean" else part[name] for part in (dbb, grpo))
-            test = analysis.paired(first, second)
-            mean = percent(*analysis.mean_and_error(second))
-            rows.append([EXPERIMENTS[experiment], name, str(test.n), mean, difference(test), interval(test)])
-    header = ("trained on", "task", "n", "GRPO %", "vs. GRPO", "95 % interval")
-    return Table("SmolLM2: dbb on other tasks", header, rows)
+        tasks = grpo.dropna(axis=1).columns.intersection(dbb.dropna(axis=1).columns)
+        for name in [*tasks, "mean"] if len(tasks) else []:
+            of_dbb, of_grpo, of_start = (
+                part[tasks].mean(axis=1) if name == "mean" else part[name] for part in (dbb, grpo, start)
+            )
+            test = analysis.paired(of_dbb, of_grpo)
+            means = percent(float(of_start.mean()), math.nan), percent(*analysis.mean_and_error(of_grpo))
+            rows.append([EXPERIMENTS[experiment], name, str(test.n), *means, difference(test), interval(test)])
+    header = ("trained on", "task", "n", "before training %", "GRPO %", "dbb vs. GRPO", "95 % interval")
+    return Table("SmolLM2: trained models on other tasks", header, rows)
 
 
 def _seconds(study: Study) -> Table:
     """Compare arms with GRPO at equal seconds, in the experiments whose runs one machine made."""
     rows = []
-    for experiment, baseline in (HERE, ("many", "many")):
+    for (experiment, baseline), compared in ((HERE, HERE_ARMS), (("many", "many"), tuple(ARMS))):
         grpo, of_grpo = (baseline, BASELINE), study.outcome(baseline, BASELINE, "seconds")
-        arms = {arm: (experiment, arm) for arm in study.arms(experiment) if arm != BASELINE}
+        arms = {arm: (experiment, arm) for arm in study.arms(experiment) if arm in compared and arm != BASELINE}
         tests = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
         for arm, (test, corrected) in analysis.with_holm(
             {arm: tests[arm] for arm in tests if tests[arm].n > 1}
