@@ -74,7 +74,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "mse": ("run", "n", "seed", "estimator", "discount", "mse", "mse_point"),
     # DBB with a prior, replayed at the discount with the smallest error.
     "priors": ("run", "n", "seed", "prior_alpha", "prior_beta", "discount", "mse"),
-    # A trained model on a task that it was not trained on.
+    # A trained model on a task that it was not trained on. The run "start" is the model before training.
     "transfer": ("run", "benchmark", "prompts", "samples", "accuracy"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),

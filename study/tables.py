@@ -7,7 +7,7 @@ import math
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, FIXED, POWER
-from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, tested
+from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, points, tested
 from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 OUTCOMES = {
@@ -173,17 +173,14 @@ def _transfer(study: Study) -> Table:
     found = study.transfer.pivot_table(index="run", columns="benchmark", values="accuracy")
     rows = []
     for experiment, baseline in (("pairs", "pairs"), HERE):
-        dbb, grpo, start = (
-            found.filter(regex=f"^{run}", axis=0).rename(lambda run: run.rsplit("s")[-1])
-            for run in (f"{experiment}-dbb-s", f"{baseline}-{BASELINE}-s", "start$")
-        )
-        tasks = grpo.dropna(axis=1).columns.intersection(dbb.dropna(axis=1).columns)
-        for name in [*tasks, "mean"] if len(tasks) else []:
-            of_dbb, of_grpo, of_start = (
-                part[tasks].mean(axis=1) if name == "mean" else part[name] for part in (dbb, grpo, start)
-            )
-            test = analysis.paired(of_dbb, of_grpo)
-            means = percent(float(of_start.mean()), math.nan), percent(*analysis.mean_and_error(of_grpo))
+        seeds = (study.outcome(*key, "run") for key in ((experiment, "dbb"), (baseline, BASELINE)))
+        dbb, grpo = (found.reindex(runs).set_axis(runs.index).dropna(axis=1, how="all") for runs in seeds)
+        start = found.reindex(["start"])[grpo.columns]
+        for part in (dbb, grpo, start):
+            part["mean"] = part.mean(axis=1, skipna=False)
+        for name in grpo if len(grpo.columns) > 1 else []:
+            test = analysis.paired(dbb[name], grpo[name])
+            means = percent(start[name].item(), math.nan), percent(*analysis.mean_and_error(grpo[name].dropna()))
             rows.append([EXPERIMENTS[experiment], name, str(test.n), *means, difference(test), interval(test)])
     header = ("trained on", "task", "n", "before training %", "GRPO %", "dbb vs. GRPO", "95 % interval")
     return Table("SmolLM2: trained models on other tasks", header, rows)
@@ -195,10 +192,9 @@ def _seconds(study: Study) -> Table:
     for (experiment, baseline), compared in ((HERE, HERE_ARMS), (("many", "many"), tuple(ARMS))):
         grpo, of_grpo = (baseline, BASELINE), study.outcome(baseline, BASELINE, "seconds")
         arms = {arm: (experiment, arm) for arm in study.arms(experiment) if arm in compared and arm != BASELINE}
-        tests = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
-        for arm, (test, corrected) in analysis.with_holm(
-            {arm: tests[arm] for arm in tests if tests[arm].n > 1}
-        ).items():
+        every = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
+        tests = {arm: test for arm, test in every.items() if test.n > 1}
+        for arm, (test, corrected) in analysis.with_holm(tests).items():
             final = analysis.paired(*(study.outcome(*key, "accuracy") for key in (arms[arm], grpo)))
             ratio = (study.outcome(*arms[arm], "seconds") / of_grpo).mean()
             cells = [f"{ratio:.2f}", difference(final), *tested(test, p_value(corrected))[:4]]
@@ -213,15 +209,14 @@ def _seconds(study: Study) -> Table:
 
 
 def _repeated(study: Study) -> Table:
-    """Compare GRPO's runs with the same seeds on two machines."""
-    rows = []
-    for name in ("accuracy", "mean_accuracy"):
-        runs = [study.outcome(experiment, BASELINE, name) for experiment in reversed(HERE)]
-        test = analysis.paired(*runs)
-        if test.n > 1:
-            rows.append([OUTCOMES[name], str(test.n), percent(*analysis.mean_and_error(runs[0])), difference(test)])
-    header = ("outcome", "n", "second machine %", "minus the first")
-    return Table("SmolLM2: GRPO with the same seeds on two machines", header, rows)
+    """Compare GRPO's runs on two machines, seed by seed."""
+    first, second = (study.outcome(experiment, BASELINE, "accuracy") for experiment in HERE)
+    rows = [
+        [str(seed), percent(first[seed], math.nan), percent(again, math.nan), points(again - first[seed])]
+        for seed, again in second.items()
+    ]
+    header = ("seed", "first machine %", "second machine %", "difference")
+    return Table("SmolLM2: GRPO's final accuracy on two machines", header, rows)
 
 
 def _more_prompts(study: Study) -> Table:
@@ -238,13 +233,19 @@ def _steps(study: Study) -> Table:
     for experiment, title in EXPERIMENTS.items():
         for arm in study.arms(experiment):
             shares = [study.outcome(experiment, arm, f"mean_{name}") for name in ("zero_variance", "clip_fraction")]
+            shares.append(study.outcome(experiment, arm, "reward_last"))
             seconds = study.outcome(experiment, arm, "seconds")
             timed = f"{seconds.median():.0f}" if len(seconds) else "-"
             count = len(study.outcome(experiment, arm, "accuracy"))
             cells = [percent(float(share.mean()), math.nan) for share in shares]
             rows.append([title, ARMS[arm], str(count), *cells, timed])
-    header = ("experiment", "arm", "n", "groups with equal rewards %", "clipped tokens %", "seconds")
-    note = "n: seeds. Shares are means over all steps. Seconds: median of the runs, which were made beside others."
+    header = (
+        "experiment", "arm", "n", "groups with equal rewards %", "clipped tokens %", "reward, last epoch %", "seconds",
+    )  # fmt: skip
+    note = (
+        "n: seeds. The first two shares are means over all steps. Seconds: median of the runs, which were made beside "
+        "others and not all on one machine."
+    )
     return Table("What the runs logged", header, rows, note)
 
 
