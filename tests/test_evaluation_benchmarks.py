@@ -190,11 +190,13 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
         "title = 'Primes'\nfile = 'data/q.jsonl'\nquestion = 'text'\nanswer = 'gold'\nid = 'key'\nverifier = 'exact'\n"
         "chat_template = false\nmax_tokens = 64\ntemplate = 'Q: {question} A: \\boxed{}'\n"
     )
-    benchmark = benchmarks.find(f"{tmp_path}/primes.toml")
+    loaded = loading.load(benchmark := benchmarks.find(f"{tmp_path}/primes.toml"))
     assert (benchmark.name, benchmark.title, benchmark.max_tokens) == ("primes", "Primes", 64)
-    loaded = loading.load(benchmark)
     # what a question holds is never filled in
     assert (loaded.ids, loaded.texts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
+    pytest.importorskip("reasoning_gym")
+    task = benchmarks.find("reasoning_gym:chain_sum?size=1&min_terms=2&max_terms=2")
+    assert loading.load(dataclasses.replace(task, instruction="Now.")).texts[0].endswith(" =\nNow.")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     from datasets.exceptions import DatasetsError
 
     if tasks.is_spec(benchmark.hub):
-        return datasets.Dataset.from_list(tasks.problems(benchmark.hub))
+        return datasets.Dataset.from_list(tasks.problems(benchmark.hub, benchmark.instruction))
     try:
         if benchmark.file:
             reader = READERS[Path(benchmark.file).suffix]

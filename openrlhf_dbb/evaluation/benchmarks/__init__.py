@@ -36,6 +36,7 @@ class Benchmark:
     configs: tuple[str, ...] = ()  # of the hub data set, concatenated in this order; () for the default one
     forms: tuple[str, ...] = ()  # text for ``{form}`` in the template, one for each configuration
     split: str = "train"
+    instruction: str = tasks.INSTRUCTION  # follows the question of a spec, in a line of its own
     question: str = "input"  # column
     answer: str = "label"  # column of the label (of a list, its first entry); not used with ``choices``
     options: str = ""  # column with the list of options if the label is a letter
@@ -70,8 +71,7 @@ def find(text: str) -> Benchmark:
         UsageError: there is no such benchmark or file, or the file has a mistake.
     """
     if tasks.is_spec(text):
-        title = text.removeprefix(tasks.PREFIX)
-        return Benchmark(text, title, hub=text, question="prompt", verifier="reasoning_gym")
+        return Benchmark(text, text.removeprefix(tasks.PREFIX), hub=text, question="prompt", verifier="reasoning_gym")
     name, equals, path = text.partition("=")
     if equals:
         if not name or "/" in name:
