@@ -41,7 +41,7 @@ STYLE = dict(zip(("grpo-wide", "dr_grpo", "dr_grpo-dbb", "dapo", "greso", "repo"
 STYLE |= {"grpo": LOOKS["point"], "laplace": LOOKS["laplace"], "dbb": LOOKS["dbb"], "auto": LOOKS["auto"]}
 SMOLLM2 = {"pairs": "pairs", "real": "sums", "lcm": "lcm"}
 """Experiments with one model on several tasks, and the tasks."""
-SMOLLM2_ARMS = ("grpo", "dbb", "laplace", "centered")
+SMOLLM2_ARMS = ("grpo", "dbb", "centered")
 FEWER_STYLE = dict(zip(fewer.LABELS, (LOOKS["point"], _MORE[0], LOOKS["auto"], *_MORE[1:], *_MORE[:1]), strict=False))
 
 
