@@ -17,12 +17,18 @@ OUTCOMES = {
     "exact": "exact accuracy (not preregistered)",
 }
 """Outcomes of the contrasts, and their printed names."""
-REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6)}
+REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6), "real": range(4, 6)}
 """Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
 HERE = ("real", "real-here")
 """An experiment, and the one that repeats its GRPO on the machine of these arms."""
 HERE_ARMS = ("dbb", "auto", "single", "single-text", "spo", "max_rl", "max_rl-auto", "dapo")
+
+ACROSS = (
+    ("GRPO, pairs: two rollouts of many prompts - eight of a quarter", ("many", BASELINE), ("pairs", BASELINE)),
+    ("DAPO at its best rate - GRPO", ("real-tuned", "dapo"), ("real", BASELINE)),
+)
+"""Differences between experiments: a label, and experiment and arm of both sides."""
 
 
 def tables(study: Study) -> dict[str, Table]:
@@ -36,7 +42,7 @@ def tables(study: Study) -> dict[str, Table]:
     made |= {"control": _control(study), "estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
     if not made["estimates"].rows:  # which has the same errors by task
         made["mse"] = _errors(study)
-    made |= {"transfer": _transfer(study), "more-prompts": _more_prompts(study)}
+    made |= {"transfer": _transfer(study), "across": _across(study)}
     made |= {"seconds": _seconds(study), "two-machines": _repeated(study)}
     made |= {"steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
@@ -219,12 +225,14 @@ def _repeated(study: Study) -> Table:
     return Table("SmolLM2: GRPO's final accuracy on two machines", header, rows)
 
 
-def _more_prompts(study: Study) -> Table:
-    """Compare GRPO on many prompts with two rollouts to GRPO on a quarter of them with eight."""
-    many, pairs = (study.outcome(experiment, BASELINE, "accuracy") for experiment in ("many", "pairs"))
-    test = analysis.paired(many, pairs)
-    rows = [[str(test.n), difference(test), interval(test), p_value(test.p)]] if test.n else []
-    return Table("SmolLM2, GRPO: many minus pairs", ("n", "difference", "95 % interval", "p"), rows)
+def _across(study: Study) -> Table:
+    """Compare arms of different experiments that share their seeds."""
+    rows = []
+    for label, first, second in ACROSS:
+        test = analysis.paired(*(study.outcome(*key, "accuracy") for key in (first, second)))
+        if test.n:
+            rows.append([label, str(test.n), difference(test), interval(test), p_value(test.p)])
+    return Table("SmolLM2: differences across experiments", ("", "n", "difference", "95 % interval", "p"), rows)
 
 
 def _steps(study: Study) -> Table:
