@@ -51,7 +51,7 @@ class Test:
 
     experiment: str
     outcome: str = ""
-    against: str = ""  # a second experiment, for ``best``
+    against: str = ""  # a second experiment: of ``best``, or of the arm that ``difference`` and ``ratio`` compare with
     arm: str = ""  # takes the place of the claim's arm, where the paper compares another one at this scale
 
     @property
@@ -83,15 +83,18 @@ class Claim:
 
     def runs(self, scale: str) -> list[tuple[Protocol, PlannedRun]]:
         """Return the runs that its tests at a scale need, each with its protocol."""
-        wanted = {(name, arm) for test in self.tests[scale] for name in test.experiments for arm in self.needs(test)}
+        wanted = {key for test in self.tests[scale] for key in self.needs(test)}
         plans = map(protocol.load, SCALES[scale])
         return [(plan, run) for plan in plans for run in plan.runs if (run.experiment, run.arm) in wanted]
 
-    def needs(self, test: Test) -> list[str]:
-        """Return the arms whose runs a test needs."""
+    def needs(self, test: Test) -> set[tuple[str, str]]:
+        """Return the experiments and arms whose runs a test needs."""
         arms = self.at(test).arms
+        if test.against and self.against:
+            return {(test.experiment, arm) for arm in arms} | {(test.against, self.against)}
         on_grpo = [] if arms and self.kind != "agreement" else ["grpo"]  # errors are measured on GRPO's runs
-        return [*arms, *([self.against] if arms and self.against else []), *on_grpo]
+        every = [*arms, *([self.against] if arms and self.against else []), *on_grpo]
+        return {(name, arm) for name in test.experiments for arm in every}
 
 
 def load(path: Path = MANIFEST) -> dict[str, Claim]:
@@ -135,15 +138,21 @@ def outcome(study: Study, experiment: str, arm: str, name: str) -> Any:
     return study.outcome(experiment, arm, column) * (100 if column in POINTS else 1)
 
 
+def _sides(claim: Claim, test: Test, study: Study) -> list[Any]:
+    """Return the outcome of the claim's arm, and of the one it is compared with, which may be in another experiment."""
+    sides = ((test.experiment, claim.arms[0]), (test.against or test.experiment, claim.against))
+    return [outcome(study, *side, test.outcome) for side in sides]
+
+
 def _difference(claim: Claim, test: Test, study: Study) -> Finding:
-    first, second = (outcome(study, test.experiment, arm, test.outcome) for arm in (claim.arms[0], claim.against))
+    first, second = _sides(claim, test, study)
     if test.outcome == "loss":
         return _judged(claim, analysis.paired(first, second), "+.3f", claim.margin, "")
     return _judged(claim, analysis.paired(first, second), "+.2f", claim.margin, " points")
 
 
 def _ratio(claim: Claim, test: Test, study: Study) -> Finding:
-    first, second = (outcome(study, test.experiment, arm, test.outcome) for arm in (claim.arms[0], claim.against))
+    first, second = _sides(claim, test, study)
     paired = analysis.paired(np.log(first[first > 0]), np.log(second[second > 0]))
     return _judged(claim, paired, "ratio", math.log1p(claim.margin), " times")
 

@@ -101,7 +101,7 @@ def collect(store_url: str, folder: Path) -> None:
     for file in (TIMES, EXACT):
         lasts = lasts.merge(read_lines(folder / file), left_on="run", right_index=True, how="left")
     epochs = pd.DataFrame([row for of_run, _ in measured for row in of_run])
-    evaluated = ("actor.model_name_or_path", "eval.dataset")
+    evaluated = ("actor.model_name_or_path", "eval.dataset", "data.max_samples")
     _share_starts(lasts, epochs, {run.record.name: tuple(map(run.record.config.get, evaluated)) for run in runs})
     known = set(rows.read(folder / "priors.csv", COLUMNS["priors"]).run)
     mse: list[Row] = []
