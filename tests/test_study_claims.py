@@ -73,17 +73,16 @@ def test_differences_and_their_verdicts(dbb, expected, margin, verdict):
     assert find("difference", study, expected=expected, margin=margin).verdict == verdict
 
 
-def test_a_difference_in_words():
-    finding = find("difference", Study.of(runs=accuracies({"dbb": [0.52, 0.54], "grpo": [0.5, 0.5]})))
+def test_a_difference_to_another_experiment_in_words():
+    both = [accuracies({"dbb": [0.52, 0.54], "grpo": [0.9, 0.9]}), accuracies({"grpo": [0.5, 0.5]}, "f")]
+    finding = find("difference", Study.of(runs=pd.concat(both)), Test("e", "accuracy", against="f"))
     assert (finding.n, finding.text) == (2, "+3.00 (-9.71 to +15.71) points")
     assert float(finding.detectable) == pytest.approx(12.706 + 1.376, abs=0.01)  # t of 1 degree: 0.975 and 0.8
 
 
 def test_runs_of_both_protocols_are_pooled():
-    first, second = (
-        accuracies({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8"),
-        accuracies({"grpo": [0.5], "dbb": [0.53]}, "sweep-n8"),
-    )
+    first = accuracies({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8")
+    second = accuracies({"grpo": [0.5], "dbb": [0.53]}, "sweep-n8")
     [table] = claims.tables({}, {}, Study.of(runs=pd.concat([first, second.assign(seed=11)])))
     [row] = table.rows  # 1, 2 and 3 points: t = 3.464 with 2 degrees of freedom
     assert row[0] == "n8, sweep-n8" and row[2:5] == ["3", "-0.48 to +4.48", "+2.00 ± 0.58 (0.0742)"]

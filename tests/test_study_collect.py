@@ -58,6 +58,7 @@ def trained(open_new, fill, folder):
         unused=0,
         metrics=logged,
         heldout="first",
+        limit=256,
     ):
         config = {
             "rollout.n_samples_per_prompt": samples,
@@ -65,6 +66,7 @@ def trained(open_new, fill, folder):
             "actor.adam.lr": 2e-4,
             "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
             "eval.dataset": heldout,
+            "data.max_samples": limit,
             "train.num_episodes": 4,
             "probe.fraction": 0.0 if probes is None else 0.1,
         }
@@ -76,9 +78,7 @@ def trained(open_new, fill, folder):
                 fill.step(run, step, ids[:2], successes[step - 1], 2, usage=counts, **more)
                 run.record_metrics(step, metrics(step))
             if step in right:
-                rows = [
-                    fill.evaluation(ids[2 * place : 2 * place + 2], right[step], s) for place, s in enumerate(sources)
-                ]
+                rows = [fill.evaluation(ids[2 * place :][:2], right[step], s) for place, s in enumerate(sources)]
                 if "ood" in sources:
                     rows[1] = fill.evaluation(ids[2:], (0, step / 2), "ood")
                 run.record_evaluation(step, "training", rows, model="tiny", config={})
@@ -233,10 +233,11 @@ def test_runs_start_at_the_mean_over_the_evaluations_of_their_model_on_their_dat
     trained("n2-auto-s1", right={**RIGHT, 0: (3, 1)})
     trained("n2-dbb-s1", right=late)
     trained("n2-dbb-s2", right=late)
+    trained("n4-grpo-s1", right={**RIGHT, 0: (2, 0)}, limit=80)
     trained("n8-grpo-s1", right={**RIGHT, 0: (4, 4)}, heldout="other")
     found = collected(trained, folder)
-    assert column(found["runs"], "run") == ["n2-auto-s1", "n2-dbb-s1", "n2-dbb-s2", "n2-grpo-s1", "n8-grpo-s1"]
-    shared = ["0.375", "0.375", "", "0.375", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; 1 of its own data alone
+    assert " ".join(column(found["runs"], "run")) == "n2-auto-s1 n2-dbb-s1 n2-dbb-s2 n2-grpo-s1 n4-grpo-s1 n8-grpo-s1"
+    shared = ["0.375", "0.375", "", "0.375", "0.25", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; then their own
     assert column(found["runs"], "start_accuracy") == shared
     assert [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"] == shared
 
