@@ -56,7 +56,7 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    packages=find_packages(include=["estimators*", "storage*", "openrlhf_dbb*"]),
+    packages=find_packages(include=["openrlhf_dbb*"]),  # with estimators and storage, by links
     # platform/shims is not a package but a folder that is put on the import path.
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],

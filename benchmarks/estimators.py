@@ -20,9 +20,9 @@ import numpy as np
 
 sys.path[0] = str(Path(__file__).parents[1])  # in this folder, this file would hide the package of the same name
 
-from estimators import available, build  # noqa: E402
-from estimators.base import Floats, State  # noqa: E402
-from estimators.text_features import WIDTH  # noqa: E402
+from openrlhf_dbb.estimators import available, build  # noqa: E402
+from openrlhf_dbb.estimators.base import Floats, State  # noqa: E402
+from openrlhf_dbb.estimators.text_features import WIDTH  # noqa: E402
 
 ROLLOUTS = 8
 DISCOUNT = 0.5

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from storage.records import TOTALS
+from openrlhf_dbb.storage.records import TOTALS
 
 CACHE_KIB = 65_536
 FETCHED = 50_000  # rows at a time

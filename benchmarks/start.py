@@ -152,8 +152,7 @@ def run(name: str, episodes: int, folder: Path) -> Measured:
         ]  # fmt: skip
     else:
         command = [
-            # -P: here, "estimators" is a benchmark
-            sys.executable, "-P", str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
+            sys.executable, str(TREE / "benchmarks" / "trl_grpo.py"), "--steps", str(STEPS * episodes),
             "--precision", name.split("-")[1], "--reward", str(reward), "--output", str(folder),
         ]  # fmt: skip
     threads = {"OMP_NUM_THREADS": "1"} if "1-thread" in name else {}

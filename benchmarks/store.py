@@ -36,8 +36,8 @@ from raw_sql import RawPostgreSQL, RawSQLite
 from store_content import DBB, PASSES, WIDE_STEP, Trainer, create, fill, kept_bytes, texts
 
 from openrlhf_dbb.core import KEEP
-from storage import PosteriorStore, Run, open_store
-from storage.engine import file_system
+from openrlhf_dbb.storage import PosteriorStore, Run, open_store
+from openrlhf_dbb.storage.engine import file_system
 
 SIZES = (128, 1_024, 4_096)  # prompts of a step
 TINY = 64  # prompts of a step of the tiny preset

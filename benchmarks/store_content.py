@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy import text
 
 from openrlhf_dbb.core import KEEP
-from storage import PosteriorStore, RolloutRows, Run, StepRows, Usage
+from openrlhf_dbb.storage import PosteriorStore, RolloutRows, Run, StepRows, Usage
 
 WIDE_STEP = 512  # prompts of a step of the long run
 STRIDE = 611_953  # coprime with the number of prompts: steps of scattered prompts

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from chromium import CHROMIUM, Browser
 from store_content import Trainer, create, fill, texts
 
-from storage import open_store
+from openrlhf_dbb.storage import open_store
 
 PROMPTS, PASSES, A_STEP = 50_048, 100, 128  # 39,100 steps
 BOUNDS = {

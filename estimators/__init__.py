@@ -20,7 +20,7 @@ Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt
 
 Example:
     >>> import numpy as np
-    >>> from estimators import build, standardized
+    >>> from openrlhf_dbb.estimators import build, standardized
     >>> dbb = build("dbb", discount=0.5)
     >>> rewards_P_G = np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
     >>> state, estimate = dbb.observe(dbb.initial_state(2), rewards_P_G)
@@ -32,10 +32,10 @@ Example:
     array([ 1.528, -0.655, -0.655, -0.655])
 """
 
-from estimators import closed_form
-from estimators.base import Estimate, RewardEstimator, RewardSupportError, State
-from estimators.forms import FORMS, Form, centered, standardized
-from estimators.registry import available, build, get, register
+from openrlhf_dbb.estimators import closed_form
+from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
+from openrlhf_dbb.estimators.forms import FORMS, Form, centered, standardized
+from openrlhf_dbb.estimators.registry import available, build, get, register
 
 __all__ = [
     "FORMS",

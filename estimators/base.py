@@ -10,14 +10,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.parameters import check
+from openrlhf_dbb.estimators.parameters import check
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-If the estimator reads texts, the caller adds "features", :func:`estimators.text_features.text_features`, which are not
-stored.
+If the estimator reads texts, the caller adds "features", :func:`openrlhf_dbb.estimators.text_features.text_features`,
+which are not stored.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -62,10 +62,10 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by :func:`estimators.parameters.parameter`, are its parameters
-    and become the command line's flags ``--NAME.FIELD``. The object itself learns nothing: the caller keeps, stores and
-    rolls back a ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a
-    clock).
+    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, are
+    its parameters and become the command line's flags ``--NAME.FIELD``. The object itself learns nothing: the caller
+    keeps, stores and rolls back a ``State``, with numbers for each prompt and for the whole run (a prior that all
+    prompts share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a missing rollout (a
     verifier time-out), so N may differ between prompts, but every row holds a reward. Methods return new arrays and
@@ -79,7 +79,8 @@ class RewardEstimator(ABC):
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
         reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
-            how far the policy has moved since a prompt's last visit, in nats a token (:class:`estimators.spo.Spo`).
+            how far the policy has moved since a prompt's last visit, in nats a token
+            (:class:`openrlhf_dbb.estimators.spo.Spo`).
         reads_texts: True if the methods read ``state["features"]``.
 
     Raises:

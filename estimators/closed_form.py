@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from estimators.base import Floats, RewardEstimator
-from estimators.dbb import DiscountedBetaBernoulli
-from estimators.empirical_bayes import EmpiricalBayes, fit_beta
-from estimators.simple import LaplaceSmoothing, MovingAverage, PointEstimator
+from openrlhf_dbb.estimators.base import Floats, RewardEstimator
+from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb.estimators.empirical_bayes import EmpiricalBayes, fit_beta
+from openrlhf_dbb.estimators.simple import LaplaceSmoothing, MovingAverage, PointEstimator
 
 SUPPORTED = (DiscountedBetaBernoulli, MovingAverage, EmpiricalBayes, LaplaceSmoothing, PointEstimator)
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import BetaPosterior, Floats, State, Support, counts
-from estimators.forgetting import faded, latest
-from estimators.parameters import parameter
-from estimators.registry import register
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts
+from openrlhf_dbb.estimators.forgetting import faded, latest
+from openrlhf_dbb.estimators.parameters import parameter
+from openrlhf_dbb.estimators.registry import register
 
 
 @register
@@ -34,8 +34,8 @@ class DiscountedBetaBernoulli(BetaPosterior):
     prior once. Every call of ``observe`` is one update.
 
     With "visits" a late group (a lag above 0) is one more visit, so observe groups in the order of their generation.
-    With "updates" it counts as of update ``g = now - lag`` (:mod:`estimators.forgetting`). With first and v the least
-    and the greatest g of a prompt, and E updates per epoch::
+    With "updates" it counts as of update ``g = now - lag`` (:mod:`openrlhf_dbb.estimators.forgetting`). With
+    first and v the least and the greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from estimators.registry import register
+from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
+from openrlhf_dbb.estimators.registry import register
 
 WEIGHT = 2.0  # of the prior, in rollouts, where it cannot be estimated
 _WEAKEST, _STRONGEST = 0.05, 1e3  # its limits

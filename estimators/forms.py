@@ -4,7 +4,7 @@ X is a reward, p and v are the estimated mean and variance of one reward.
 
 Example:
     >>> import numpy as np
-    >>> from estimators import FORMS, build
+    >>> from openrlhf_dbb.estimators import FORMS, build
     >>> dbb, rewards_P_G = build("dbb", discount=0.5), np.array([[1.0, 0.0, 0.0, 0.0]])
     >>> state, estimate = dbb.observe(dbb.initial_state(1), rewards_P_G, leave_one_out=True)  # alpha 1.5, beta 3.5
     >>> estimate.without_each  # 0.5 / 4, 1.5 / 4
@@ -21,8 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats
-from estimators.registry import Registry
+from openrlhf_dbb.estimators.base import Estimate, Floats
+from openrlhf_dbb.estimators.registry import Registry
 
 
 class Form(ABC):
@@ -46,7 +46,7 @@ class Form(ABC):
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
 
 
-FORMS: Registry[Form] = Registry("advantage form", Form, "estimators.forms", "openrlhf_dbb.forms")
+FORMS: Registry[Form] = Registry("advantage form", Form, __name__, "openrlhf_dbb.forms")
 """The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
 
 register = FORMS.register

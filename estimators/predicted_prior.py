@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import BetaPosterior, Floats, State, counts
-from estimators.forgetting import faded, latest
-from estimators.parameters import parameter
-from estimators.registry import register
-from estimators.text_features import WIDTH
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts
+from openrlhf_dbb.estimators.forgetting import faded, latest
+from openrlhf_dbb.estimators.parameters import parameter
+from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.text_features import WIDTH
 
 RIDGE = 1.0
 """1 / variance that the logits between prompts are expected to have, however many features there are."""
@@ -49,7 +49,7 @@ class PredictedPrior(BetaPosterior):
         sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
 
     w is v and c in the features' own units. A late group counts as of the update in which it would have been on-policy
-    (:mod:`estimators.forgetting`).
+    (:mod:`openrlhf_dbb.estimators.forgetting`).
 
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.

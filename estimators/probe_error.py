@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 
 Samples = Floats | NDArray[np.int64]
 

@@ -7,8 +7,8 @@ import pkgutil
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from estimators.base import RewardEstimator
-from estimators.parameters import parameter_fields
+from openrlhf_dbb.estimators.base import RewardEstimator
+from openrlhf_dbb.estimators.parameters import parameter_fields
 
 _Base = TypeVar("_Base")
 _Class = TypeVar("_Class", bound=type[Any])
@@ -91,5 +91,5 @@ class Registry(Generic[_Base]):
         return cls
 
 
-ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, "estimators", "openrlhf_dbb.estimators")
+ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, __package__, __package__)
 register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from estimators.parameters import parameter
-from estimators.registry import register
+from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
+from openrlhf_dbb.estimators.parameters import parameter
+from openrlhf_dbb.estimators.registry import register
 
 
 @register

@@ -8,8 +8,8 @@ Needs pandas and matplotlib. Writes analyse_run.png.
 # %% Read the run: one row for each visit of a prompt
 import pandas as pd
 
-from estimators.probe_error import squared_errors
-from storage import open_store, read_log, read_probes
+from openrlhf_dbb.estimators.probe_error import squared_errors
+from openrlhf_dbb.storage import open_store, read_log, read_probes
 
 RUN = None  # name, number or uuid; None: the newest run
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from estimators import FORMS, available, build
 from openrlhf_dbb import tiny
+from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.presets import smollm2
 
 ROLLOUTS = 8  # of a prompt in a step

@@ -6,7 +6,9 @@ cli           starts the part that a command needs
 driver        reads the command line, prepares the run and launches it
 actors        trains: the trainer, and OpenRLHF's Ray actors with the posteriors
 integrations  trains with the same posteriors in TRL and verl
-core          computes one step without torch; uses the packages estimators and storage
+core          computes one step without torch
+estimators    turn rewards into posteriors and advantages; numpy alone
+storage       keeps posteriors and their history in SQL; SQLAlchemy alone
 
 The other parts:
 

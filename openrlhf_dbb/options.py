@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from openrlhf_dbb.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:  # the help does not wait for SQLAlchemy
-    from storage import PosteriorStore, RunRecord
+    from openrlhf_dbb.storage import PosteriorStore, RunRecord
 
 _STACK = ("torch", "ray", "vllm", "openrlhf")
 RUN_HELP = "name, number or uuid (default: the latest run)"
@@ -71,7 +71,7 @@ def add_run(parser: argparse._ActionsContainer) -> None:
 
 def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
     """Return the run that ``ref`` names, or the latest run if ``ref`` is None. Raise StoreError if there is none."""
-    from storage import StoreError
+    from openrlhf_dbb.storage import StoreError
 
     if ref is not None:
         return store.find_run(ref)
@@ -83,7 +83,7 @@ def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
 
 def add_store(parser: argparse._ActionsContainer) -> None:
     """Add ``--store.url``. It has no default, because it may stand before the command too."""
-    from storage import DEFAULT_URL, URL_VARIABLE
+    from openrlhf_dbb.storage import DEFAULT_URL, URL_VARIABLE
 
     url = f"the store (default: ${URL_VARIABLE}, else {DEFAULT_URL})"
     parser.add_argument("--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url)

@@ -37,9 +37,9 @@ Example:
     >>> store.close(); folder.cleanup()
 """
 
-from storage.prompt_ids import prompt_hash
-from storage.read import TRAINING, ProbeLog, StepLog, read_log, read_probes
-from storage.records import (
+from openrlhf_dbb.storage.prompt_ids import prompt_hash
+from openrlhf_dbb.storage.read import TRAINING, ProbeLog, StepLog, read_log, read_probes
+from openrlhf_dbb.storage.records import (
     EvaluationRows,
     PosteriorTable,
     ProbeRows,
@@ -49,9 +49,9 @@ from storage.records import (
     Usage,
     WarmStart,
 )
-from storage.run import Run
-from storage.store import PosteriorStore, open_store
-from storage.url import DEFAULT_URL, URL_VARIABLE, StoreError
+from openrlhf_dbb.storage.run import Run
+from openrlhf_dbb.storage.store import PosteriorStore, open_store
+from openrlhf_dbb.storage.url import DEFAULT_URL, URL_VARIABLE, StoreError
 
 __all__ = [
     "DEFAULT_URL",

@@ -24,7 +24,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from storage.url import Address, StoreError
+from openrlhf_dbb.storage.url import Address, StoreError
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one, in seconds."""
@@ -62,7 +62,7 @@ _SQLITE_SETTINGS = (
 # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
 _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
 
-_log = logging.getLogger("storage")
+_log = logging.getLogger(__package__)
 _cursor_numbers = itertools.count(1)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

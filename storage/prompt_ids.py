@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select, text
 
-from storage import schema
-from storage.engine import Database
-from storage.records import storable
-from storage.url import StoreError
+from openrlhf_dbb.storage import schema
+from openrlhf_dbb.storage.engine import Database
+from openrlhf_dbb.storage.records import storable
+from openrlhf_dbb.storage.url import StoreError
 
 HASH_BYTES = 16
 
@@ -47,7 +47,7 @@ def prompt_hash(prompt: str, label: str) -> bytes:
 
 
 def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-    """Return the (P,) ids of the prompts, as :meth:`storage.PosteriorStore.register_prompts`."""
+    """Return the (P,) ids of the prompts, as :meth:`openrlhf_dbb.storage.PosteriorStore.register_prompts`."""
     if len(prompts) != len(labels):
         raise StoreError(f"got {len(prompts)} prompts and {len(labels)} labels; give one label (or '') per prompt")
     hashes = [prompt_hash(prompt, label) for prompt, label in zip(prompts, labels, strict=True)]

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Text, cast, or_, select
 
-from storage import schema
-from storage.engine import chunks, retried, table
-from storage.records import TOTALS, RunRecord, SharedState, shared_from_text
-from storage.store import PosteriorStore
-from storage.url import StoreError
-from storage.warm_start import newest_shared
+from openrlhf_dbb.storage import schema
+from openrlhf_dbb.storage.engine import chunks, retried, table
+from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, shared_from_text
+from openrlhf_dbb.storage.store import PosteriorStore
+from openrlhf_dbb.storage.url import StoreError
+from openrlhf_dbb.storage.warm_start import newest_shared
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -30,7 +30,7 @@ TRAINING = "training"
 
 # The sum of big integers is a decimal on PostgreSQL.
 SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
-"""SQL that sums every count of :class:`storage.Usage` over steps."""
+"""SQL that sums every count of :class:`openrlhf_dbb.storage.Usage` over steps."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
         their posterior means, None if there are none); checkpoint (step of the last one, or None);
         probes (probed groups, summed over steps), samples (of the probes; not counted in rollouts); the counts of
-        :class:`storage.Usage` and filtered (generated, not trained on), None if usage was not counted;
+        :class:`openrlhf_dbb.storage.Usage` and filtered (generated, not trained on), None if usage was not counted;
         unused_rollouts (as given to ``Run.finish``).
     """
     query = f"""

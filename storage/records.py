@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.owner import Owner
-from storage.url import StoreError
+from openrlhf_dbb.storage.owner import Owner
+from openrlhf_dbb.storage.url import StoreError
 
 SharedState = dict[str, NDArray[np.float64]]
 """Run-wide vectors of an estimator, by name."""

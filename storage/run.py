@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from storage import schema, warm_start, write
-from storage.engine import Database, retried, table
-from storage.owner import NOBODY, Owner
-from storage.records import (
+from openrlhf_dbb.storage import schema, warm_start, write
+from openrlhf_dbb.storage.engine import Database, retried, table
+from openrlhf_dbb.storage.owner import NOBODY, Owner
+from openrlhf_dbb.storage.records import (
     EvaluationRows,
     PosteriorTable,
     RunRecord,
@@ -25,7 +25,7 @@ from storage.records import (
     metrics_to_text,
     shared_from_text,
 )
-from storage.url import StoreError
+from openrlhf_dbb.storage.url import StoreError
 
 # Fence, order check, row lock and heartbeat in one statement: it changes the row only for the owner and the next step.
 _ADVANCE = text(
@@ -45,7 +45,7 @@ _CHECKPOINT = text(
 
 
 class HasDatabase(Protocol):
-    """The part of :class:`storage.PosteriorStore` that a warm start reads from."""
+    """The part of :class:`openrlhf_dbb.storage.PosteriorStore` that a warm start reads from."""
 
     database: Database
 
@@ -183,7 +183,7 @@ class Run:
         """Store an evaluation of the model after ``step``; one of the same step and name is replaced.
 
         ``generated_total`` is the number of training rollouts by then; None if unknown. Other args and the result are
-        those of :meth:`storage.PosteriorStore.record_evaluation`.
+        those of :meth:`openrlhf_dbb.storage.PosteriorStore.record_evaluation`.
         """
         with self._database.transaction(write=True) as connection:
             self._check_reached(self._hold(connection), step, f"store evaluation {name!r} of")

@@ -24,9 +24,9 @@ from sqlalchemy import (
     text,
 )
 
-from storage.engine import Database, retried
-from storage.records import TOTALS
-from storage.url import StoreError
+from openrlhf_dbb.storage.engine import Database, retried
+from openrlhf_dbb.storage.records import TOTALS
+from openrlhf_dbb.storage.url import StoreError
 
 SCHEMA_VERSION = 5
 

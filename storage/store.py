@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from sqlalchemy import Row, text
 from sqlalchemy.exc import IntegrityError
 
-from storage import prompt_ids, schema, write
-from storage.engine import Database, check_sqlite_path, retried
-from storage.owner import NOBODY, Owner
-from storage.records import EvaluationRows, RunRecord, storable, to_json
-from storage.run import Run, finished_text, ownership
-from storage.url import StoreError, choose_url, parse_url
+from openrlhf_dbb.storage import prompt_ids, schema, write
+from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried
+from openrlhf_dbb.storage.owner import NOBODY, Owner
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable, to_json
+from openrlhf_dbb.storage.run import Run, finished_text, ownership
+from openrlhf_dbb.storage.url import StoreError, choose_url, parse_url
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -109,7 +109,8 @@ class PosteriorStore:
     ) -> int:
         """Store an evaluation of the model that a run has trained; one of the same run, step and name is replaced.
 
-        During training the owner calls :meth:`storage.Run.record_evaluation` instead, which refuses former owners.
+        During training the owner calls :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses
+        former owners.
 
         Args:
             name: of the evaluation.

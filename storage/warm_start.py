@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from storage import schema, write
-from storage.engine import Database, table
-from storage.prompt_ids import HASH_BYTES
-from storage.records import RunRecord, StateLayout, WarmStart
-from storage.url import StoreError
+from openrlhf_dbb.storage import schema, write
+from openrlhf_dbb.storage.engine import Database, table
+from openrlhf_dbb.storage.prompt_ids import HASH_BYTES
+from openrlhf_dbb.storage.records import RunRecord, StateLayout, WarmStart
+from openrlhf_dbb.storage.url import StoreError
 
 _HASH = ("hash", f"S{HASH_BYTES}")
 
@@ -95,7 +95,9 @@ def begin(
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[dict[str, Any], WarmStart]:
-    """Warm-start run ``own`` in this transaction, which has locked it; errors as in :meth:`storage.Run.warm_start`.
+    """Warm-start run ``own`` in this transaction, which has locked it.
+
+    Raises as :meth:`openrlhf_dbb.storage.Run.warm_start`.
 
     Returns:
         The new parent, as ``RunRecord.parent``, and the outcome.

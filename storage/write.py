@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select, text
 
-from storage import schema
-from storage.records import (
+from openrlhf_dbb.storage import schema
+from openrlhf_dbb.storage.records import (
     COUNTS,
     SCORES,
     TOTALS,
@@ -25,7 +25,7 @@ from storage.records import (
     storable,
     to_json,
 )
-from storage.url import StoreError
+from openrlhf_dbb.storage.url import StoreError
 
 Columns = Mapping[str, Any]
 """Values by column: one integer or text for all rows, an array with an element for each row, or None for NULL.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from openrlhf_dbb.errors import UsageError
-from storage import StoreError
+from openrlhf_dbb.storage import StoreError
 from study import protocol, rare, simulate
 from study.rows import Study
 

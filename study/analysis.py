@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from study.rows import TASKS, Study
 

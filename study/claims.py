@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from openrlhf_dbb.presets import read_toml
 from study import analysis, protocol

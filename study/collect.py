@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import storage
-import storage.read
+from openrlhf_dbb import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, results
 from openrlhf_dbb.lab import recorded, replay, scores, specs
+from openrlhf_dbb.storage import read
 from study import rows
 from study.rows import COLUMNS, EVERY_ARM
 
@@ -189,7 +189,7 @@ def _measures(store: storage.PosteriorStore, run: StudyRun) -> tuple[list[Row], 
         epochs.append(run.row | {"epoch": epoch, "steps": end - before, "rollouts": rollouts} | means)
     for row, end in zip(epochs, run.ends, strict=True):
         row |= evaluated.loc[end].to_dict() if end in evaluated.index else {}
-    totals, last = storage.read.progress(store, run.record), run.record.last_step
+    totals, last = read.progress(store, run.record), run.record.last_step
     start, final = ({} if step not in evaluated.index else evaluated.loc[step].to_dict() for step in (0, last))
     row = run.row | {f"start_{name}": start.get(name, np.nan) for name in ("accuracy", "ood")}
     row |= {name: final.get(name, np.nan) for name in ("accuracy", "best", "ood")}

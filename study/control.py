@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import estimators
-from estimators import FORMS
+from openrlhf_dbb import estimators
 from openrlhf_dbb.core.strategies.posterior import inclusion, systematic
+from openrlhf_dbb.estimators import FORMS
 from study.exact import Task, read
 from study.protocol import LEARNING_RATE, PlannedRun
 from study.rows import CONTROL_OF

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from estimators.base import Floats
 from openrlhf_dbb import tiny
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.base import Floats
 from study.protocol import STARTS
 from study.sampling import NOTHING, Tokens, token_log_probabilities
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis
 from study.analysis import ALPHA, POWER, Curves, Paired

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import storage
+from openrlhf_dbb import storage
 from study import rows as csv
 from study.collect import EXACT, read_lines
 from study.protocol import LEARNING_RATE, PlannedRun, Protocol

@@ -41,10 +41,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-import estimators
-from estimators import FORMS, Estimate
-from estimators.base import Floats
-from openrlhf_dbb import tiny
+from openrlhf_dbb import estimators, tiny
+from openrlhf_dbb.estimators import FORMS, Estimate
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from study import analysis, cells, control, rows
 from study.control import NARROW, WIDE

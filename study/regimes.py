@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 
 _EDGE = 1e-6  # keeps logits finite
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.errors import RunError, UsageError
 from study import protocol
 from study.collect import TIMES

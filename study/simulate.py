@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.lab import specs
 from study import regimes
 from study.figures import LOOKS, new_figure

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.special import betainc
 from scipy.stats import betabinom
 
-from estimators import RewardEstimator
-from estimators.base import Floats, counts
+from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.estimators.base import Floats, counts
 from openrlhf_dbb.lab import specs
 from study import regimes
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, open_store
+from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, open_store
 
 ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.

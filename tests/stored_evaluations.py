@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from storage import EvaluationRows
-from storage.records import COUNTS, SCORES
+from openrlhf_dbb.storage import EvaluationRows
+from openrlhf_dbb.storage.records import COUNTS, SCORES
 
 
 def read_evaluations(store, run=None):

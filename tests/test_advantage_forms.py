@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import estimators
-from estimators import FORMS, Estimate
-from estimators.text_features import WIDTH
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, estimators
+from openrlhf_dbb.estimators import FORMS, Estimate
+from openrlhf_dbb.estimators.text_features import WIDTH
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan

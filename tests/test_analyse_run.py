@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import ProbeRows
+from openrlhf_dbb.storage import ProbeRows
 
 pytest.importorskip("pandas", reason="the example needs pandas")
 EXAMPLE = Path(__file__).parents[1] / "examples" / "analyse_run.py"

@@ -7,8 +7,7 @@ from operator import attrgetter
 
 import pytest
 
-import estimators
-from openrlhf_dbb import upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.tiny import build_tokenizer
@@ -223,7 +223,8 @@ def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_pat
     monkeypatch.setitem(storage.PosteriorStore.claim_run.__kwdefaults__, "wait_s", 0.5)  # test_store_owner.py waits
     owner = subprocess.Popen(
         [sys.executable, "-c",
-         "import storage, sys; s = storage.open_store(); s.claim_run(1); print('owned', flush=True); sys.stdin.read()"],
+         "import sys; from openrlhf_dbb.storage import open_store\n"
+         "store = open_store(); store.claim_run(1); print('owned', flush=True); sys.stdin.read()"],
         cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert owner.stdout.readline() == b"owned\n"

@@ -6,9 +6,9 @@ Axes: Q prompts (sequences of success probabilities), T visits, R replicas, G ro
 import numpy as np
 import pytest
 
-from estimators import build
-from estimators.closed_form import fitted_prior, moments
-from estimators.probe_error import mean_variance, squared_errors
+from openrlhf_dbb.estimators import build
+from openrlhf_dbb.estimators.closed_form import fitted_prior, moments
+from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 
 P_Q_T = np.random.default_rng(0).uniform(0.05, 0.95, (20, 4))
 

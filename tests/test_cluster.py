@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster
 from openrlhf_dbb.errors import UsageError

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-import storage
-from openrlhf_dbb import Posteriors, tiny
+from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, preflight
 

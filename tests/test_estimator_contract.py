@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import estimators
-from estimators.text_features import WIDTH
+from openrlhf_dbb import estimators
+from openrlhf_dbb.estimators.text_features import WIDTH
 
 CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)

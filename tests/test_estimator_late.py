@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import estimators
+from openrlhf_dbb import estimators
 
 PROMPTS = 3
 MOST = 5  # rollouts of a group

@@ -6,8 +6,8 @@ Axes: P prompts, D features.
 import numpy as np
 import pytest
 
-from estimators import build, predicted_prior
-from estimators.text_features import WIDTH
+from openrlhf_dbb.estimators import build, predicted_prior
+from openrlhf_dbb.estimators.text_features import WIDTH
 
 ALIKE = np.zeros((2, 1))  # two prompts whose features do not differ
 

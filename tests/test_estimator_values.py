@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import estimators
-from estimators import RewardEstimator, build, standardized
+from openrlhf_dbb import estimators
+from openrlhf_dbb.estimators import RewardEstimator, build, standardized
 
 
 def group(successes, size=8):
@@ -341,8 +341,8 @@ def test_point_gives_no_advantage_to_a_zero_variance_group(value):
 
 
 def test_estimators_go_by_name_or_class_and_a_taken_name_is_refused():
-    assert estimators.get("estimators.dbb:DiscountedBetaBernoulli") is estimators.get("dbb")
-    with pytest.raises(ValueError, match=r"'dbb' is taken by estimators.dbb:DiscountedBetaBernoulli"):
+    assert estimators.get("openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli") is estimators.get("dbb")
+    with pytest.raises(ValueError, match=r"'dbb' is taken by openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli"):
 
         @estimators.register
         class Other(RewardEstimator):

@@ -15,8 +15,8 @@ import pytest
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.results import read_evaluation
+from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.tiny import default_folder, prepare
-from storage import open_store
 
 pytestmark = pytest.mark.e2e
 

@@ -18,8 +18,8 @@ from stored_evaluations import read_evaluations  # noqa: E402
 from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.evaluation.metrics import stored_rows  # noqa: E402
+from openrlhf_dbb.storage import TRAINING  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
-from storage import TRAINING  # noqa: E402
 
 NAN = math.nan
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import estimators
-import storage
-from openrlhf_dbb import upstream
+from openrlhf_dbb import estimators, storage, upstream
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.platform import cpu
 

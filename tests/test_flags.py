@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 import trainings
 
-import estimators
-from openrlhf_dbb import presets
+from openrlhf_dbb import estimators, presets
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu

@@ -156,7 +156,7 @@ def check_all(folder, case):
     """What holds at any moment, also in the middle of a step."""
     from store_invariants import check
 
-    from storage import open_store
+    from openrlhf_dbb.storage import open_store
 
     if last_step(folder) == 0:
         return

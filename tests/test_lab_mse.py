@@ -8,14 +8,14 @@ import pytest
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.lab import mse, recorded, specs
-from storage import ProbeRows
+from openrlhf_dbb.storage import ProbeRows
 
 
 @pytest.mark.parametrize(
     ("text", "label", "family"),
     [
         ("dbb:partial_credit=true", "dbb 0.5 partial_credit=True", "dbb partial_credit=True"),
-        ("estimators.simple:LaplaceSmoothing:smoothing=0.3", "laplace 0.3", "laplace"),
+        ("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3", "laplace 0.3", "laplace"),
     ],
 )
 def test_estimators_as_text(text, label, family):

@@ -6,15 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from estimators import Estimate
 from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.estimators import Estimate
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import rerun
 from openrlhf_dbb.lab.replay import introduction, recommendation
 from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
-from storage import ProbeRows, open_store
-from storage.read import StepLog, read_log
+from openrlhf_dbb.storage import ProbeRows, open_store
+from openrlhf_dbb.storage.read import StepLog, read_log
 
 
 def visits(step, prompt_id, successes, rollouts):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "ray", "openrlhf", "openrlhf_dbb", "vllm", "transformers", "deepspeed")
+HEAVY = ("torch", "ray", "openrlhf", "vllm", "transformers", "deepspeed")
 STACK = ("torch", "ray", "openrlhf", "vllm")
 
 LAYERS = (
@@ -23,17 +23,23 @@ LAYERS = (
         *("inspect", "watch", "terminal", "options"),
     ),
     ("core",),
+    ("estimators", "storage"),
     ("errors",),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 
 
-def _module(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+def _module(path, top):
+    return ".".join((*top, *path.with_suffix("").parts)).removesuffix(".__init__")
 
 
-ROOTS = ("estimators", "storage", "openrlhf_dbb")
-FILES = {_module(path): path for root in ROOTS for path in sorted(ROOT.joinpath(root).rglob("*.py"))}
+LINKED = {name: ROOT / "openrlhf_dbb" / name for name in ("estimators", "storage")}  # rglob follows no links
+FOLDERS = {("openrlhf_dbb",): ROOT / "openrlhf_dbb"} | {("openrlhf_dbb", name): path for name, path in LINKED.items()}
+FILES = {
+    _module(path.relative_to(folder), top): path
+    for top, folder in FOLDERS.items()
+    for path in sorted(folder.rglob("*.py"))
+}
 
 
 def _imports(path):
@@ -81,11 +87,11 @@ def test_no_part_imports_from_a_layer_above():
 @pytest.mark.parametrize(
     ("root", "absent"),
     [
-        ("estimators", (*HEAVY, "storage", "sqlalchemy")),
-        ("storage", (*HEAVY, "estimators")),
-        ("openrlhf_dbb", ("tests", "benchmarks")),
+        ("openrlhf_dbb.estimators", (*HEAVY, "sqlalchemy")),
+        ("openrlhf_dbb.storage", HEAVY),
+        ("openrlhf_dbb", ("tests", "benchmarks", "estimators", "storage")),
         # in Ray's actors and out of them: it knows neither
-        ("openrlhf_dbb.core", tuple(name for name in HEAVY if name != "openrlhf_dbb")),
+        ("openrlhf_dbb.core", HEAVY),
     ],
 )
 def test_no_file_of_a_package_imports(root, absent):
@@ -98,11 +104,20 @@ def test_no_file_of_a_package_imports(root, absent):
     assert {module: names for module, names in found.items() if names} == {}
 
 
+@pytest.mark.parametrize("package", LINKED)
+def test_estimators_and_storage_know_nothing_of_the_rest(package):
+    own = f"openrlhf_dbb.{package}"
+    modules = [module for module in FILES if f"{module}.".startswith(f"{own}.")]
+    others = {name for module in modules for name in IMPORTS[module] if name.startswith("openrlhf_dbb")}
+    assert {name for name in others if not f"{name}.".startswith(f"{own}.")} == set()
+
+
 BUILD = "from openrlhf_dbb.cli.main import build; build(['{}'])"
 
 
 def _loaded(code):
-    code += "; import sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    """Top-level modules that the code loads; a part of openrlhf_dbb by its own name."""
+    code += "; import sys; print(*{name.removeprefix('openrlhf_dbb.').split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
@@ -111,7 +126,11 @@ def _loaded(code):
     ("code", "own", "absent"),
     [
         # the driver of a database that is not used is not needed
-        ("import storage, estimators", {"storage", "estimators", "numpy"}, (*HEAVY, "scipy", "psycopg")),
+        (
+            "from openrlhf_dbb import storage, estimators",
+            {"storage", "estimators", "numpy"},
+            (*HEAVY, "scipy", "psycopg"),
+        ),
         # what decides about rollouts and counts them
         ("import openrlhf_dbb.core.strategies", {"openrlhf_dbb", "numpy"}, (*STACK, "storage")),
         ("import openrlhf_dbb.core.posteriors", {"storage"}, STACK),

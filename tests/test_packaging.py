@@ -23,7 +23,7 @@ def repository() -> list[str]:
     """The files of the checkout."""
     command = ["git", "-c", "safe.directory=*", "ls-files"]  # whoever owns the checkout
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [name for name in listed.splitlines() if (ROOT / name).is_file()]
+    return [name for name in listed.splitlines() if os.path.lexists(ROOT / name)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for name in repository():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
+        shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     command = [sys.executable, "-m", "build", "--no-isolation"]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     return source / "dist"
@@ -86,11 +86,21 @@ def test_bare_install_is_light(metadata: Message) -> None:
     assert {Requirement(r).name for r in bare} == {"numpy", "rich", "scipy", "sqlalchemy", "tomli"}
 
 
-def test_wheel_holds_the_three_packages_with_their_data_and_no_other(wheel: Path) -> None:
-    tops = {"estimators", "storage", "openrlhf_dbb"}
+LINKED = ("estimators", "storage")
+"""Folders of the repository that are installed below openrlhf_dbb, by links."""
+
+
+def installed() -> set[str]:
+    """The files that the wheel has to hold, by their place in it."""
+    ours = {name for name in repository() if name.startswith("openrlhf_dbb/")}
+    linked = {f"openrlhf_dbb/{name}" for name in repository() if name.split("/")[0] in LINKED}
+    return ours - {f"openrlhf_dbb/{name}" for name in LINKED} | linked
+
+
+def test_wheel_holds_openrlhf_dbb_with_its_data_and_no_other_top_level_name(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {name for name in repository() if name.split("/")[0] in tops}
-    assert {f"{top}/py.typed" for top in tops} < names
+    assert names == installed()
+    assert {f"openrlhf_dbb/{name}/py.typed" for name in LINKED} < names
     assert {Path(name).suffix for name in names} == {".py", ".typed", ".toml", ".html", ".css", ".js"}
 
 
@@ -102,6 +112,7 @@ def test_sdist_holds_what_sets_up_the_training_stack(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
+    assert installed() <= names
     assert {name for name in repository() if name.split("/")[0] in ("requirements", "scripts")} <= names
 
 
@@ -161,8 +172,12 @@ def test_light_install_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
         return completed.stdout
 
     assert run("python", "-I", "-c", "import importlib.util as i; print(i.find_spec('torch'))") == "None\n"
-    for package in ["estimators", "storage", "openrlhf_dbb"]:
+    for package in ["openrlhf_dbb.estimators", "openrlhf_dbb.storage", "openrlhf_dbb"]:
         run("python", "-W", "error", "-c", f"import {package}")
+    for name in ["estimators", "storage", "study", "core", "data"]:  # folders that may stand beside a user's script
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('this is another project')")
+    run("python", "-c", "import sys; sys.path.insert(0, '.'); from openrlhf_dbb import Posteriors")
 
     name = run("python", ROOT / "examples/any_trainer.py").split()[-1]
     assert name in run("openrlhf-dbb", "runs")

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-import estimators
-from estimators.dbb import DiscountedBetaBernoulli
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core.step import StepExtras
-from storage import StoreError, open_store
+from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
 DATA = PROMPTS, LABELS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import storage
+from openrlhf_dbb import storage
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,7 @@ import shutil
 
 import pytest
 
-import estimators
-from openrlhf_dbb import tiny
+from openrlhf_dbb import estimators, tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, checks
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-from storage import StoreError, open_store
+from openrlhf_dbb.storage import StoreError, open_store
 
 ROOT = Path(__file__).parents[1]
 PROMPTS, BATCH, SAVE_EVERY = 40, 8, 10
@@ -99,7 +99,7 @@ def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kin
 CLAIM = """
 import sys, time
 from pathlib import Path
-from storage import StoreError, open_store
+from openrlhf_dbb.storage import StoreError, open_store
 with open_store(sys.argv[1]) as store:
     print("ready", flush=True)
     while not Path(sys.argv[2]).exists():

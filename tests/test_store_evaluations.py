@@ -8,8 +8,8 @@ import pytest
 from store_invariants import check
 from stored_evaluations import read_evaluations
 
-from storage import EvaluationRows, StoreError
-from storage.read import held_out, held_out_prompts
+from openrlhf_dbb.storage import EvaluationRows, StoreError
+from openrlhf_dbb.storage.read import held_out, held_out_prompts
 
 NAN = np.nan
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from sqlalchemy import event
 
-from storage import StoreError, open_store
+from openrlhf_dbb.storage import StoreError, open_store
 
 
 def test_a_reader_sees_no_half_step(store, fill):
@@ -38,7 +38,7 @@ def _warnings(caplog):
 
 
 def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, caplog):
-    caplog.set_level(logging.INFO, logger="storage")
+    caplog.set_level(logging.INFO, logger="openrlhf_dbb.storage")
     with open_store(own_postgres.new_url()) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         fill.train(run, ids, [1, 2])
@@ -53,7 +53,7 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, capl
 
 
 def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postgres, fill, monkeypatch):
-    monkeypatch.setattr("storage.engine.RETRY_LIMIT_S", 0.5)
+    monkeypatch.setattr("openrlhf_dbb.storage.engine.RETRY_LIMIT_S", 0.5)
     url = own_postgres.new_url()
     with open_store(url) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
@@ -104,7 +104,7 @@ def test_the_connection_killed_before_each_statement_of_a_step(open_new, fill):
 
 
 def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, caplog, monkeypatch):
-    monkeypatch.setattr("storage.engine.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("openrlhf_dbb.storage.engine.BUSY_TIMEOUT_S", 0.05)
     store = open_new("sqlite")
     run, ids = fill.run(store), fill.prompts(store, 3)
     fill.train(run, ids, [1])

@@ -16,8 +16,8 @@ from sqlalchemy import event
 from sqlalchemy.pool import Pool
 from store_invariants import check
 
-from storage import open_store
-from storage.url import parse_url
+from openrlhf_dbb.storage import open_store
+from openrlhf_dbb.storage.url import parse_url
 
 
 def rows_of_step(run, ids, fill):

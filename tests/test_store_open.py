@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
-from storage.engine import NETWORK_FS_VARIABLE, file_system
-from storage.schema import VIEWS, metadata
-from storage.url import parse_url
+from openrlhf_dbb.storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
+from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, file_system
+from openrlhf_dbb.storage.schema import VIEWS, metadata
+from openrlhf_dbb.storage.url import parse_url
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 WAIT_AND_OPEN = """
 import sys, time
 from pathlib import Path
-from storage import open_store
+from openrlhf_dbb.storage import open_store
 print("ready", flush=True)
 while not Path(sys.argv[2]).exists():
     time.sleep(0.001)
@@ -150,7 +150,7 @@ def test_a_network_file_system_is_recognised():
 def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     # The real file system of the test plays the network one: only its name is put on the list.
     kind = file_system(os.path.realpath(tmp_path), Path("/proc/mounts").read_text())
-    monkeypatch.setattr("storage.engine._NETWORK_FILE_SYSTEMS", {kind})
+    monkeypatch.setattr("openrlhf_dbb.storage.engine._NETWORK_FILE_SYSTEMS", {kind})
     monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
     url = f"sqlite:///{tmp_path}/x.db"
     with pytest.raises(StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"):
@@ -162,7 +162,7 @@ def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
 def test_no_driver_for_postgresql():
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
-        "import storage\n"
+        "from openrlhf_dbb import storage\n"
         "try: storage.open_store('postgresql://u:hidden@h/db')\n"
         "except storage.StoreError as error: print(error)"
     )

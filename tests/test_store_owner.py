@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from storage import StoreError, open_store, owner
+from openrlhf_dbb.storage import StoreError, open_store, owner
 
 ROOT = Path(__file__).parents[1]
 
 CHILD = """
 import sys, time
-from storage import open_store
+from openrlhf_dbb.storage import open_store
 store = open_store(sys.argv[1])
 store.claim_run(int(sys.argv[2]), take_over=True)
 print("owner", flush=True)

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from storage import StoreError, prompt_hash
+from openrlhf_dbb.storage import StoreError, prompt_hash
 
 
 def test_the_hash_is_what_is_documented():

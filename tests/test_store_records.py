@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-from storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes
-from storage.read import current_means, kept_rollouts, progress, prompt_history
+from openrlhf_dbb.storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes
+from openrlhf_dbb.storage.read import current_means, kept_rollouts, progress, prompt_history
 
 NAN = float("nan")
 HOSTILE = "NUL \0, </script><b>HTML</b>, \u202e and \u00fcnicode \U0001f600"
@@ -52,7 +52,7 @@ def _lists(log):
 
 
 def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypatch):
-    monkeypatch.setattr("storage.engine.CHUNK", 3)
+    monkeypatch.setattr("openrlhf_dbb.storage.engine.CHUNK", 3)
     other, (a, b, c) = fill.run(store, "other"), ids.tolist()
     fill.step(run, 1, [b, a], [1, 4])  # b (1.5, 3.5); a (4.5, 0.5)
     fill.step(other, 1, [a], [0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event
 
-from storage import StepRows, StoreError
+from openrlhf_dbb.storage import StepRows, StoreError
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from storage import StoreError
+from openrlhf_dbb.storage import StoreError
 
 PAIRS = [("sqlite", None), ("postgresql", None), ("sqlite", "postgresql"), ("postgresql", "sqlite")]
 
@@ -43,7 +43,7 @@ def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
 
 
 def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
-    from storage import StepRows
+    from openrlhf_dbb.storage import StepRows
 
     source_store, store = two_stores
     fields = ("value", "speed")

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from estimators.registry import Registry
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision, Predictive, RolloutStrategy, RunFacts
 from openrlhf_dbb.driver import arguments, checks, flags
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.registry import Registry
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 OTHERS = "their_strategies:Rest"

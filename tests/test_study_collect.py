@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.evaluation import results
-from storage import ProbeRows
+from openrlhf_dbb.storage import ProbeRows
 from study import collect
 
 # Successes of two prompts with 2 rollouts each, in each of 8 steps; 0 or 2 is a zero-variance group.

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from study import exact, measure, protocol, rows, run

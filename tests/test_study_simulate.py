@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import estimators
+from openrlhf_dbb import estimators
 from openrlhf_dbb.lab import specs
 from study import simulation
 from study.__main__ import main

@@ -9,8 +9,7 @@ import torch
 from trainings import DISCOUNT, check_posteriors, logged, rows
 from trainings import SMALL as FLAGS
 
-import storage
-from openrlhf_dbb import tiny
+from openrlhf_dbb import storage, tiny
 
 pytestmark = pytest.mark.e2e
 

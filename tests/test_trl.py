@@ -18,8 +18,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-import storage
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, storage
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer

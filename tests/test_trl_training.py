@@ -14,8 +14,8 @@ from store_invariants import check
 from trainings import last_step, rows
 
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
-from storage import open_store
 
 pytest.importorskip("trl", reason="needs TRL")
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import storage
+from openrlhf_dbb import storage
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "examples/tutorial"

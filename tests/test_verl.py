@@ -28,7 +28,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
 from openrlhf_dbb.integrations.verl import TRAINERS, Settings, Sync, keys_of
 from openrlhf_dbb.tiny import build_tokenizer

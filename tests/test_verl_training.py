@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("verl", reason="needs verl")
 pytest.importorskip("vllm", reason="needs vLLM")
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.tiny.model import EOS, Recipe, prepare
 
 ROOT = Path(__file__).parents[1]

@@ -10,12 +10,12 @@ import pytest
 from scipy.stats import beta as beta_distribution
 
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.storage import StepRows
 from openrlhf_dbb.watch import api as api_module
 from openrlhf_dbb.watch.api import Api, Cache, NoSuchAnswer
 from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import LEARNING, MASTERED, NO_VISITS, UNSOLVED, summed
-from storage import StepRows
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 

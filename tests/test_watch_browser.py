@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.main import main
-from storage import StepRows
+from openrlhf_dbb.storage import StepRows
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

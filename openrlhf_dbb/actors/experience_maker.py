@@ -14,7 +14,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from estimators import FORMS
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.drift import PolicyDrift, padded
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
@@ -24,6 +23,7 @@ from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import CachedRollout
 from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
+from openrlhf_dbb.estimators import FORMS
 
 DIFFERENCE = "vllm/log_prob_difference"
 """Metric: see :func:`log_prob_difference`."""

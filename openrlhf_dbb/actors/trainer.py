@@ -14,8 +14,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
-import storage
-from openrlhf_dbb import upstream
+from openrlhf_dbb import storage, upstream
 from openrlhf_dbb.actors import model_card
 from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
 from openrlhf_dbb.actors.drift import PolicyDrift
@@ -38,7 +37,7 @@ from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
-from storage.read import held_out, kept_rollouts
+from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"
 """Key of our entry in OpenRLHF's checkpoint states."""

@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
+        from openrlhf_dbb.storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
         from openrlhf_dbb.terminal import shown
-        from storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
 
         if not isinstance(error, (UsageError, StoreError)):
             raise
@@ -76,7 +76,7 @@ def _run(argv: list[str]) -> int:
 def _call(arguments: argparse.Namespace) -> int | None:
     if not arguments.opens_store:
         return arguments.command(arguments)
-    from storage import open_store
+    from openrlhf_dbb.storage import open_store
 
     with open_store(arguments.store_url, create=False) as store:
         return arguments.command(store, arguments)

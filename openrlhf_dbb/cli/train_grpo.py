@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
     from openrlhf_dbb.errors import RunError, UsageError
-    from storage import StoreError
+    from openrlhf_dbb.storage import StoreError
 
     try:
         if hosts > 1:

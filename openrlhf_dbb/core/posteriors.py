@@ -17,13 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-import estimators
-import storage
-from estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
-from estimators.text_features import text_features
+from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
+from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
+from openrlhf_dbb.estimators.text_features import text_features
 
 _NO_EXTRAS = StepExtras()
 
@@ -34,8 +33,8 @@ class Posteriors:
     Open a run with :meth:`create` or :meth:`resume`. Close it after use, or use it as a context manager. A thread
     writes each step while the trainer goes on. A step is done once :meth:`settle` has returned.
 
-    A method that writes or waits for the writing raises :class:`storage.StoreError` if the database fails, or if
-    another process owns the run now. The training must not go on then.
+    A method that writes or waits for the writing raises :class:`openrlhf_dbb.storage.StoreError` if the database
+    fails, or if another process owns the run now. The training must not go on then.
 
     Attributes:
         estimator: computes the posteriors.
@@ -228,8 +227,9 @@ class Posteriors:
                 of its group and gets advantage 0.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
-            form: how a reward becomes an advantage, by name: "group_norm" or another of :mod:`estimators.forms`. The
-                trainer whitens the advantages of "reinforce_baseline" over the tokens.
+            form: how a reward becomes an advantage, by name: "group_norm" or another of
+                :mod:`openrlhf_dbb.estimators.forms`. The trainer whitens the advantages of
+                "reinforce_baseline" over the tokens.
             extras: token counts, generated texts and other things that only some trainers have.
 
         Raises:
@@ -447,6 +447,6 @@ def _lags(step: int, rollouts: Rollouts) -> dict[str, float]:
 
 
 def _registered_name(estimator: RewardEstimator) -> str:
-    """Return the name by which :func:`estimators.build` finds the estimator's class."""
+    """Return the name by which :func:`openrlhf_dbb.estimators.build` finds the estimator's class."""
     cls = type(estimator)
     return cls.name if estimators.available().get(cls.name) is cls else f"{cls.__module__}:{cls.__qualname__}"

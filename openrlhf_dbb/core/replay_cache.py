@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-import estimators
-from estimators import FORMS
-from estimators.base import Floats
+from openrlhf_dbb import estimators
+from openrlhf_dbb.estimators import FORMS
+from openrlhf_dbb.estimators.base import Floats
 
 
 class CachedRollout(NamedTuple):

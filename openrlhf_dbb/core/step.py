@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import storage
-from estimators import Estimate, Form
-from estimators.probe_error import squared_errors
-from estimators.simple import PointEstimator
+from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.estimators import Estimate, Form
+from openrlhf_dbb.estimators.probe_error import squared_errors
+from openrlhf_dbb.estimators.simple import PointEstimator
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]

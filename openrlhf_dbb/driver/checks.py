@@ -9,13 +9,12 @@ import re
 from operator import attrgetter
 from types import SimpleNamespace
 
-import estimators
-from estimators import FORMS, RewardEstimator
-from openrlhf_dbb import presets, upstream
+from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda
 

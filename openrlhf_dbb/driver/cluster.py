@@ -21,7 +21,7 @@ from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
-from storage.url import choose_url
+from openrlhf_dbb.storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 STOP_S = 15.0

@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import estimators
-from estimators.parameters import parameter_fields
-from openrlhf_dbb import methods, presets, tasks, upstream
+from openrlhf_dbb import estimators, methods, presets, tasks, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
+from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.options import Parser
 from openrlhf_dbb.platform import machine
 

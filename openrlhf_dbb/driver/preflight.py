@@ -7,8 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import storage
-from openrlhf_dbb import presets, tiny, upstream
+from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS

@@ -12,10 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import estimators
-import storage
-import storage.read
-from openrlhf_dbb import __version__, methods, presets
+from openrlhf_dbb import __version__, estimators, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.driver import cpu_fit
@@ -23,8 +20,9 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
+from openrlhf_dbb.storage import read
+from openrlhf_dbb.storage.url import DEFAULT_URL, parse_url
 from openrlhf_dbb.terminal import shown
-from storage.url import DEFAULT_URL, parse_url
 
 
 def plan(settings: Settings, start: Start | None) -> str:
@@ -106,7 +104,7 @@ def _machine(settings: Settings) -> list[str]:
 def summary(start: Start, progress: Any, seconds: float) -> str:
     """Return accuracy, examples, steps, rollouts, groups, the next step and warnings; counts come from the store."""
     with storage.open_store(start.store_url) as store:
-        used = storage.read.progress(store, start.run)
+        used = read.progress(store, start.run)
         words = usage_in_words(store, start.run, used)
         change = None
         if len(evaluated := sorted(progress.accuracy)) > 1:

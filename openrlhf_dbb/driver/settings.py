@@ -12,11 +12,11 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from estimators.parameters import parameter_fields
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.platform.machine import Machine
 
 COMMAND_LINE = "command line"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import storage
-from openrlhf_dbb import methods
+from openrlhf_dbb import methods, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import dataset_digest
@@ -20,8 +19,8 @@ from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from storage.engine import check_sqlite_path
-from storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import check_sqlite_path
+from openrlhf_dbb.storage.url import choose_url, parse_url
 
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
 # A checkpoint can be loaded only with the sharding and the precision that saved it.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from estimators.base import Floats
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests, results
 from openrlhf_dbb.evaluation.metrics import accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation

@@ -14,8 +14,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-import storage
-from estimators.base import Floats
+from openrlhf_dbb import storage
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.results import Results
 
 

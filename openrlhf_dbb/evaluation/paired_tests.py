@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 
 ALPHA = 0.05
 """Level of the tests."""

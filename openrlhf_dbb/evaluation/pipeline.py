@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, results
 from openrlhf_dbb.evaluation.answering import answer

@@ -14,9 +14,9 @@ import numpy as np
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.read import held_out, held_out_prompts
 from openrlhf_dbb.terminal import json_text, print_facts, print_line, print_table, print_title, shown
-from storage import PosteriorStore, RunRecord
-from storage.read import held_out, held_out_prompts
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, method, overview, status
 from openrlhf_dbb.options import add_json
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.terminal import Styled, json_text, print_table, shown
-from storage import PosteriorStore, RunRecord
 
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.owner import has_ended
+from openrlhf_dbb.storage.read import SUMS, held_out
 from openrlhf_dbb.terminal import Styled, without_passwords
-from storage import PosteriorStore, RunRecord
-from storage.owner import has_ended
-from storage.read import SUMS, held_out
 
 FATES = ("trained", "filtered", "skipped", "replayed")
 """The totals that say where rollouts (or prompts) went."""
@@ -82,7 +82,7 @@ def mixed_groups(totals: Mapping[str, Any]) -> float | None:
 def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:
     """Return where the rollouts went and, unless N = 1, how many groups had equal rewards; nothing if not recorded.
 
-    ``totals`` are from :func:`storage.read.progress`. A quarter is one of the steps.
+    ``totals`` are from :func:`openrlhf_dbb.storage.read.progress`. A quarter is one of the steps.
     """
     if totals["generated"] is None:
         return {}

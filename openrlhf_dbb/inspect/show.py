@@ -12,6 +12,8 @@ from typing import Any
 from openrlhf_dbb import presets
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 from openrlhf_dbb.terminal import (
     Styled,
     json_text,
@@ -23,8 +25,6 @@ from openrlhf_dbb.terminal import (
     template_of,
     without_passwords,
 )
-from storage import PosteriorStore, RunRecord, StoreError
-from storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from packaging.specifiers import SpecifierSet
 
-import storage
-from estimators import RewardEstimator
+from openrlhf_dbb import storage
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.estimators import RewardEstimator
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}

@@ -26,15 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-import storage
-from estimators import RewardEstimator
+from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, Scored, StepExtras
 from openrlhf_dbb.errors import did_you_mean
+from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
-from storage import TRAINING
+from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from estimators import RewardEstimator
-from estimators.base import Floats
-from estimators.closed_form import moments
 from openrlhf_dbb import options
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.closed_form import moments
 from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import RecordedRun
 from openrlhf_dbb.terminal import json_text, records, table

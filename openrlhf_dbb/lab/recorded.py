@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-import estimators
-from estimators import Estimate, RewardEstimator
-from estimators.base import Floats
-from estimators.text_features import text_features
+from openrlhf_dbb import estimators
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import Estimate, RewardEstimator
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
-from storage import RunRecord, open_store
-from storage.read import ProbeLog, StepLog, prompt_texts, read_log, read_probes
+from openrlhf_dbb.storage import RunRecord, open_store
+from openrlhf_dbb.storage.read import ProbeLog, StepLog, prompt_texts, read_log, read_probes
 
 Integers = NDArray[np.int64]
 

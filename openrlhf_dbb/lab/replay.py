@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from estimators import RewardEstimator
 from openrlhf_dbb import options
+from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import betabinom
 
-from estimators import RewardEstimator, standardized
-from estimators.base import Floats
-from estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import RewardEstimator, standardized
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, Visits, rerun
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import estimators
-from estimators import RewardEstimator
-from estimators.parameters import parameter_fields
+from openrlhf_dbb import estimators
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.estimators.parameters import parameter_fields
 
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))
 """Discounts tried by default; they include the paper's 0.4, 0.5, 0.75, 0.95 and 1."""

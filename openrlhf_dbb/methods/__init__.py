@@ -11,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from estimators import FORMS
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError, did_you_mean
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.presets import PaperValue, read_toml
 
 FOLDER = Path(__file__).parent

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
+from openrlhf_dbb.storage import PosteriorStore
+from openrlhf_dbb.storage.read import prompt_texts
 from openrlhf_dbb.terminal import readable, shown
 from openrlhf_dbb.watch import details, page, visits
 from openrlhf_dbb.watch.run_list import Listed, listed
 from openrlhf_dbb.watch.series import series
 from openrlhf_dbb.watch.visits import Visits
-from storage import PosteriorStore
-from storage.read import prompt_texts
 
 EVERY_S = 0.5
 """The list of runs is read at most this often, however many clients ask."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.show import configuration, facts
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.read import prompt_history, prompt_texts
 from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch.visits import NO_VISITS, states
-from storage import PosteriorStore, RunRecord
-from storage.read import prompt_history, prompt_texts
 
 LEVEL = 0.9
 """Probability of the credible intervals."""

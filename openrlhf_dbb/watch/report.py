@@ -12,11 +12,11 @@ import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import RUN_HELP, chosen
+from openrlhf_dbb.storage import PosteriorStore
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch import page
 from openrlhf_dbb.watch.api import Api
 from openrlhf_dbb.watch.run_list import Listed
-from storage import PosteriorStore
 
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.terminal import readable, safe, template_of
-from storage import PosteriorStore, RunRecord
 
 _RECENT = 20  # steps, for the success rate and the time per step of the list
 _LATE = 16  # steps whose metrics may be written a moment after them

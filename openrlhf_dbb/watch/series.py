@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, text
 
-from estimators.base import Floats
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.overview import usage_totals
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.engine import chunks
+from openrlhf_dbb.storage.read import SUMS, held_out
+from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.terminal import shown
-from storage import PosteriorStore, RunRecord
-from storage.engine import chunks
-from storage.read import SUMS, held_out
-from storage.records import TOTALS
 
 POINTS = 1000
 """The most points of a curve."""

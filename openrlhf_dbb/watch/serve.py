@@ -10,8 +10,8 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import add_store
+from openrlhf_dbb.storage import PosteriorStore, open_store
 from openrlhf_dbb.terminal import shown
-from storage import PosteriorStore, open_store
 
 PORT = 8642
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from openrlhf_dbb.storage import StoreError
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch import page
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer
-from storage import StoreError
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",

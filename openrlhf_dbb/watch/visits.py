@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import Floats
 from openrlhf_dbb.core.step import earlier_visits
-from storage import PosteriorStore, RunRecord
-from storage.engine import chunks
-from storage.read import current_means
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.engine import chunks
+from openrlhf_dbb.storage.read import current_means
 
 Whole = NDArray[np.int64]
 

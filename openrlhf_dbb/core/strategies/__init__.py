@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from estimators.parameters import parameter, parameter_fields
 from openrlhf_dbb.core.strategies.contract import (
     STRATEGIES,
     Decision,
@@ -24,6 +23,7 @@ from openrlhf_dbb.core.strategies.contract import (
     Sampler,
     register,
 )
+from openrlhf_dbb.estimators.parameters import parameter, parameter_fields
 
 __all__ = [
     "Decision",

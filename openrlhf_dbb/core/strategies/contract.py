@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.parameters import check
-from estimators.registry import Registry
+from openrlhf_dbb.estimators.parameters import check
+from openrlhf_dbb.estimators.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Sampler:
 class RolloutStrategy:
     """Decides which prompts are generated for and which groups are trained on.
 
-    A strategy is a frozen dataclass. Its fields, made by :func:`estimators.parameters.parameter`, are its parameters
-    and become the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
+    A strategy is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, are its
+    parameters and become the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
 
     Class attributes:
         name: the registered name.

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.parameters import parameter
 from openrlhf_dbb.core.strategies.contract import Decision, RolloutStrategy, RunFacts, Sampler, register, varies
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.estimators.parameters import parameter
 
 # GRESO's published settings.
 INITIAL_P = 0.5

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from estimators.base import Floats
-from estimators.parameters import parameter
 from openrlhf_dbb.core.strategies.contract import Drawn, Predictive, RolloutStrategy, RunFacts, Sampler, register
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.parameters import parameter
 
 
 @register
