@@ -17,9 +17,9 @@ ON_CPU = cpu.active()
 MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1"]
 
 
-# The time of day, and the values that we add: a third loss aggregation, and 32 bits without CUDA.
+# The time of day; loss aggregation, advantage forms, 32 bits without CUDA; our texts of the most used flags.
 CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
-CHANGED |= {("algo.advantage.estimator", "choices"), ("algo.advantage.estimator", "help")}
+CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in flags._MOST_USED)}
 if ON_CPU:
     CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 
@@ -228,6 +228,14 @@ def test_help_begins_with_our_flags_and_help_all_has_openrlhfs_as_well(capsys):
     for text, short in (("--estimator NAME", True), ("--data.prompt_dataset", True), ("--actor.muon.ns_steps", False)):
         assert (text in shown["--help"]) is short and text in shown["--help-all"]
     assert len(shown["--help"]) < len(shown["--help-all"])
+    words = " ".join(shown["--help"].split())
+    assert all(f"{name}: {form.formula}." in words for name, form in estimators.FORMS.available().items())
+    assert "math_answer, exact_match, reasoning_gym, FILE.py" in words and "--data.input_template" in words
+    # The defaults that it names are those that a command line gets.
+    assert "else smollm2 without CUDA and qwen3-1.7b with it" in words and "(point; tiny and qwen3: dbb)" in words
+    assert parse().preset == ("smollm2" if ON_CPU else "qwen3-1.7b")
+    mine, dbb = parse(*MODEL), parse(*MODEL, "--estimator", "dbb")
+    assert (mine.preset, mine.estimator, mine.method, dbb.method) == ("default", "point", "grpo", "centered")
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():

@@ -38,7 +38,15 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     # 9 of 20; a quarter of 5 steps are 2 steps: 5 of 8 groups and 3 of 8
     assert lines["groups"].startswith("45% of 20 had equal rewards (first quarter 62%, last 38%): ")
     assert lines["groups"].endswith("; 100% of these were given an advantage")
-    assert "openrlhf-dbb serve" in lines["next"]
+    elsewhere = f"--store.url {store.location}"
+    assert lines["next"].startswith(f"openrlhf-dbb serve {elsewhere} ")
+    # What it advises is possible, so a run with a reward of 0.5 is not to be replayed.
+    replay = f"openrlhf-dbb lab replay {run.record.name} {elsewhere} "
+    assert replay in printed.summary(start, progress, 61)
+    other = fill.run(store, name="other")
+    fill.step(other, 1, ids, [0.5, 1, 1, 0])
+    start.run = other.record
+    assert "lab replay" not in printed.summary(start, Progress(step=1), 61)
 
 
 def examples(*problems):
@@ -46,18 +54,18 @@ def examples(*problems):
     return [line.strip() for line in printed.examples(prompts, before, after)]
 
 
-def test_the_examples_are_the_first_whose_score_changed_in_whatever_direction():
+def test_the_examples_are_of_both_directions_and_counted_apart():
     same, unknown = ("kept", ("5", 1.0), ("6", 1.0)), ("unknown", ("5", NAN), ("6", 1.0))
     up, down, graded = ("up", ("5", 0.0), ("6", 1.0)), ("down", ("5", 1.0), ("", 0.0)), ("graded", ("a", 0), ("b", 0.5))
-    heading, *lines = examples(same, unknown, up, down, graded, up)
-    assert "changed on 4 of 6 held-out ones; the first 3 of these" in heading
-    assert lines == [
-        "up", "before  wrong  5", "after   right  6",
-        "down", "before  right  5", "after   wrong  (empty)",
-        "graded", "before  wrong  a", "after   score 0.5  b",
-    ]  # fmt: skip
+    heading, *lines = examples(same, down, unknown, down, up, up, up)
+    assert heading == "problems     of the first answers to 7 held-out ones, 3 became right, 2 wrong:"
+    assert lines == [*["up", "before  wrong  5", "after   right  6"] * 2,
+                     "down", "before  right  5", "after   wrong  (empty)"]  # fmt: skip
+    heading, *lines = examples(down, down, graded)
+    assert heading.endswith("1 scored higher, 2 lower:")
+    assert lines[0::3] == ["graded", "down", "down"] and lines[1:3] == ["before  wrong  a", "after   score 0.5  b"]
     heading, *lines = examples(unknown, same)
-    assert "changed on 0 of 2 held-out ones; the first of all" in heading
+    assert heading.endswith("0 became right, 0 wrong:")
     assert lines[:3] == ["unknown", "before  unverified  5", "after   right  6"]
 
 

@@ -34,8 +34,8 @@ def training(step=1, ends=(0.0, 74.0), **more):
         (
             training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125}),
             12,
-            "step 2 of 24 · evaluating 12/512 · reward 0.250 · 74 s a step · 28 min left · zero variance 50 % · "
-            "held-out 12.5 %",
+            "step 2 of 24 · held-out 12.5 % · evaluating 12/512 · reward 0.250 · 74 s a step · 28 min left · "
+            "zero variance 50 %",
         ),
         (training(24, phase="finished"), None, "finished 24 of 24 steps · 74 s a step"),
     ],
@@ -66,6 +66,17 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_warnings_above_it():
     line.show("finished", last=True)
     written = "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
     assert stream.getvalue() == written
+
+
+@pytest.mark.parametrize(("columns", "fields"), [(40, 2), (60, 3), (80, 5), (120, 7)])
+def test_a_narrow_terminal_leaves_out_the_last_fields_and_cuts_none(monkeypatch, columns, fields):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125})
+    whole = ["step 2 of 24", "held-out 12.5 %", "evaluating 12/512", "reward 0.250", "74 s a step", "28 min left",
+             "zero variance 50 %"]  # fmt: skip
+    stream = Terminal()
+    ProgressLine(stream).show(text(progress, 12, now=85.0), last=True)
+    assert stream.getvalue() == f"\r{' · '.join(whole[:fields])}\x1b[K\n"
 
 
 def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):

@@ -50,8 +50,11 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
-    line = "validation mine, sorts: 8 samples a prompt, every 4 steps"
-    assert line in printed.plan(settings, start).splitlines()
+    plan = printed.plan(settings, start).splitlines()
+    held_out = f"{len(start.held_out)} prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"
+    assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
+    assert len(start.held_out) == 128  # the preset's
+    assert plan[0].endswith(" - preset tiny")  # its description is of another model
 
 
 def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made():

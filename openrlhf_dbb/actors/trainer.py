@@ -141,7 +141,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields)
             and estimator.name != "auto"
-            and self.args.algo.advantage.estimator != "batch_centered",
+            and self.args.algo.advantage.estimator not in ("batch_centered", "batch_mean"),
         )
 
     def fit(self, global_step: int = 0) -> None:

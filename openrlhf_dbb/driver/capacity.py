@@ -51,9 +51,9 @@ class Shape:
 
 
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
-    """Return a warning if no checkpoints are saved, or if the disk has no room for them."""
+    """Return a note if no checkpoints are saved, or a warning if the disk has no room for them."""
     if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
-        return ["warning: without checkpoints a run that stops cannot be resumed; give --ckpt.save_steps"]
+        return ["note: no checkpoints are saved (--ckpt.save_steps, --ckpt.disable_ds); a run that stops starts over"]
     # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
     size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.trained(args)
     kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)

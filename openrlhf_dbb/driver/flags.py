@@ -19,13 +19,32 @@ PROGRAM = "openrlhf-dbb train"
 HELP_ALL = "--help-all"
 ESTIMATOR, STRATEGY = "--estimator", "--rollout.strategy"
 
-# --help shows these flags of OpenRLHF beside ours; --help-all shows all of them.
-_MOST_USED = (
-    "actor.model_name_or_path", "data.prompt_dataset", "data.input_key", "data.label_key", "data.apply_chat_template",
-    "reward.remote_url", "rollout.batch_size", "rollout.n_samples_per_prompt", "rollout.max_new_tokens",
-    "train.batch_size", "train.micro_batch_size", "train.num_episodes", "actor.adam.lr", "eval.dataset", "eval.steps",
-    "ckpt.save_steps", "actor.num_gpus_per_node", "vllm.num_engines", "train.colocate_all", "logger.wandb.key",
-)  # fmt: skip
+# --help shows these flags of OpenRLHF beside ours, with our texts; --help-all shows all of them.
+_MOST_USED = {
+    "actor.model_name_or_path": "model to train: a folder, or a name on the hub",
+    "data.prompt_dataset": f"prompts: JSON, JSON lines, CSV or Parquet file, a data set of the hub, {tasks.PREFIX}TASK",
+    "data.input_key": "column of the prompt",
+    "data.label_key": "column of the right answer",
+    "data.apply_chat_template": "use the model's chat template; presets do if it has one and they do not say",
+    "data.input_template": "text around each prompt, which takes the place of {}; instead of a chat template",
+    "reward.remote_url": "math_answer, exact_match, reasoning_gym, FILE.py with a reward_func, or the URL of a server",
+    "rollout.batch_size": "prompts of a step",
+    "rollout.n_samples_per_prompt": "rollouts of a prompt in a step: N",
+    "rollout.max_new_tokens": "longest response in tokens; without it as long as --data.max_len allows",
+    "train.batch_size": "rollouts of an optimizer step",
+    "train.micro_batch_size": "rollouts that a GPU trains on at a time",
+    "train.num_episodes": "passes over the prompts",
+    "actor.adam.lr": "learning rate",
+    "algo.advantage.estimator": "advantage form (default: the method's); without a formula here: for --estimator none.",
+    "eval.dataset": "held-out prompts, in the same columns",
+    "eval.steps": "steps between evaluations, -1: none; with preset default a tenth of the run",
+    "eval.n_samples_per_prompt": "responses to each held-out prompt",
+    "ckpt.save_steps": "steps between checkpoints, -1: none; with preset default a tenth of the run, 10 or more",
+    "actor.num_gpus_per_node": "GPUs of a host that train the policy",
+    "vllm.num_engines": "vLLM engines, which generate",
+    "train.colocate_all": "all models share the same GPUs",
+    "logger.wandb.key": "key of Weights & Biases, which then logs the run",
+}
 
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
@@ -52,7 +71,7 @@ _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--run_name", {}, "name of a new run; default: method, estimator, preset or model, and the time"),
     ("--resume", {"nargs": "?", "const": "", "metavar": "RUN"}, "continue a run; without a name the newest unfinished"),
-    ("--warm_start", {"metavar": "RUN"}, "start a new run from the final posteriors of another run (name, uuid or id)"),
+    ("--warm_start", {"metavar": "RUN"}, "start a new run from the posteriors of another run (name, number or uuid)"),
     ("--warm_start_weight", _SHARE | {"default": 1.0, "metavar": "W"}, "in (0, 1]: multiplies the imported counts"),
     ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
     (
@@ -71,7 +90,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "--eval.benchmarks",
         {"metavar": "NAME,..."},
-        "evaluate these every --eval.steps: names, NAME=FILE, or .toml files",
+        "evaluate these every --eval.steps; see openrlhf-dbb evaluate --help",
     ),
     ("--eval.top_p", _SHARE | {"metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
     (
@@ -120,16 +139,15 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
         UsageError: there is no such class, or its flags have the names of other flags.
     """
     parser: Parser = upstream.build_parser(Parser)
-    if HELP_ALL not in argv:
-        for action in parser._actions:
-            action.help = action.help if action.dest in _MOST_USED else argparse.SUPPRESS
+    for action in parser._actions:
+        action.help = _MOST_USED.get(action.dest, action.help if HELP_ALL in argv else argparse.SUPPRESS)
     theirs = list(parser._action_groups)
     parser._optionals.title = "OpenRLHF's" if HELP_ALL in argv else "most used of OpenRLHF's"
     parser.prog = PROGRAM
     parser.usage = "openrlhf-dbb train [--preset NAME] [--estimator NAME] [--method NAME] [flags]"
     parser.description = (
-        "GRPO with stored reward posteriors. Without further flags it trains a small model if there is no CUDA, "
-        "else the paper's Qwen3-1.7B setting. With a model and data of yours it trains them by the paper's method."
+        "GRPO with stored reward posteriors. Without flags it trains SmolLM2-135M on sums if there is no CUDA, else "
+        "Qwen3-1.7B in the paper's setting. A model of yours trains by GRPO; --estimator dbb or auto adds history."
     )
     parser.epilog = (
         f"{HELP_ALL} shows every flag of OpenRLHF; all of them keep their names and meanings. Turn off a switch that a "
@@ -158,21 +176,21 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default=NO_ESTIMATOR,
         help=f"reward estimator: {', '.join(estimators.available())}, module:Class, or {NO_ESTIMATOR} for OpenRLHF's "
-        "own baseline; default: the method's, else the preset's (dbb)",
+        "own baseline; default: the method's, else the preset's (point; tiny and qwen3: dbb)",
     )
     group.add_argument(
         "--preset",
         metavar="NAME",
         default=presets.NONE,
         help=f"flag values to start from: {', '.join(presets.names())}, a .toml file of yours, or {presets.NONE}; "
-        "default: 'default' with a model of yours, else tiny without CUDA and qwen3-1.7b with it",
+        "default: 'default' with a model of yours, else smollm2 without CUDA and qwen3-1.7b with it",
     )
     group.add_argument(
         "--method",
         metavar="NAME",
         default=methods.NONE,
         help=f"training method, a recipe of flags: {', '.join(methods.names())}, or {methods.NONE}; default: the "
-        "preset's (grpo)",
+        "preset's (grpo; default has centered for all estimators but point, smollm2 for dbb)",
     )
     for flag, options, text in _OURS:
         group.add_argument(flag, help=text, **options)
@@ -195,12 +213,11 @@ def _add_pieces(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: str) -> None:
-    """Allow one more value for a flag of OpenRLHF."""
+    """Allow a value for a flag of OpenRLHF, and say what it means."""
     action = next(action for action in parser._actions if action.dest == flag)
-    if choice not in (action.choices or ()):
-        action.choices = [*(action.choices or ()), choice]
-        if action.help != argparse.SUPPRESS:
-            action.help = f"{action.help} {choice}: {text}"
+    action.choices = list(dict.fromkeys([*(action.choices or ()), choice]))
+    if action.help != argparse.SUPPRESS:
+        action.help = f"{action.help} {choice}: {text}"
 
 
 def _named(argv: Sequence[str], flag: str) -> str | None:

@@ -15,21 +15,27 @@ from typing import Any
 from openrlhf_dbb import __version__, estimators, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
+from openrlhf_dbb.data import TRAINING
 from openrlhf_dbb.driver import cpu_fit
+from openrlhf_dbb.driver.arguments import MODEL_FLAG
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
+from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.storage import read
-from openrlhf_dbb.storage.url import DEFAULT_URL, parse_url
+from openrlhf_dbb.storage.url import choose_url, parse_url
 from openrlhf_dbb.terminal import shown
 
 
 def plan(settings: Settings, start: Start | None) -> str:
     """Return what a training prints before it begins; warnings last, where they are still on the screen."""
     args, preset = settings.args, presets.load(settings.preset)
+    # The description tells of the preset's own model and data.
+    others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
+    about = f": {preset.description}" * (bool(preset.description) and not others)
     lines = [
-        f"openrlhf_dbb {__version__} - preset {settings.preset}" + f": {preset.description}" * bool(preset.description),
+        f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
         *_machine(settings),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
@@ -47,8 +53,9 @@ def _run(settings: Settings, start: Start) -> list[str]:
         f"budget     {_budget(args, start)}",
         *(() if args.algo.advantage.estimator == "batch_mean" else _few_visits(settings, start)),  # reads no history
     ]
-    if not args.eval.dataset and not start.benchmarks:
-        lines.append("warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset")
+    if args.eval.steps < 0 or not (args.eval.dataset or start.benchmarks):
+        missing = "--eval.dataset" if args.eval.steps > 0 else "--eval.dataset and --eval.steps"
+        lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {missing}")
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
@@ -58,9 +65,11 @@ def _run(settings: Settings, start: Start) -> list[str]:
         keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
         probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
         lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
-    if start.benchmarks:
-        named, samples = ", ".join(start.benchmarks), args.eval.n_samples_per_prompt
-        lines.append(f"validation {named}: {samples} samples a prompt, every {args.eval.steps} steps")
+    asked = [f"{len(start.held_out)} prompts ({args.eval.dataset})"] if args.eval.dataset else []
+    asked += [f"{len(each.tokens)} prompts of {name}" for name, each in start.benchmarks.items()]
+    if asked and args.eval.steps > 0:
+        each = f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
+        lines.append(f"held-out   {', '.join(asked)}: {each}")
     verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
     run = f"run        {start.run.name} ({verb}) in {start.location}"
     return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
@@ -109,6 +118,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         change = None
         if len(evaluated := sorted(progress.accuracy)) > 1:
             change = held_out_difference(store, start.run, start.run, (evaluated[0], evaluated[-1]))
+        replays = not recorded.unreplayable(read.read_log(store, start.run)).any()
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
     if change is not None:
@@ -125,23 +135,25 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
     lines += [
         f"  database     {start.location}",
         f"  next         {_look(start)}   a live page: curves, posteriors, what the model wrote",
+        *[f"               {_look(start, f'lab replay {start.run.name}')}   what a memory would have said"] * replays,
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
 
 
-def _look(start: Start) -> str:
-    """Return the command that shows the run in the browser."""
-    elsewhere = start.store_url.startswith("sqlite") and start.location != parse_url(DEFAULT_URL).location
-    return f"openrlhf-dbb serve{f' --store.url {start.location}' * elsewhere}"
+def _look(start: Start, command: str = "serve") -> str:
+    """Return a command that looks into the run's database."""
+    elsewhere = start.location != parse_url(choose_url(None)).location
+    return f"openrlhf-dbb {command}{f' --store.url {start.location}' * elsewhere}"
 
 
 def unfinished(start: Start, settings: Settings) -> str:
-    """Return that a run has not finished, where it continues, and the flag that continues it."""
+    """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it."""
     newest, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
-    name = start.run.name
-    where = "it has no checkpoint yet" if newest is None else f"its last checkpoint is {newest}"
-    return f"run {name} has not finished, {where}; continue it with --resume {name}"
+    name, where, verb = start.run.name, f"its last checkpoint is {newest}", "continue it"
+    if newest is None:
+        where, verb = "it has no checkpoint yet", "start it over"
+    return f"run {name} has not finished, {where}; {verb} with --resume {name}"
 
 
 def keep_trace(settings: Settings) -> Path:
@@ -155,16 +167,19 @@ def keep_trace(settings: Settings) -> Path:
 def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[str]:
     """Return a heading and up to three held-out prompts with an answer before and after the training.
 
-    They are the first whose answer's score rose or fell; if there is none, the first of all. ``prompts`` are (P,) texts
-    or lists of messages, ``before`` and ``after`` (P,) pairs: the end of an answer, and its score or NaN.
+    They are the first whose answer's score rose, then the first whose score fell, some of both; if there is none, the
+    first of all. ``prompts`` are (P,) texts or lists of messages, ``before`` and ``after`` (P,) pairs: the end of an
+    answer, and its score or NaN.
     """
-    places = range(len(prompts))
-    changed = [place for place in places if abs(after[place][1] - before[place][1]) > 0]  # of NaN this is False
-    which = f"the first {len(changed[:3])} of these" if changed else "the first of all"
-    count = f"{len(changed)} of {len(prompts)} held-out ones"
-    lines = [f"  problems     the score of the first sampled answer changed on {count}; {which}:"]
+    gain = [new - old for (_, old), (_, new) in zip(before, after, strict=True)]  # NaN is neither above nor below 0
+    better, worse = ([place for place, by in enumerate(gain) if sign * by > 0] for sign in (1, -1))
+    binary = {score for _, score in (*before, *after) if not math.isnan(score)} <= {0, 1}
+    words = ("became right", "wrong") if binary else ("scored higher", "lower")
+    counts = f"{len(better)} {words[0]}, {len(worse)} {words[1]}"
+    lines = [f"  problems     of the first answers to {len(prompts)} held-out ones, {counts}:"]
+    chosen = [*better[: max(2, 3 - len(worse))], *worse[: max(1, 3 - len(better))]]
     width, questions = shutil.get_terminal_size().columns - 6, _questions(prompts)
-    for place in (changed or places)[:3]:
+    for place in chosen or range(len(prompts))[:3]:
         lines.append(f"    {shown(questions[place], width)}")
         for when, (text, score) in (("before", before[place]), ("after", after[place])):
             mark = {1: "right", 0: "wrong"}.get(score, "unverified" if math.isnan(score) else f"score {score:.2g}")

@@ -8,24 +8,29 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+_BETWEEN = " · "
 _LOG_EVERY_S = 10.0
 _PACE_STEPS = 10  # the mean over more steps would follow a changing length of responses too slowly
 
 
 def text(progress: Any, done: int | None, now: float) -> str:
-    """Return the line, such as ``step 2 of 24 · generating 41/64 · reward 0.156 · 74 s a step · 27 min left``.
+    """Return the line, such as ``step 2 of 24 · held-out 12.5 % · generating 41/64 · reward 0.156 · 74 s a step``.
+
+    The most important fields come first: a terminal that is too narrow leaves out the last ones.
 
     Args:
         progress: :class:`openrlhf_dbb.actors.progress.Progress`.
         done: rollouts of the phase that are done; None if they are not counted.
         now: of ``time.monotonic()``.
     """
+    held_out = [f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %"] if progress.accuracy else []
     if progress.phase == "finished":
-        parts = [f"finished {progress.step} of {progress.total} steps"]
+        parts = [f"finished {progress.step} of {progress.total} steps", *held_out]
     elif progress.phase == "starting":
         parts = [f"starting engines {duration(now - progress.since)}"]
     else:
-        parts = [f"step {min(progress.step + 1, progress.total)} of {progress.total}", _phase(progress, done, now)]
+        step = f"step {min(progress.step + 1, progress.total)} of {progress.total}"
+        parts = [step, *held_out, _phase(progress, done, now)]
     if progress.reward is not None:
         parts.append(f"reward {progress.reward:.3f}")
     seconds = step_seconds(progress.ends)
@@ -34,12 +39,9 @@ def text(progress: Any, done: int | None, now: float) -> str:
         left = (progress.total - progress.step) * seconds - (now - progress.ends[-1])
         if progress.phase != "finished" and progress.total > progress.step:
             parts.append(f"{duration(max(left, 0))} left")
-    # What a narrow terminal cuts comes last.
     if progress.zero_variance is not None:
         parts.append(f"zero variance {100 * progress.zero_variance:.0f} %")
-    if progress.accuracy:
-        parts.append(f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %")
-    return " · ".join(parts)
+    return _BETWEEN.join(parts)
 
 
 def step_seconds(ends: Sequence[float]) -> float | None:
@@ -86,8 +88,10 @@ class ProgressLine:
         if line == self._shown and not last:
             return
         if self._in_place:
-            width = shutil.get_terminal_size().columns
-            self._write("\r" + line[: width - 1] + "\x1b[K" + ("\n" if last else ""))
+            fits, width = line, shutil.get_terminal_size().columns
+            while len(fits) >= width and _BETWEEN in fits:
+                fits = fits.rpartition(_BETWEEN)[0]
+            self._write("\r" + fits[: width - 1] + "\x1b[K" + ("\n" if last else ""))
         else:
             due = time.monotonic() - self._written >= _LOG_EVERY_S
             if not (due or (last and line != self._shown)):

@@ -81,10 +81,7 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
     else:
         return None
     if record.status == "finished":
-        raise UsageError(
-            f"--resume {record.name}: that run finished at step {record.last_step}; start a new run, "
-            f"with --warm_start {record.name} to begin from its posteriors"
-        )
+        raise UsageError(f"--resume {record.name}: that run finished at step {record.last_step}; {_new_run(record)}")
     return record
 
 
@@ -104,7 +101,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         if stored != given:
             raise UsageError(
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
-                f"give the same one, or start a new run with --warm_start {record.name}"
+                f"give the same one, or {_new_run(record)}"
             )
     checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
     take_over = settings.args.store.take_over
@@ -116,6 +113,11 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
     except storage.StoreError as error:  # the storage names its parameter, not our flag
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
     return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
+
+
+def _new_run(record: storage.RunRecord) -> str:
+    """Return the advice to start a new run; only a run that keeps posteriors can be its warm start."""
+    return "start a new run" + f", with --warm_start {record.name} from its posteriors" * bool(record.state_fields)
 
 
 def _changed_flags(settings: Settings, record: storage.RunRecord) -> Iterator[tuple[str, Any, Any]]:
@@ -143,7 +145,7 @@ def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.Run
         there = "; ".join(passed) or f"there is no checkpoint in {folder}"
         raise UsageError(
             f"--resume {record.name}: {there}; the run has recorded {', '.join(recorded) or 'none'}; restore one, give "
-            f"the --ckpt.path where one is, or start a new run with --warm_start {record.name}"
+            f"the --ckpt.path where one is, or {_new_run(record)}"
         )
     if record.last_step:
         passed.append(f"no checkpoint of the {record.last_step} steps was finished")

@@ -101,14 +101,18 @@ def own_estimator(record: RunRecord) -> RewardEstimator | None:
         return None
 
 
+def unreplayable(log: StepLog) -> NDArray[np.bool_]:
+    """Return whether a visit's successes are not a whole number from 0 to N, which rewards 0 and 1 make; (V,)."""
+    return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
+
+
 def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
     """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id.
 
     Raises:
         UsageError: a group's successes are not a whole number from 0 to N.
     """
-    rollouts, successes = log.rollouts, log.successes
-    wrong = (successes != np.round(successes)) | (successes < 0) | (successes > rollouts)
+    rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
