@@ -55,14 +55,15 @@ class Registry(Generic[_Base]):
         """Return the class called ``name``, or found at ``package.module:Class``.
 
         Raises:
-            ValueError: there is no such class; the message lists the known ones.
+            ValueError: there is no such class (the message lists the known ones), or its module cannot be imported.
         """
         if ":" in name:
             module, _, attribute = name.partition(":")
             try:
                 return self._checked(getattr(importlib.import_module(module), attribute), name)
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"{self._kind} {name!r} cannot be imported: {error}") from error
+            except Exception as error:  # a module of somebody else may raise anything
+                reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
+                raise ValueError(f"{self._kind} {name!r} cannot be imported: {reason}") from error
         known = self.available()
         if name not in known:
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")

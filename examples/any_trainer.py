@@ -6,12 +6,14 @@ The "policy" here is a table of success probabilities that rises a little at eve
 posteriors.ipynb compares estimators on such a table.
 """
 
+import argparse
 import time
 
 import numpy as np
 
 from openrlhf_dbb import Posteriors
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 PROMPTS, ROLLOUTS, STEPS = 20, 8, 5
 
 random = np.random.default_rng(0)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the help does not wait for SQLAlchemy
 
 _STACK = ("torch", "ray", "vllm", "openrlhf")
 RUN_HELP = "name, number or uuid (default: the latest run)"
+RUN_WITH_STEPS_HELP = "name, number or uuid (default: the latest run that has a step)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,16 +70,19 @@ def add_run(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
 
 
-def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
-    """Return the run that ``ref`` names, or the latest run if ``ref`` is None. Raise StoreError if there is none."""
+def chosen(store: PosteriorStore, ref: str | None, *, with_steps: bool = False) -> RunRecord:
+    """Return the run that ``ref`` names, or the latest run (``with_steps``: that has a step) if ``ref`` is None.
+
+    Raises StoreError if there is none.
+    """
     from openrlhf_dbb.storage import StoreError
 
     if ref is not None:
         return store.find_run(ref)
-    run = store.latest_run()
-    if run is None:
-        raise StoreError(f"there are no runs in {store.location}; start one first")
-    return run
+    runs = [run for run in store.runs() if run.last_step or not with_steps]
+    if not runs:
+        raise StoreError(f"there are no runs {'with a step ' * with_steps}in {store.location}; start one first")
+    return runs[-1]
 
 
 def add_store(parser: argparse._ActionsContainer) -> None:

@@ -306,5 +306,5 @@ def _postgresql_engine(address: Address, read_only: bool) -> Engine:
         )
     except ImportError:
         raise StoreError(
-            f"{address.location} needs the driver psycopg; run: pip install 'openrlhf-dbb[postgres]'"
+            f"{address.location} needs the driver psycopg; run: pip install '.[postgres]' in the repository"
         ) from None

@@ -128,18 +128,19 @@ def test_show_run_wide_state_and_probes(store, fill, capsys):
         probes = fill.probes(ids, [128, 64], [100, 4])
         fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
     out, _ = printed(capsys, store, "show")
-    assert "run-wide state:    discount 0.6667, prior (2 values)\n" in out
+    assert "run-wide state:    discount 0.6667\n" in out
     assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
 
 
-def test_show_lists_questions_without_the_chat_template_and_says_what_the_preset_is(store, fill, capsys):
+def test_show_and_history_tell_questions_of_one_template_apart(store, fill, capsys):
     chat = "<|user|>\nYou are a helpful assistant that adds two numbers.\n{} + 1?<|end|>\n<|assistant|>\n"
     ids = store.register_prompts([chat.format(number) for number in (7, 8, 9)], ["8", "9", "10"])
-    fill.step(fill.run(store, config={"preset": "tiny"}), 1, ids, [1, 2, 3])
+    fill.step(fill.run(store, config={"preset": "tiny"}, model=""), 1, ids, [1, 2, 3])
     out, lines = printed(capsys, store, "show")
     assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
-    assert "it writes numbers from the last digit, 12+9= gives 12\n" in out
-    assert "(8 + 1?<|end" in refused(capsys, "history", "+ 1", "--store.url", store.url)
+    assert "preset:            tiny\n" in out and "model:" not in out  # it has none
+    line = refused(capsys, "history", "adds two", "--store.url", store.url)
+    assert f"{ids[1]} (...8 + 1?<|end|>\\n<|assista..., label 9), " in line
 
 
 def test_show_a_run_without_steps(store, fill, capsys):

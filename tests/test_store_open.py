@@ -168,7 +168,7 @@ def test_no_driver_for_postgresql():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == (
-        "postgresql://h:5432/db needs the driver psycopg; run: pip install 'openrlhf-dbb[postgres]'\n"
+        "postgresql://h:5432/db needs the driver psycopg; run: pip install '.[postgres]' in the repository\n"
     )
 
 

@@ -50,7 +50,7 @@ def write(fill):
     def make(run, ids, step, successes, **more):
         fill.step(run, step, ids, successes, kept=fill.rollouts(ids, successes), **more)
         probed = {"probe/mse": 0, "probe/mse_point": 1}
-        logged = {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step, "estimator/rescued": 0.5} | probed
+        logged = {"entropy_loss": 1 / step, "plan/steps": 10, "group/other": step, "kl": 0} | probed
         run.record_metrics(step, logged)
 
     return make
@@ -102,11 +102,13 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, si
 def test_curves_say_their_values(browser, sixty, written):
     browser.open(f"{written(sixty)}#view=curves&smooth=0", height=3000)
     charts = browser('[...document.querySelectorAll("#charts figure")].map((each) => each.dataset.chart)')
-    # Those of which the run knows nothing, such as the clip fraction, are left out.
+    # Those of which the run knows nothing are left out: the clip fraction, and a KL of 0, which has no reference.
     assert charts == ["held-out", "reward", "length", "entropy", "zero-variance", "probes"]
     browser.until("""document.querySelectorAll("#charts [data-chart=probes] .curves path").length == 2""")
     # 3 of 4 and 2 of 4
     assert text(browser, "[data-chart=held-out] .readout") == "step 3: 62.5 %"
+    # S = 3i modulo 5 is 0 or 4 for 24 of 60; all of these were given an advantage
+    assert text(browser, "[data-chart=zero-variance] .readout") == "step 3: all 40.0 %, those given an advantage 40.0 %"
     # S = i, 2i and 3i modulo 5, each 120 in all, of 240
     browser('document.querySelector("[data-chart=entropy] > svg").focus()')
     assert text(browser, "[data-chart=reward] .readout").startswith("step 3: 0.5")
@@ -294,3 +296,5 @@ def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, 
     serve(store.url, "--port", str(server.port))
     browser.until(f"{STEP} == 2")
     assert text(browser, "#live").startswith("live, step 2")
+    run.finish()
+    browser.until("document.querySelector('#live').textContent.startsWith('no run is being written; last write ')")

@@ -116,4 +116,7 @@ def test_what_cannot_be_served_is_said_in_one_line(store, fill, tmp_path, capsys
         port = str(taken.getsockname()[1])
         assert f"--port {port}" in refused("--store.url", store.url, "--port", port)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert refused("--store.url", store.url) == "error: serve needs uvicorn; run: pip install 'openrlhf-dbb[serve]'\n"
+    assert (
+        refused("--store.url", store.url)
+        == "error: serve needs uvicorn; run: pip install '.[serve]' in the repository\n"
+    )

@@ -3,10 +3,12 @@
 python examples/tutorial/make_data.py        (writes train.jsonl and heldout.jsonl beside this file)
 """
 
+import argparse
 import json
 import random
 from pathlib import Path
 
+argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 TRAIN, HELDOUT = 64, 64
 
 random.seed(7)

@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 if a training failed; 2, with one line on stderr, if the request cannot be carried out; 130 if interrupted.
     """
+    if "" not in sys.path:  # the working folder, for module:Class; "python -m" adds it too
+        sys.path.append("")
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

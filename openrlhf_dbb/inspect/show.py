@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrlhf_dbb import presets
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 from openrlhf_dbb.terminal import (
     Styled,
+    apart,
     json_text,
     print_facts,
     print_table,
@@ -84,22 +84,19 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         if totals["mean"] is None
         else f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited",
     }
-    run_wide = shared_state(store, run)
-    if run_wide:
-        texts["run-wide state"] = ", ".join(
-            f"{name} {values[0]:.4g}" if len(values) == 1 else f"{name} ({len(values)} values)"
-            for name, values in run_wide.items()
-        )
+    # A longer vector, such as the weights of a regression, tells nobody anything.
+    single = {name: values[0] for name, values in (shared_state(store, run) or {}).items() if len(values) == 1}
+    texts["run-wide state"] = ", ".join(f"{name} {value:.4g}" for name, value in single.items())
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
-    estimator, preset = f"{run.estimator} version {run.estimator_version}", run.config.get("preset")
+    estimator = f"{run.estimator} version {run.estimator_version}"
     texts |= {
         "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
-        **({"preset": f"{preset}: {presets.load(preset).description}"} if preset in presets.names() else {}),
+        "preset": run.config.get("preset", ""),
         "method": run.method or "the trainer's own",
         "estimator": f"{estimator}, {parameters(run)}" if run.parameters else estimator,
         "model": run.model,
-        "data set": f"{run.dataset} ({run.dataset_digest})" if run.dataset_digest else run.dataset,
+        "data set": f"{run.dataset} ({run.dataset_digest})".removesuffix(" ()").strip(),
         "reward": run.reward,
         "began from": _lineage(run),
         "uuid": run.uuid,
@@ -108,7 +105,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     # A stale run is not lost: it goes on from its last checkpoint.
     if state(run) == "stale":
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
-    return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items()}
+    return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
@@ -149,8 +146,11 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if len(matches) > 1 and str(prompt["prompt_id"]) == arguments.prompt:
         print(f"{arguments.prompt} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
     elif len(matches) > 1:
-        start, _ = template_of([row["prompt"] for row in matches])
-        named = ", ".join(f"{row['prompt_id']} ({shown(row['prompt'].removeprefix(start), 30)})" for row in matches)
+        texts = [shown(text, 30) for text in apart([row["prompt"] for row in matches])]
+        named = ", ".join(
+            f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})"
+            for row, text in zip(matches, texts, strict=True)
+        )
         raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:

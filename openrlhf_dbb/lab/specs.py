@@ -41,7 +41,7 @@ def parse(text: str) -> RewardEstimator:
             parameters[parameter] = _value(parameter, value, defaults[parameter]) if parameter in defaults else value
         return estimators.build(name, **parameters)
     except ValueError as error:
-        raise UsageError(f"estimator {text!r}: {error}") from error
+        raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
 
 
 def label(estimator: RewardEstimator) -> str:
@@ -115,8 +115,10 @@ def flags(estimator: RewardEstimator) -> str:
         >>> flags(parse("dbb:discount=0.4"))
         '--estimator dbb --dbb.discount 0.4'
     """
-    parts = [f"--estimator {estimator.name}"]
-    for field in parameter_fields(type(estimator)):
+    cls = type(estimator)
+    known = estimators.available().get(estimator.name) is cls
+    parts = [f"--estimator {estimator.name if known else f'{cls.__module__}:{cls.__qualname__}'}"]
+    for field in parameter_fields(cls):
         value = getattr(estimator, field.name)
         flag = f"{estimator.name}.{field.name}"
         if isinstance(value, bool) and value != field.default:

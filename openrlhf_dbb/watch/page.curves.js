@@ -7,19 +7,20 @@ const AXES = {
   tokens: { xLabel: "tokens generated", xText: short },
   hours: { xLabel: "hours since the first step", xText: or((value) => `${value.toFixed(2)} h`) },
 };
+// Where 0 stands for a value that was not measured (no reference model, no lengths), `measured` is Boolean.
 const CHARTS = [
   { key: "held-out", title: "Held-out accuracy", dots: true, ...percentAxis,
     note: ({ held_out: held }) => held && `Mean score of ${plural(held.prompts, "prompt")} \u00d7 ${plural(held.samples, "sample")} that are not trained on.`,
     read: (series) => series.held_out && [{ ...series.held_out, y: series.held_out.accuracy }] },
   { key: "reward", title: "Training reward", of: [["reward"]] },
-  { key: "length", title: "Response length, tokens", of: [["length", "m:response_length"]] },
+  { key: "length", title: "Response length, tokens", measured: Boolean, of: [["length", "m:response_length"]] },
   { key: "entropy", title: "Entropy", of: [["m:entropy_loss", "m:entropy", "m:actor/entropy"]] },
   { key: "clip", title: "Clip fraction", of: [["m:ppo_clip_ratio", "m:clip_ratio/region_mean", "m:actor/pg_clipfrac"]] },
   { key: "grad-norm", title: "Gradient norm", of: [["m:actor_grad_norm", "m:grad_norm", "m:actor/grad_norm"]] },
-  { key: "kl", title: "KL divergence", of: [["m:kl", "m:actor/kl_loss"], ["m:ppo_kl", "m:actor/ppo_kl"]], names: ["from the reference", "from the rollout policy"] },
+  { key: "kl", title: "KL divergence", measured: Boolean, of: [["m:kl", "m:actor/kl_loss"], ["m:ppo_kl", "m:actor/ppo_kl"]], names: ["from the reference", "from the rollout policy"] },
   { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
-  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance", "m:estimator/zero_variance"], ["given_advantage", "m:estimator/rescued"]], names: ["zero variance", "of these, given an advantage"], low: 0, ...percentAxis,
-    note: () => "Share of the generated rollouts whose group has all its rewards the same, and of those whose group was given an advantage all the same." },
+  { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance", "m:estimator/zero_variance"], ["given_advantage", "m:estimator/rescued"]], names: ["all", "those given an advantage"], low: 0, ...percentAxis,
+    note: () => "Both are shares of all generated rollouts: those whose group has equal rewards, and those of them that were given an advantage." },
   { key: "probes", title: "Error against the probes", dots: true, of: [["m:probe/mse"], ["m:probe/mse_point"]], names: ["stored estimate", "group's own mean"],
     note: () => "Mean squared error against extra rollouts that were never trained on, less their own noise: chance can make it negative." },
   { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
@@ -35,7 +36,7 @@ const needSeries = (run) => need(seriesPath(run), run.version);
 function axisOf(answer, axis) {
   if (axis === "steps") return (step) => step;
   const values = answer.curves[axis];
-  if (!values?.some(isNumber)) return null;
+  if (!values?.some(axis === "tokens" ? Boolean : isNumber)) return null;
   const ends = [answer.first - 1, ...answer.curves.step], at_ = [answer.first > 1 ? values[0] : 0, ...values];
   // Between two points the steps of the later point count alike.
   return (step) => {
@@ -72,7 +73,7 @@ const slotOf = (run) => drawnRuns().indexOf(run);
 function readChart(chart, answer) {
   if (chart.read) return chart.read(answer);
   return chart.of.map((names) => {
-    const name = names.find((each) => answer.curves[each]?.some(isNumber));
+    const name = names.find((each) => answer.curves[each]?.some(chart.measured ?? isNumber));
     return name ? { step: answer.curves.step, y: answer.curves[name] } : null;
   });
 }

@@ -59,11 +59,12 @@ function tick(id, checked) {
 // ---- the head
 
 function liveText() {
-  const newest = runs.reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
+  const written = runs.filter((run) => run.state === "running");
+  const newest = (written.length ? written : runs).reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
   if (!isLive) return shownState.now ? `as of ${shownState.now.slice(0, 16).replace("T", " ")}` : "a file";
   if (lost) return lost;
-  if (!newest) return "live";
-  return `live, ${newest.state === "running" ? `step ${whole(newest.step ?? 0)},` : "no run is being written; last write"} ${duration(sinceWrite(newest))} ago`;
+  if (!newest) return "no run yet";
+  return `${written.length ? `live, step ${whole(newest.step ?? 0)},` : "no run is being written; last write"} ${duration(sinceWrite(newest))} ago`;
 }
 
 function drawHead() {

@@ -35,13 +35,13 @@ VIEWS.usage = {
       ["zero-variance groups given an advantage",
         totals.single ? "-" : `${whole(totals.given_groups)} of ${whole(totals.zero_variance_groups)}`],
       ["rollouts per mixed group", decimal(totals.rollouts_per_mixed_group)],
-      ["tokens per mixed group", whole(totals.tokens_per_mixed_group)],
+      ["tokens per mixed group", whole(totals.tokens_per_mixed_group || null)],
       ["rollouts generated", whole(totals.generated)],
       ["trained on", whole(totals.trained) + sliced(totals.trained, totals.generated)],
       ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.generated)],
       ["replayed", whole(totals.replayed)],
       ["prompts skipped", whole(totals.skipped)],
-      ["tokens generated", short(totals.generated_tokens)],
+      ["tokens generated", short(totals.generated_tokens || null)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
     const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);

@@ -31,7 +31,7 @@ def add_commands(add: Any) -> None:
 def serve(arguments: argparse.Namespace) -> None:
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
-            raise UsageError(f"serve needs {module}; run: pip install 'openrlhf-dbb[serve]'")
+            raise UsageError(f"serve needs {module}; run: pip install '.[serve]' in the repository")
     with (
         open_store(arguments.store_url, create=False, read_only=True) as store,
         _listening(arguments.host, arguments.port) as listener,
