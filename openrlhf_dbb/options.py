@@ -14,8 +14,7 @@ if TYPE_CHECKING:  # the help does not wait for SQLAlchemy
     from openrlhf_dbb.storage import PosteriorStore, RunRecord
 
 _STACK = ("torch", "ray", "vllm", "openrlhf")
-RUN_HELP = "name, number or uuid (default: the latest run)"
-RUN_WITH_STEPS_HELP = "name, number or uuid (default: the latest run that has a step)"
+RUN_HELP = "name, number or uuid (default: the latest run with a step)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,19 +69,16 @@ def add_run(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
 
 
-def chosen(store: PosteriorStore, ref: str | None, *, with_steps: bool = False) -> RunRecord:
-    """Return the run that ``ref`` names, or the latest run (``with_steps``: that has a step) if ``ref`` is None.
-
-    Raises StoreError if there is none.
-    """
+def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
+    """Return the run that ``ref`` names; None: the latest with a step, else the latest. Raise StoreError if none is."""
     from openrlhf_dbb.storage import StoreError
 
     if ref is not None:
         return store.find_run(ref)
-    runs = [run for run in store.runs() if run.last_step or not with_steps]
+    runs = store.runs()
     if not runs:
-        raise StoreError(f"there are no runs {'with a step ' * with_steps}in {store.location}; start one first")
-    return runs[-1]
+        raise StoreError(f"there are no runs in {store.location}; start one first")
+    return next((run for run in reversed(runs) if run.last_step), runs[-1])
 
 
 def add_store(parser: argparse._ActionsContainer) -> None:

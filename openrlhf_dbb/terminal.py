@@ -63,12 +63,7 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def apart(texts: Sequence[str]) -> list[str]:
-    """Return the texts from the word on in which they begin to differ; what they share stays if it is short.
-
-    Example:
-        >>> apart(["Which word is longer, kiwi or plum?", "Which word is longer, kite or pear?"])
-        ['...kiwi or plum?', '...kite or pear?']
-    """
+    """Return the texts from the word on in which they begin to differ; what they share stays if it is short."""
     same = len(re.sub(r"\S+\Z", "", _common_start(texts)))
     return [f"...{text[same:]}" if same >= _SHORTEST_TEMPLATE else text for text in texts]
 

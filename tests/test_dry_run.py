@@ -59,12 +59,13 @@ def dry_run(tmp_path, capsys):
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
     assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    version, model, machine, method, *rest, _ = lines[-9:]
+    version, model, machine, method, *rest, _ = lines[-10:]
     assert "- preset tiny: a small transformer that adds" in version
     assert [line.split()[0] for line in (model, machine, method)] == ["model", "machine", "method"]
     assert rest == [
         f"data       512 of 512 prompts ({tiny.default_folder()}/train.jsonl)",
         "budget     16384 rollouts: 512 prompts x 8 samples x 4 episodes",
+        f"held-out   128 prompts ({tiny.default_folder()}/heldout.jsonl): 8 samples a prompt, every 16 steps",
         f"run        mine (is new) in {tmp_path}/openrlhf_dbb.db",
         "look       openrlhf-dbb serve; --dry_run shows every value",
     ]
@@ -117,6 +118,16 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
         assert store.find_run("mine").owner.host == "elsewhere"
 
 
+@pytest.mark.parametrize(
+    ("estimator", "advice"), [("point", ""), ("dbb", ", with --warm_start mine from its posteriors")]
+)
+def test_a_finished_run_is_advised_as_a_warm_start_only_if_it_keeps_posteriors(dry_run, own, estimator, advice):
+    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"], estimator=estimator) as posteriors:
+        posteriors.finish()
+    [line] = dry_run(*own, "--resume", "mine")
+    assert line == f"error: --resume mine: that run finished at step 0; start a new run{advice}"
+
+
 def warnings(lines):
     return [line.partition(";")[0] for line in lines if line.startswith("warning: ")]
 
@@ -137,10 +148,9 @@ def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv,
 
 
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
-    at = own.index("--eval.dataset")
-    assert warnings(dry_run(*own[:at], *own[at + 2 :])) == [
-        "warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset"
-    ]
+    at, said = own.index("--eval.dataset"), "warning: held-out accuracy is not measured, so that no run can be compared"
+    assert warnings(dry_run(*own[:at], *own[at + 2 :])) == [f"{said}: give --eval.dataset"]
+    assert warnings(dry_run(*own, "--eval.steps", "-1")) == [f"{said}: give --eval.dataset and --eval.steps"]
 
 
 def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):

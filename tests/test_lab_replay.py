@@ -266,7 +266,7 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
     monkeypatch.chdir(tmp_path)
     source = "from openrlhf_dbb import estimators\nclass Mine(estimators.get('point')):\n    name = 'mine'\n"
     (tmp_path / "my_mean.py").write_text(source)
-    run, ids = fill.run(store), fill.prompts(store, 2)
+    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
     for step in (1, 2):
         fill.step(run, step, ids, [1, 3])
     assert candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1] == "use next: --estimator my_mean:Mine"

@@ -63,6 +63,7 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
     assert (args.actor.adam.lr, args.rollout.batch_size, args.train.batch_size) == (2e-6, 64, 256)
     assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (0.5, 0.9, 4)
     assert settings.origin["actor.adam.lr"] == f"preset {tmp_path}/mine.toml"
+    assert settings.origin["train.num_episodes"] == settings.origin["actor.adam.betas"] == "preset default"
     assert settings.run_name.startswith("dbb-mine-20")
 
 

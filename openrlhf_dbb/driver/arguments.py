@@ -93,6 +93,7 @@ class _Choice:
     estimator: str
     flags: dict[str, Any]
     gpus: dict[str, Any]
+    origin: Mapping[str, str]  # the preset that sets each of these
 
 
 def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
@@ -111,7 +112,9 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
     gpus = {} if on_cpu or ("preset" not in given and _places_models(given)) else preset.gpus
-    return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset.flags, gpus)
+    return _Choice(
+        name, method or preset.flags.get("method", unnamed), str(estimator), preset.flags, gpus, preset.origin
+    )
 
 
 def _places_models(given: Mapping[str, Any]) -> bool:
@@ -131,7 +134,9 @@ def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None)
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
         layers.append(("no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)))
-    layers.append((f"preset {chosen.preset}", chosen.flags | chosen.gpus))
+    for name in dict.fromkeys(chosen.origin.values()):
+        own = {flag: value for flag, value in (chosen.flags | chosen.gpus).items() if chosen.origin[flag] == name}
+        layers.append((f"preset {name}", own))
     if chosen.gpus and {**chosen.flags, **given}.get("train.async_enable"):
         layers.append(cuda.APART)
     if chosen.method != methods.NONE:

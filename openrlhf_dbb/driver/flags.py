@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, upstream
@@ -121,11 +121,6 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--ckpt.save_adapter", _SWITCH, "with --ds.lora.rank: save the best and the last model as adapters, not merged"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
-# The pieces that a --method is made of; docs/methods.md explains them.
-_PIECES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("--replay.samples", {"type": number(int, 0), "default": 0}, "earlier rollouts of a prompt to train on; 0: none"),
-    ("--replay.cache", {"type": int, "default": 16}, "newest rollouts kept of each prompt; full, it is replayed from"),
-)
 
 
 def build_parser(argv: Sequence[str] = ()) -> Parser:
@@ -155,8 +150,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     )
     _add_ours(parser)
     _add_pieces(parser)
-    _add_parameters(parser, STRATEGY, _classes(strategies.available(), strategy_class, _named(argv, STRATEGY)))
-    _add_parameters(parser, ESTIMATOR, _classes(estimators.available(), estimator_class, _named(argv, ESTIMATOR)))
+    _add_parameters(parser, STRATEGY, strategies, _named(argv, STRATEGY))
+    _add_parameters(parser, ESTIMATOR, estimators, _named(argv, ESTIMATOR))
     parser._action_groups = [group for group in parser._action_groups if group not in theirs] + theirs
     # A preset can turn a switch on, and the command line must win over it.
     hidden = argparse.SUPPRESS
@@ -203,8 +198,10 @@ def _add_pieces(parser: argparse.ArgumentParser) -> None:
     known = "; ".join(f"{name}: {_first_line(cls).rstrip('.')}" for name, cls in strategies.available().items())
     text = f"{known}; or module:Class (default plain)".replace("%", "%%")
     group.add_argument(STRATEGY, default="plain", metavar="NAME", help=text)
-    for flag, options, text in _PIECES:
-        group.add_argument(flag, help=text, **options)
+    text = "earlier rollouts of a prompt to train on (default 0)"
+    group.add_argument("--replay.samples", type=number(int, 0), default=0, help=text)
+    text = "newest rollouts kept of each prompt; full, it is replayed from (default 16)"
+    group.add_argument("--replay.cache", type=int, default=16, help=text)
     _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
     for name, form in estimators.FORMS.available().items():
         _add_choice(parser, "algo.advantage.estimator", name, f"{form.formula}.")
@@ -244,15 +241,10 @@ def _class(flag: str, registry: Any, name: str) -> Any:
         raise UsageError(f"{flag}: {error}{did_you_mean(name, registry.available())}") from error
 
 
-def _classes(known: Mapping[str, type], find: Callable[[str], type], name: str | None) -> dict[str, type]:
-    """Return the registered classes, and the ``module:Class`` that the command line names."""
-    plug_in: Any = find(name) if name and ":" in name else None
-    return {**known, plug_in.name: plug_in} if plug_in is not None else dict(known)
-
-
-def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, classes: Mapping[str, type]) -> None:
-    """Add a flag ``--NAME.FIELD`` for every parameter of the classes."""
-    for name, cls in classes.items():
+def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, named: str | None) -> None:
+    """Add a flag ``--NAME.FIELD`` for every parameter of the known classes, and of a ``module:Class`` that is named."""
+    plug_ins = [_class(chosen_by, registry, named)] if named and ":" in named else []
+    for name, cls in (registry.available() | {cls.name: cls for cls in plug_ins}).items():
         fields = parameter_fields(cls)
         if not fields:
             continue

@@ -53,9 +53,6 @@ def _run(settings: Settings, start: Start) -> list[str]:
         f"budget     {_budget(args, start)}",
         *(() if args.algo.advantage.estimator == "batch_mean" else _few_visits(settings, start)),  # reads no history
     ]
-    if args.eval.steps < 0 or not (args.eval.dataset or start.benchmarks):
-        missing = "--eval.dataset" if args.eval.steps > 0 else "--eval.dataset and --eval.steps"
-        lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {missing}")
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
@@ -65,11 +62,14 @@ def _run(settings: Settings, start: Start) -> list[str]:
         keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
         probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
         lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
-    asked = [f"{len(start.held_out)} prompts ({args.eval.dataset})"] if args.eval.dataset else []
-    asked += [f"{len(each.tokens)} prompts of {name}" for name, each in start.benchmarks.items()]
-    if asked and args.eval.steps > 0:
+    held_out = [f"{len(start.held_out)} prompts ({args.eval.dataset})"] if args.eval.dataset else []
+    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.benchmarks.items()]
+    if held_out and args.eval.steps > 0:
         each = f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
-        lines.append(f"held-out   {', '.join(asked)}: {each}")
+        lines.append(f"held-out   {', '.join(held_out)}: {each}")
+    else:
+        flags = "--eval.dataset" + " and --eval.steps" * (args.eval.steps < 0)
+        lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {flags}")
     verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
     run = f"run        {start.run.name} ({verb}) in {start.location}"
     return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
@@ -101,13 +101,11 @@ def _machine(settings: Settings) -> list[str]:
     gpus = settings.machine.describe()
     if not settings.on_cpu:
         return [f"machine    {gpus}"]
-    if not gpus:
-        return cpu_fit.describe(settings)
-    return [
-        *cpu_fit.describe(settings),
+    unused = (
         f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
-        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it",
-    ]
+        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+    )
+    return [*cpu_fit.describe(settings), *([unused] if gpus else [])]
 
 
 def summary(start: Start, progress: Any, seconds: float) -> str:
@@ -150,10 +148,10 @@ def _look(start: Start, command: str = "serve") -> str:
 def unfinished(start: Start, settings: Settings) -> str:
     """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it."""
     newest, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
-    name, where, verb = start.run.name, f"its last checkpoint is {newest}", "continue it"
-    if newest is None:
-        where, verb = "it has no checkpoint yet", "start it over"
-    return f"run {name} has not finished, {where}; {verb} with --resume {name}"
+    advice = (
+        "it has no checkpoint yet; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"
+    )
+    return f"run {start.run.name} has not finished, {advice} with --resume {start.run.name}"
 
 
 def keep_trace(settings: Settings) -> Path:

@@ -33,9 +33,7 @@ def add_command(commands: Any) -> None:
     text = "closed-form bias, variance and mean squared error for known success probabilities"
     parser = commands.add_parser("mse", help=text, description=text)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "run", nargs="?", metavar="RUN", help=f"a stored run with probes: {options.RUN_WITH_STEPS_HELP}"
-    )
+    source.add_argument("run", nargs="?", metavar="RUN", help=f"a stored run with probes: {options.RUN_HELP}")
     source.add_argument("--p", nargs="+", metavar="P1,P2,...", help="a prompt's success probabilities, visit by visit")
     options.add_store(parser)
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")

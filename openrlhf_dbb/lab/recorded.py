@@ -78,14 +78,14 @@ class Rerun:
 
 
 def read(store_url: str | None, ref: str | None) -> RecordedRun:
-    """Return the run ``ref`` of a store, or its latest run that has a step if ``ref`` is None.
+    """Return the run ``ref`` of a store, or its latest run with a step if ``ref`` is None.
 
     Raises:
         UsageError: the run has recorded no rollouts, or rewards other than 0 and 1.
         storage.StoreError: there is no such store or run.
     """
     with open_store(store_url, create=False) as store:
-        record = chosen(store, ref, with_steps=True)
+        record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
         texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
     if not len(log.step):

@@ -25,7 +25,7 @@ def add_command(commands: Any) -> None:
     """Add ``replay`` to the laboratory's commands."""
     text = "how other estimators would have done on the recorded successes of a run, and which one to use"
     parser = commands.add_parser("replay", help=text, description=text)
-    parser.add_argument("run", nargs="?", metavar="RUN", help=options.RUN_WITH_STEPS_HELP)
+    options.add_run(parser)
     options.add_store(parser)
     text = "candidates; NAME:discount=0.4,... for a single one (default: the paper's, auto, and the run's own)"
     parser.add_argument("--estimators", nargs="+", metavar="NAME", help=text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Preset:
     gpus: dict[str, Any]  # place the models on GPUs, on a machine with CUDA
     needs_cuda: bool
     expects: str = ""  # the machine that it is made for and the time it takes there; may be ""
+    origin: Mapping[str, str] = field(default_factory=dict)  # the preset that sets each flag: it or one it extends
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def load(name: str, estimator: str | None = None) -> Preset:
     if name == NONE:
         return Preset("", {}, {}, False)
     table = _table(name)
-    own = _flat(table.get("flags", {}))
+    own, gpus = _flat(table.get("flags", {})), _flat(table.get("gpus", {}))
     estimator = estimator or own.get("estimator")
     beneath = table.get("extends")
     if beneath == _PAPER:
@@ -72,12 +73,14 @@ def load(name: str, estimator: str | None = None) -> Preset:
     else:
         parent = load(beneath or NONE, estimator)
         estimator = estimator or parent.flags.get("estimator")
+    own |= _flat(table.get("estimator", {}).get(estimator, {}))
     return Preset(
         description=str(table.get("description", "")),
-        flags=parent.flags | own | _flat(table.get("estimator", {}).get(estimator, {})),
-        gpus=parent.gpus | _flat(table.get("gpus", {})),
+        flags=parent.flags | own,
+        gpus=parent.gpus | gpus,
         needs_cuda=table.get("needs_cuda", parent.needs_cuda),
         expects=str(table.get("expects", "")),
+        origin=dict.fromkeys(parent.flags, name) | dict(parent.origin) | dict.fromkeys(own | gpus, name),
     )
 
 
