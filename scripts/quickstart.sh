@@ -18,9 +18,6 @@ status=0
 python -m openrlhf_dbb train --preset smollm2 "$@" || status=$?
 echo "quickstart: $SECONDS s in all, exit status $status"
 if [ "$status" = 0 ]; then
-    echo "next:  source $OPENRLHF_DBB_VENV/bin/activate, then"
-    echo "  openrlhf-dbb serve                         a live page: curves, posteriors, what the model wrote"
-    echo "  openrlhf-dbb train --preset qwen3-1.7b     the paper's setting: on GPUs, 552,960 rollouts of up to 4,096 tokens"
-    echo "  $repo/docs/tutorial.md   your own data, step by step"
+    echo "before the next commands: source $OPENRLHF_DBB_VENV/bin/activate; with your own data: $repo/docs/tutorial.md"
 fi
 exit "$status"

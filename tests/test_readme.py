@@ -29,6 +29,13 @@ def test_every_link_leads_to_a_file_and_a_heading():
         assert not anchor or anchor in anchors(target), link
 
 
+def test_it_begins_with_two_commands_of_which_continuous_integration_runs_the_second():
+    first = re.search(r"```bash\n(.*?)```", README, flags=re.DOTALL)[1]
+    trains, tests = (line.partition("#")[0].strip() for line in first.splitlines())
+    assert trains == "bash scripts/quickstart.sh"
+    assert (ROOT / ".ci/run").read_text().splitlines()[-1] == f"exec {tests}"
+
+
 def test_the_loop_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     [source] = [code for code in re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL) if "Posteriors.cr" in code]
