@@ -259,7 +259,7 @@ def _owner(store, host, pid, heartbeat):
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "another-host"])
 def test_a_run_whose_process_has_ended_is_stale(store, fill, capsys, host):
-    evaluated(store, fill, "a b", {})
+    evaluated(store, fill, "a b", {}, method="grpo")
     _owner(store, host, 2**22 + 1, "2026-01-01T00:00:00.000Z")  # above the largest process id
     _, lines = printed(capsys, store, "runs")
     assert re.search(r" stale \d+ d ", lines[1])

@@ -167,7 +167,7 @@ def test_a_broken_reward_function_stops_the_run_with_its_traceback(train, tmp_pa
     assert result.returncode == 1
     assert "ZeroDivisionError" in result.stderr
     assert 'broken.py", line 2, in reward_func' in result.stderr
-    assert "has not finished, it has no checkpoint yet; start it over with --resume dbb-tiny-" in result.stderr
+    assert "has not finished, it has no checkpoint; start it over with --resume dbb-tiny-" in result.stderr
     assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
 
 

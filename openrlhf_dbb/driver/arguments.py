@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import methods, presets, tasks, tiny, upstream
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, build_parser, estimator_class, strategy_class
+from openrlhf_dbb.core import strategies
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR, STRATEGY, build_parser, estimator_class, named_class
 from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
@@ -65,7 +66,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
             values[flag], origin[flag] = value, source
     values |= {"preset": chosen.preset, "method": chosen.method, "estimator": chosen.estimator}
     if not on_cpu:
-        _use_all_gpus(values, chosen.gpus)
+        _use_all_gpus(values, chosen.values.gpus)
         if chosen.preset != presets.NONE:
             cuda.derive(values, origin)
     if tasks.is_spec(values["data.prompt_dataset"] or ""):
@@ -86,14 +87,12 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
 
 @dataclasses.dataclass
 class _Choice:
-    """The names of the preset, method and estimator, and the preset's values."""
+    """The names of the preset, method and estimator, and the preset without the values that are not used."""
 
     preset: str
     method: str
     estimator: str
-    flags: dict[str, Any]
-    gpus: dict[str, Any]
-    origin: Mapping[str, str]  # the preset that sets each of these
+    values: presets.Preset
 
 
 def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
@@ -101,7 +100,7 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     if estimator not in (None, NO_ESTIMATOR):
         estimator_class(estimator)
     if "rollout.strategy" in given:
-        strategy_class(given["rollout.strategy"])
+        named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:
         methods.check_name(method)
         estimator = estimator or methods.default_estimator(method)
@@ -111,10 +110,9 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     preset = presets.load(name, estimator)
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
-    gpus = {} if on_cpu or ("preset" not in given and _places_models(given)) else preset.gpus
-    return _Choice(
-        name, method or preset.flags.get("method", unnamed), str(estimator), preset.flags, gpus, preset.origin
-    )
+    if on_cpu or ("preset" not in given and _places_models(given)):
+        preset = dataclasses.replace(preset, gpus={})
+    return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset)
 
 
 def _places_models(given: Mapping[str, Any]) -> bool:
@@ -134,14 +132,16 @@ def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None)
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
         layers.append(("no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)))
-    for name in dict.fromkeys(chosen.origin.values()):
-        own = {flag: value for flag, value in (chosen.flags | chosen.gpus).items() if chosen.origin[flag] == name}
-        layers.append((f"preset {name}", own))
-    if chosen.gpus and {**chosen.flags, **given}.get("train.async_enable"):
+    flags, gpus, origin = chosen.values.flags, chosen.values.gpus, chosen.values.origin
+    for name in dict.fromkeys(origin.values()):
+        layers.append(
+            (f"preset {name}", {flag: value for flag, value in (flags | gpus).items() if origin[flag] == name})
+        )
+    if gpus and {**flags, **given}.get("train.async_enable"):
         layers.append(cuda.APART)
     if chosen.method != methods.NONE:
         recipe = {flag: entry.value for flag, entry in methods.recipe(chosen.method, chosen.estimator).items()}
-        same = methods.same_rollouts(recipe, chosen.flags)
+        same = methods.same_rollouts(recipe, flags)
         named = {"method": chosen.method, "estimator": chosen.estimator}
         layers.append((f"method {chosen.method}", named | recipe | same))
     return [*layers, (COMMAND_LINE, given)]

@@ -226,15 +226,11 @@ def _named(argv: Sequence[str], flag: str) -> str | None:
 
 def estimator_class(name: str) -> type[estimators.RewardEstimator]:
     """Return the class of ``--estimator name``, or raise UsageError."""
-    return _class(ESTIMATOR, estimators, name)
+    return named_class(ESTIMATOR, estimators, name)
 
 
-def strategy_class(name: str) -> type[strategies.RolloutStrategy]:
-    """Return the class of ``--rollout.strategy name``, or raise UsageError."""
-    return _class(STRATEGY, strategies, name)
-
-
-def _class(flag: str, registry: Any, name: str) -> Any:
+def named_class(flag: str, registry: Any, name: str) -> Any:
+    """Return the class of ``registry`` that the value of a flag names, or raise UsageError."""
     try:
         return registry.get(name)
     except ValueError as error:
@@ -243,7 +239,7 @@ def _class(flag: str, registry: Any, name: str) -> Any:
 
 def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, named: str | None) -> None:
     """Add a flag ``--NAME.FIELD`` for every parameter of the known classes, and of a ``module:Class`` that is named."""
-    plug_ins = [_class(chosen_by, registry, named)] if named and ":" in named else []
+    plug_ins = [named_class(chosen_by, registry, named)] if named and ":" in named else []
     for name, cls in (registry.available() | {cls.name: cls for cls in plug_ins}).items():
         fields = parameter_fields(cls)
         if not fields:

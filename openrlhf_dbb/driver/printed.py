@@ -149,7 +149,7 @@ def unfinished(start: Start, settings: Settings) -> str:
     """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it."""
     newest, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
     advice = (
-        "it has no checkpoint yet; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"
+        "it has no checkpoint; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"
     )
     return f"run {start.run.name} has not finished, {advice} with --resume {start.run.name}"
 

@@ -102,8 +102,8 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "uuid": run.uuid,
         "database": store.location,
     }
-    # A stale run is not lost: it goes on from its last checkpoint.
-    if state(run) == "stale":
+    # A stale run is not lost. Another trainer has its own way to go on.
+    if state(run) == "stale" and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
 
@@ -111,7 +111,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
     """Return accuracy at the start, the best and the last, with every step once."""
     if numbers is None:
-        return "not measured; --eval.dataset of the training names held-out prompts"
+        return "not measured"
     at = {numbers[f"{name}_step"]: numbers[name] for name in ("start", "best", "last")}
     points = [
         f"{100 * accuracy:.1f} % at step {step}" + (" (best)" if len(at) > 1 and step == numbers["best_step"] else "")
