@@ -74,50 +74,17 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--warm_start", {"metavar": "RUN"}, "start a new run from the posteriors of another run (name, number or uuid)"),
     ("--warm_start_weight", _SHARE | {"default": 1.0, "metavar": "W"}, "in (0, 1]: multiplies the imported counts"),
     ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
-    (
-        "--store.url",
-        {"metavar": "URL"},
-        "database of the posteriors, a file name or postgresql://...; default: $OPENRLHF_DBB_STORE_URL "
-        "(which keeps a password off the command line), else openrlhf_dbb.db",
-    ),
+    ("--store.url", {"metavar": "URL"}, "FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL, openrlhf_dbb.db"),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
-    (
-        "--data.task_instruction",
-        {"metavar": "TEXT", "default": tasks.INSTRUCTION},
-        f"follows the question of a {tasks.PREFIX} task (default {tasks.INSTRUCTION!r})",
-    ),
-    (
-        "--eval.benchmarks",
-        {"metavar": "NAME,..."},
-        "evaluate these every --eval.steps; see openrlhf-dbb evaluate --help",
-    ),
+    ("--data.task_instruction", {"default": tasks.INSTRUCTION}, f"follows the question of a {tasks.PREFIX} task"),
+    ("--eval.benchmarks", {"metavar": "NAME,..."}, "evaluate these every --eval.steps; evaluate --help lists them"),
     ("--eval.top_p", _SHARE | {"metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
-    (
-        "--probe.fraction",
-        {"type": number(float, 0, 1), "default": 0.0, "metavar": "F"},
-        "in [0, 1]: share of the prompts for which extra rollouts measure the estimates; never trained on (default 0)",
-    ),
-    (
-        "--probe.samples",
-        {"type": number(int, 2), "default": 128, "metavar": "M"},
-        "extra rollouts of a probed prompt at each visit (default 128)",
-    ),
-    (
-        "--rollouts.keep",
-        {"type": _count_or_all, "default": KEEP, "metavar": f"N|{ALL}"},
-        f"rollouts of each step that are stored with their texts: a number or {ALL} (default {KEEP})",
-    ),
-    (
-        "--train.max_rollouts",
-        {"type": number(int, 1), "metavar": "R"},
-        "stop before more training rollouts are generated, discarded ones included; replaces --train.num_episodes",
-    ),
-    (
-        "--train.max_lag",
-        {"type": number(int, 0), "metavar": "STEPS"},
-        "with --train.async_enable: leave out groups that an older policy generated; default: --train.async_queue_size",
-    ),
+    ("--probe.fraction", {"type": number(float, 0, 1), "default": 0.0}, "share of prompts whose estimate is measured"),
+    ("--probe.samples", {"type": number(int, 2), "default": 128}, "rollouts that measure it, and are not trained on"),
+    ("--rollouts.keep", {"type": _count_or_all, "default": KEEP}, f"rollouts kept of a step, a number or {ALL}"),
+    ("--train.max_rollouts", {"type": number(int, 1)}, "most rollouts to generate, instead of --train.num_episodes"),
+    ("--train.max_lag", {"type": number(int, 0)}, "most steps of lag, async alone; default: --train.async_queue_size"),
     ("--ckpt.save_adapter", _SWITCH, "with --ds.lora.rank: save the best and the last model as adapters, not merged"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
@@ -154,41 +121,29 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     _add_parameters(parser, ESTIMATOR, estimators, _named(argv, ESTIMATOR))
     parser._action_groups = [group for group in parser._action_groups if group not in theirs] + theirs
     # A preset can turn a switch on, and the command line must win over it.
-    hidden = argparse.SUPPRESS
+    off: dict[str, Any] = {"action": "store_false", "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
     for action in list(parser._actions):
         if isinstance(action, argparse._StoreTrueAction):
-            parser.add_argument(
-                f"--no-{action.dest}", dest=action.dest, action="store_false", help=hidden, default=hidden
-            )
+            parser.add_argument(f"--no-{action.dest}", dest=action.dest, **off)
     return parser
 
 
 def _add_ours(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("openrlhf_dbb")
     group.add_argument(HELP_ALL, action="help", help="show all flags of OpenRLHF as well, and exit")
-    group.add_argument(
-        ESTIMATOR,
-        metavar="NAME",
-        default=NO_ESTIMATOR,
-        help=f"reward estimator: {', '.join(estimators.available())}, module:Class, or {NO_ESTIMATOR} for OpenRLHF's "
-        "own baseline; default: the method's, else the preset's (point; tiny and qwen3: dbb)",
-    )
-    group.add_argument(
-        "--preset",
-        metavar="NAME",
-        default=presets.NONE,
-        help=f"flag values to start from: {', '.join(presets.names())}, a .toml file of yours, or {presets.NONE}; "
-        "default: 'default' with a model of yours, else smollm2 without CUDA and qwen3-1.7b with it",
-    )
-    group.add_argument(
-        "--method",
-        metavar="NAME",
-        default=methods.NONE,
-        help=f"training method, a recipe of flags: {', '.join(methods.names())}, or {methods.NONE}; default: the "
-        "preset's (grpo; default has centered for all estimators but point, smollm2 for dbb)",
-    )
+    known = [", ".join(names) for names in (estimators.available(), presets.names(), methods.names())]
+    for flag, none, text in (
+        (ESTIMATOR, NO_ESTIMATOR, f"reward estimator: {known[0]}, module:Class, or {NO_ESTIMATOR} for OpenRLHF's own "
+         "baseline; default: the method's, else the preset's (point; tiny and qwen3: dbb)"),
+        ("--preset", presets.NONE, f"flag values to start from: {known[1]}, a .toml file of yours, or {presets.NONE}; "
+         "default: 'default' with a model of yours, else smollm2 without CUDA and qwen3-1.7b with it"),
+        ("--method", methods.NONE, f"training method, a recipe of flags: {known[2]}, or {methods.NONE}; default: the "
+         "preset's (grpo; default has centered for all estimators but point, smollm2 for dbb)"),
+    ):  # fmt: skip
+        group.add_argument(flag, metavar="NAME", default=none, help=text)
     for flag, options, text in _OURS:
-        group.add_argument(flag, help=text, **options)
+        default = f" (default {options['default']})" if "default" in options and "action" not in options else ""
+        group.add_argument(flag, help=text + default, **options)
     text = "check everything, print the effective configuration, and start nothing"
     group.add_argument("--dry_run", "--dry-run", help=text, **_SWITCH)
 
