@@ -49,7 +49,7 @@ def test_the_start_warns_where_checkpoints_have_no_room(args, monkeypatch):
 
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=28 * 10**9))
     assert said() == ""
-    assert said("--ckpt.save_steps", "-1").startswith("warning: without checkpoints ")
+    assert said("--ckpt.save_steps", "-1").startswith("note: no checkpoints are saved ")
     monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=27 * 10**9))
     # 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments
     assert said().startswith("warning: 2 checkpoints of 14 GB are kept in ") and "only 27 GB are free" in said()
