@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, open_store
 
@@ -46,23 +45,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def ray_node():
-    """A Ray of this module's own, with two CPUs.
+    """A Ray of this module's own, with two CPUs."""
+    from openrlhf_dbb.platform import ray_start
 
-    Ray gives a start 30 s, too few for two at once with cold caches: one at a time, and a late one once more.
-    """
+    ray_start.prepare()
     import ray
 
-    def start():
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-
-    with FileLock(Path(tempfile.gettempdir(), f"dbb_ray_start_{os.getuid()}.lock")):
-        try:
-            start()
-        except Exception as error:
-            if "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-            start()
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray_start.init(address="local", num_cpus=2, **options)
     yield
     ray.shutdown()
 

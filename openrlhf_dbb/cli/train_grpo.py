@@ -13,6 +13,8 @@ import time
 import warnings
 from typing import NoReturn
 
+from openrlhf_dbb.driver import interrupt
+
 _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
     "MASTER_ADDR", "MASTER_PORT",
@@ -33,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
     from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
+    from openrlhf_dbb.driver.progress_line import waiting
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.storage import StoreError
 
@@ -52,10 +55,13 @@ def main(argv: list[str] | None = None) -> int:
             print("dry run: all checks passed, nothing was started or stored")
             return 0
         ray_start = cluster.RayStart(settings)
-        settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
-    except (UsageError, StoreError) as error:
+        with waiting("reading data and model"):
+            settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
+    except (UsageError, StoreError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return REFUSED
+        return 1 if isinstance(error, RunError) else REFUSED
+    if start is not None:
+        interrupt.say(functools.partial(printed.unfinished, start, settings))
     print(printed.plan(settings, start), flush=True)
     if ray_start.joins:
         print(cluster.describe(ray_start.joins), flush=True)
@@ -72,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 1
             print(unfinished, file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
-            return 130
+            return error.args[0] if error.args else 130
         # Ray hands over the exceptions of an actor with the actor's traceback in their text.
         if isinstance(error, (UsageError, RunError, StoreError)):
             print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
@@ -85,14 +91,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def command(argv: list[str] | None = None) -> NoReturn:
     """Train, and end this process with the exit code of :func:`main`."""
+    interrupt.install()
     code = main(argv)
     if code:
-        from openrlhf_dbb.driver import cluster
-
         # Ray may still be starting, or wait for a host that is gone: an orderly end would take long.
         sys.stdout.flush()
         sys.stderr.flush()
-        cluster.kill()
+        interrupt.kill_children()
         os._exit(code)
     sys.exit(code)
 

@@ -14,5 +14,6 @@ cluster    Ray: start it or join it, check its hosts and GPUs, stop it
 printed    the plan before the training, the summary after it
 launch     runs OpenRLHF with our classes; names an actor that has died
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
+interrupt  Ctrl-C and SIGTERM at every moment
 progress_line  the line on the terminal that says what the training is doing
 """

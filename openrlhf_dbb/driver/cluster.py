@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
@@ -17,10 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb.driver import interrupt
 from openrlhf_dbb.driver.arguments import OUTPUTS
+from openrlhf_dbb.driver.progress_line import waiting
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
 from openrlhf_dbb.storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
@@ -34,20 +34,22 @@ class RayStart:
 
     def __init__(self, settings: Settings) -> None:
         """Begin to start Ray. Raises UsageError if the cluster to join does not answer."""
+        ray_start.prepare()
         import ray  # noqa: F401  two threads that import Ray at the same time may see half of it
 
         # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)
         self._settings, self._started = settings, Future[None]()
-        # Ray sets this handler in the main thread, and warns where it cannot.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        # Ray wants to handle SIGTERM and warns that it cannot outside the main thread; interrupt.py does.
         logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
         threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until Ray has started; raises what :func:`start` has raised."""
-        self._started.result()
+        with waiting("starting Ray"):
+            self._started.result()
+        interrupt.arm()
 
     def _run(self) -> None:
         try:
@@ -78,8 +80,6 @@ def start(settings: Settings) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
     needed = gpus_needed(settings.args)
-    import ray
-
     options: dict[str, Any] = {}
     if settings.on_cpu and machine.ray_cluster() is None:
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
@@ -89,7 +89,7 @@ def start(settings: Settings) -> None:
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
     } | (cpu if settings.on_cpu else cuda).worker_environment()
-    ray.init(
+    ray_start.init(
         runtime_env={"env_vars": environment, "worker_process_setup_hook": "openrlhf_dbb.platform.machine.add_shims"},
         # One weight sync alone prints a line per parameter.
         log_to_driver=settings.args.verbose or settings.estimator == "none",
@@ -195,15 +195,6 @@ def _gpu_nodes() -> list[dict[str, Any]]:
             break
         time.sleep(1)
     return nodes
-
-
-def kill() -> None:
-    """Kill all processes that Ray has started, also while it starts. This process has to end then."""
-    import psutil
-
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def stop() -> None:

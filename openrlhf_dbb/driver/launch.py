@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from openrlhf_dbb import presets, upstream
-from openrlhf_dbb.driver import cpu_fit
+from openrlhf_dbb.driver import cpu_fit, interrupt
 from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.progress_line import ProgressLine
@@ -203,6 +203,7 @@ class Watch:
                 # The main thread mostly sees the same error, with more to say.
                 if not self._done.wait(GRACE_S):
                     self._error = error
+                    interrupt.raise_from_now_on()
                     _thread.interrupt_main()
                 break
             self._draw(line, starting, sum(unfinished.values()))
@@ -234,8 +235,12 @@ class _Here:
     def __getattr__(self, name: str) -> Any:
         import ray
 
-        method = getattr(self._called, name)
-        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(method(*args, **kwargs)))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "fit":
+                interrupt.raise_from_now_on()
+            return ray.put(getattr(self._called, name)(*args, **kwargs))
+
+        return SimpleNamespace(remote=call)
 
 
 class Engines:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
+
+from openrlhf_dbb.platform.ray_start import busyness
 
 _BETWEEN = " · "
 _LOG_EVERY_S = 10.0
@@ -72,6 +76,26 @@ def _phase(progress: Any, done: int | None, now: float) -> str:
     return f"{progress.phase}{count}" + (f" {duration(seconds)}" if seconds >= (10 if count else 2) else "")
 
 
+@contextlib.contextmanager
+def waiting(why: str) -> Iterator[None]:
+    """Show a line such as ``starting Ray 12 s (load 38 on 2 cores)`` for as long as the block takes; then remove it."""
+    line, done, began = ProgressLine(), threading.Event(), time.monotonic()
+
+    def show() -> None:
+        # The first seconds are silent in a log, where lines stay.
+        while not done.wait(1 if line.in_place else _LOG_EVERY_S):
+            line.show(f"{why} {duration(time.monotonic() - began)} ({busyness()})")
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        line.clear()
+
+
 class ProgressLine:
     """Writes the line, and warnings above it.
 
@@ -80,14 +104,14 @@ class ProgressLine:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._in_place = self._stream.isatty()
+        self.in_place = self._stream.isatty()
         self._shown, self._written = "", 0.0
 
     def show(self, line: str, *, last: bool = False) -> None:
         """Show a line; ``last`` ends it."""
         if line == self._shown and not last:
             return
-        if self._in_place:
+        if self.in_place:
             fits, width = line, shutil.get_terminal_size().columns
             while len(fits) >= width and _BETWEEN in fits:
                 fits = fits.rpartition(_BETWEEN)[0]
@@ -102,7 +126,12 @@ class ProgressLine:
 
     def warn(self, warning: str) -> None:
         """Write a warning above the line."""
-        self._write(("\r\x1b[K" if self._in_place else "") + f"warning: {warning}\n")
+        self.clear()
+        self._write(f"warning: {warning}\n")
+
+    def clear(self) -> None:
+        """Remove the line from a terminal."""
+        self._write("\r\x1b[K" * self.in_place)
         self._shown = ""
 
     def _write(self, characters: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
 
 CALL_S = 0.5  # an engine reports this often
 
@@ -146,6 +146,7 @@ def _is_small(model: str) -> bool:
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
     """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow."""
+    ray_start.prepare()
     import ray
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
@@ -153,7 +154,8 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     options: dict[str, Any] = {}
     if not machine.ray_cluster():
         options = {"include_dashboard": False} | ({"num_cpus": engines or 1, "num_gpus": 0} if cpu.active() else {})
-    ray.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
+    runtime = {"env_vars": environment}
+    ray_start.init(runtime_env=runtime, log_to_driver=verbose, logging_level="warning", **options)
     try:
         if cpu.active():
             yield engines or 1

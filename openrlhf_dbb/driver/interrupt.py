@@ -1,0 +1,82 @@
+"""Ends the training command on Ctrl-C and on SIGTERM.
+
+Before the training, a thread ends the process at once. An exception in the main thread would be lost in an import or a
+destructor, and code in C can hold the main thread for a minute. During the training the main thread raises
+KeyboardInterrupt, so that trackers are closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+END_S = 2.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Interrupts:
+    """State of this process: signals have one handler only."""
+
+    says: Callable[[], str] = staticmethod(lambda: "nothing was started")
+    at_once = True
+
+
+def install() -> None:
+    """Watch for signals from now on. Call this once, in the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    arm()
+    threading.Thread(target=_watch, args=(reader,), daemon=True).start()
+
+
+def arm() -> None:
+    """Set the handlers, once more after Ray's start, which replaces that of SIGTERM."""
+    for number in _SIGNALS:
+        signal.signal(number, _handle)
+
+
+def say(line: Callable[[], str]) -> None:
+    """Print this line if the process ends at once."""
+    _Interrupts.says = line
+
+
+def raise_from_now_on() -> None:
+    """Let signals raise KeyboardInterrupt, with the exit code as its argument."""
+    _Interrupts.at_once = False
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    if not _Interrupts.at_once:
+        # What waits for a host that is gone, or for a full disk, is not waited for.
+        ending = threading.Timer(END_S, _end, (number,))
+        ending.daemon = True
+        ending.start()
+        raise KeyboardInterrupt(128 + number)
+
+
+def _watch(reader: int) -> None:
+    """Read the numbers of the signals, which Python writes into the pipe whatever the main thread does."""
+    while True:
+        for number in os.read(reader, 64):
+            if number in _SIGNALS and _Interrupts.at_once:
+                os.write(2, ("\r\x1b[K" * os.isatty(2) + f"interrupted: {_Interrupts.says()}\n").encode())
+                _end(number)
+
+
+def _end(number: int) -> None:
+    kill_children()
+    os._exit(128 + number)
+
+
+def kill_children() -> None:
+    """Kill all processes that this one has started, also those of a Ray that is starting. This process ends next."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

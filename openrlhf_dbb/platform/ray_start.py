@@ -1,0 +1,97 @@
+"""Starts Ray, also on a busy machine, where Ray's own limits end a start after 15 s.
+
+The raylet waits 15 s for each of its agents to choose a port, and ends itself if one is late. An agent imports Python
+packages for 2 s of processor time, which takes longer than that beside other jobs. So the agents get their ports here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import time
+from typing import Any
+
+from openrlhf_dbb.errors import RunError
+
+WAIT_S = 600
+_TRIES = 2
+# Ray's processes read these limits when they start; `import ray` reads some of them in this process.
+_LIMITS = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": WAIT_S,
+    "RAY_agent_register_timeout_ms": 1000 * WAIT_S,
+    "RAY_worker_register_timeout_seconds": WAIT_S,
+}
+
+
+def prepare() -> None:
+    """Let Ray's processes take their time. Call this before ``import ray``."""
+    for name, value in _LIMITS.items():
+        os.environ.setdefault(name, str(value))
+
+
+def init(**options: Any) -> None:
+    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again if it fails.
+
+    Raises:
+        RunError: Ray did not start; the message says how busy the machine is.
+    """
+    import ray
+    from ray._private import node
+
+    began, rays_node = time.monotonic(), node.Node
+    for left in reversed(range(_TRIES)):
+        try:
+            node.Node = _node_with_ports(rays_node)
+            ray.init(**options)
+            return
+        except Exception as error:  # of any class: Ray raises a bare Exception where a start takes too long
+            ray.shutdown()
+            if not left:
+                seconds = time.monotonic() - began
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise RunError(
+                    f"Ray did not start, tried {_TRIES} times in {seconds:.0f} s ({busyness()}): {reason} Its logs are "
+                    "in /tmp/ray/session_latest/logs; start again when the machine is less busy"
+                ) from error
+        finally:
+            node.Node = rays_node
+
+
+def busyness() -> str:
+    """Return how busy this machine is, as in "load 38 on 2 cores"."""
+    return f"load {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores"
+
+
+def _node_with_ports(rays_node: Any) -> Any:
+    """Return a subclass of Ray's ``Node`` that chooses the ports of its agents before it starts them."""
+    raylet: Any = importlib.import_module("ray._raylet")
+
+    class Node(rays_node):
+        def __init__(self, ray_params: Any, *args: Any, connect_only: bool = False, **options: Any) -> None:
+            self._ray_params = ray_params
+            if not connect_only:
+                ports = _free_ports(
+                    "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
+                )
+                ray_params.update(**ports)
+            super().__init__(ray_params, *args, connect_only=connect_only, **options)
+
+        def start_raylet(self, *args: Any, **options: Any) -> None:
+            # The raylet knows the other ports from its arguments, and this one from a file alone.
+            port = self._ray_params.dashboard_agent_listen_port
+            name = raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME
+            raylet.persist_port(self._session_dir, self._node_id, name, port)
+            super().start_raylet(*args, **options)
+
+    return Node
+
+
+def _free_ports(*names: str) -> dict[str, int]:
+    """Return a free port for each name. Another process may take one before its agent does; then Ray does not start."""
+    with contextlib.ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.socket()) for name in names}
+        for each in sockets.values():
+            each.bind(("", 0))
+        return {name: each.getsockname()[1] for name, each in sockets.items()}
