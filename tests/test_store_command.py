@@ -251,7 +251,7 @@ def test_compare_of_runs_without_evaluations(store, fill, capsys):
 def _owner(store, host, pid, heartbeat):
     with store.database.transaction(write=True) as connection:
         connection.execute(
-            text("UPDATE dbb_run SET owner_host = :host, owner_pid = :pid, owner_started = NULL, heartbeat_at = :at"),
+            text("UPDATE dbb_run SET owner_host = :host, owner_pid = :pid, heartbeat_at = :at"),
             {"host": host, "pid": pid, "at": heartbeat},
         )
 
