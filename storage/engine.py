@@ -173,6 +173,7 @@ class Database:
                 checks = ("wal_checkpoint(TRUNCATE)", "integrity_check(1)")
                 if not size or [fresh.execute(f"PRAGMA {check}").fetchone() for check in checks][1] != ("ok",):
                     raise StoreError(f"{self.location} was damaged while it was open; {_RESTORE}")
+                connection.invalidate()  # it remembers pages; a new one reads what the file holds
 
     def _note_files(self, connection: Connection, write: bool) -> None:
         """Remember the files after a transaction, which has opened all of them."""

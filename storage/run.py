@@ -252,6 +252,12 @@ class Run:
         with self._database.transaction(write=True) as connection:
             connection.execute(_HOLD, key)
             stored = self._check_not_taken(connection)
+            steps = connection.scalar(text("SELECT count(*) FROM dbb_step WHERE run_id = :run"), key)
+            if steps != self.record.last_step:
+                raise StoreError(
+                    f"run {self.record.name!r} has {steps} of {self.record.last_step} recorded steps in "
+                    f"{self._database.location}; was an older copy put there? Restore a newer one, or resume from there"
+                )
             if stored.status == "running":
                 connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), key)
                 write.event(connection, stored.run_id, "finish", stored.last_step, stored.last_step, unused)

@@ -19,7 +19,7 @@ _SAMPLED_PROMPTS = 200
 
 # One row per run; only tables that are small or keyed by run and step are read.
 _MARKS = f"""
-    SELECT r.run_id, r.status, r.last_step, e.event, v.evaluations, v.evaluated_at,
+    SELECT r.run_id, r.status, r.last_step AS until, e.event, v.evaluations, v.evaluated_at,
            (SELECT count(s.metrics) FROM dbb_step s
             WHERE s.run_id = r.run_id AND s.step > r.last_step - {_LATE}) AS measured,
            (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
