@@ -25,7 +25,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from openrlhf_dbb.storage.url import Address, BadRow, StoreError, bad_row
+from openrlhf_dbb.storage.url import Address, StoreError, bad_row
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one, in seconds."""
@@ -116,7 +116,7 @@ class Database:
         self._read_only = read_only
         self._pid = os.getpid()
         self._reached = False
-        self._file: tuple[int, int] | None = None  # of a SQLite file, since its first transaction
+        self._file: tuple[int, ...] = ()  # of a SQLite file, since its first transaction
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
 
     @contextmanager
@@ -159,38 +159,29 @@ class Database:
 
         SQLite itself goes on with files that have been deleted, and with pages that it remembers.
         """
-        opened = connection.info.get("files", {})
-        lost = [path for path, file in opened.items() if _device_and_inode(path) != file]
-        if lost:
-            raise StoreError(f"{lost[0]} was deleted, moved or replaced while it was open; {_RESTORE}")
-        if not write or connection.info.get("written") in (None, written := self._last_write(connection)):
-            return
-        # Another process has written the file: a checkpoint of what it had committed, or a copy over the file.
-        if written[0] == connection.info["written"][0]:
+        for path, file in connection.info.get("files", {}).items():
+            if _stat(path)[:2] != file:
+                raise StoreError(f"{path} was deleted, moved or replaced while it was open; {_RESTORE}")
+        commits, written = connection.info.get("written", (None, None))
+        # Written by others who committed nothing: no checkpoint of SQLite, but perhaps a copy over the file.
+        if write and written not in (None, _stat(self.location)) and commits == _commits_of_others(connection):
             with closing(sqlite3.connect(self.location, timeout=_READER_TIMEOUT_S)) as fresh:
                 # SQLite takes an empty file for a new one, and deletes its WAL. Else the WAL must not hide the damage.
-                size = written[2]
-                checks = ("wal_checkpoint(TRUNCATE)", "integrity_check(1)")
-                if not size or [fresh.execute(f"PRAGMA {check}").fetchone() for check in checks][1] != ("ok",):
+                checks = ("wal_checkpoint(TRUNCATE)", "integrity_check(1)") if os.path.getsize(self.location) else ()
+                if [fresh.execute(f"PRAGMA {check}").fetchone() for check in checks][1:] != [("ok",)]:
                     raise StoreError(f"{self.location} was damaged while it was open; {_RESTORE}")
                 connection.invalidate()  # it remembers pages; a new one reads what the file holds
 
     def _note_files(self, connection: Connection, write: bool) -> None:
         """Remember the files after a transaction, which has opened all of them."""
-        real = os.path.realpath(self.location)  # where SQLite puts the other two
-        now = {path: _device_and_inode(path) for path in (self.location, f"{real}-wal", f"{real}-shm")}
-        known = connection.info.setdefault("files", {self.location: self._file or now[self.location]})
-        known.update({path: file for path, file in now.items() if file and path not in known})
-        self._file = known[self.location]
+        self._file = self._file or _stat(self.location)[:2]
+        files = connection.info.setdefault("files", {self.location: self._file})
+        for side in ("-wal", "-shm"):
+            path = os.path.realpath(self.location) + side
+            if path not in files and (file := _stat(path)):
+                files[path] = file[:2]
         if write:
-            connection.info["written"] = self._last_write(connection)
-
-    def _last_write(self, connection: Connection) -> tuple[int, int, int]:
-        """Return a number that changes with the commits of others, and the file's time of change and size."""
-        driver_connection: Any = connection.connection.dbapi_connection
-        ((commits,),) = driver_connection.execute("PRAGMA data_version")
-        status = os.stat(self.location)
-        return commits, status.st_mtime_ns, status.st_size
+            connection.info["written"] = _commits_of_others(connection), _stat(self.location)
 
     @contextmanager
     def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
@@ -289,19 +280,11 @@ def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values:
     for rows in chunks(connection, sql, values):
         try:
             parts.append(np.array(rows, dtype=kind))
-        except (TypeError, ValueError, OverflowError):
-            raise _bad_value(kind, sql, values, rows) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            cells = ((name, value) for row in rows for (name, _), value in zip(kind, row, strict=True))
+            bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
+            raise bad_row(source_of(sql), values.get("run"), *next(bad, ("a value", error)), "a number") from None
     return np.concatenate(parts)
-
-
-def _bad_value(kind: list[tuple[str, str]], sql: str, values: dict[str, Any], rows: Sequence[Any]) -> BadRow:
-    """Return the error for the first value that is not of its column's type."""
-    for (name, of_column), value in (cell for row in rows for cell in zip(kind, row, strict=True)):
-        try:
-            np.array(value, dtype=of_column)
-        except (TypeError, ValueError, OverflowError):
-            return bad_row(source_of(sql), values.get("run"), name, value, "a number")
-    raise AssertionError("every value is of its type")
 
 
 def source_of(sql: str) -> str:
@@ -316,12 +299,19 @@ def _psycopg_sql(sql: str) -> str:
     return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
-def _device_and_inode(path: str) -> tuple[int, int] | None:
+def _stat(path: str) -> tuple[int, ...]:
+    """Return device, inode, time of the last write and size of a file; nothing if there is none."""
     try:
         status = os.stat(path)
     except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _commits_of_others(connection: Connection) -> int:
+    """Return a number that changes when another connection commits."""
+    driver_connection: Any = connection.connection.dbapi_connection
+    return int(driver_connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:

@@ -5,8 +5,9 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy import Text, cast, or_, select
 
 from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, from_json, shared_from_text
+from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, shared_from_text
 from openrlhf_dbb.storage.store import PosteriorStore
 from openrlhf_dbb.storage.url import StoreError, bad_row
 from openrlhf_dbb.storage.warm_start import newest_shared
@@ -192,32 +193,21 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    totals = _rows(store, query, run=run.run_id)[0]
-    if totals["last_step_at"] is not None:
-        moments(run, [totals["last_step_at"]])
-    return totals | {"unused_rollouts": unused_rollouts(store, run)}
+    return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
 
 
-def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
+def unused_rollouts(store: PosteriorStore, run: RunRecord) -> float:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return int(sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends))
+    return sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends)
 
 
 def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -> float | None:
-    """Return a number of this name in a JSON object; None if there is none."""
-    value = from_json(table, run.name, column, stored, dict).get(name)
+    """Return a number of this name in a JSON object; None if there is none. Raise BadRow for another value."""
+    value = json.loads(stored).get(name)
     if value is not None and not isinstance(value, (int, float)):
         raise bad_row(table, run.name, f"{name} in {column}", value, "a number")
     return value
-
-
-def moments(run: RunRecord, texts: Sequence[str]) -> NDArray[np.datetime64]:
-    """Return the times of steps (view ``steps``, created_at), (T,) in UTC."""
-    try:
-        return np.array([str(text).rstrip("Z") for text in texts], dtype="datetime64[ms]")
-    except ValueError:
-        raise bad_row("dbb_step", run.name, "created_at", texts, "a time in UTC") from None
 
 
 @retried

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
 from numbers import Real
 from typing import Any
 
@@ -342,27 +343,27 @@ def shared_to_text(shared: SharedState) -> str | None:
 
 def shared_from_text(run: str, stored: str | None) -> SharedState | None:
     """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
-    if stored is None:
+    try:
+        vectors = None if stored is None else parsed(stored).items()
+        return None if vectors is None else {name: _vector(name, values) for name, values in vectors}
+    except (AttributeError, TypeError, ValueError, StoreError):
+        raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
+
+
+def parsed(stored: str) -> Any:
+    """Return what is stored as JSON; None if it is none."""
+    try:
+        return json.loads(stored)
+    except (ValueError, RecursionError):
         return None
-    vectors = from_json("dbb_step", run, "shared", stored, dict)
-    try:
-        state = {name: np.array(values, dtype=np.float64) for name, values in vectors.items()}
-    except (TypeError, ValueError, OverflowError):
-        state = {"": np.zeros((0, 0))}
-    if any(values.ndim != 1 for values in state.values()):
-        raise bad_row("dbb_step", run, "shared", stored, "vectors of numbers by name")
-    return state
 
 
-def from_json(table: str, run: object, column: str, stored: object, kind: type) -> Any:
-    """Return what is stored as JSON of this kind, a dict or a list; raise BadRow if it is something else."""
+def is_moment(stored: str) -> bool:
+    """Return whether a text is a time with its zone, ISO 8601."""
     try:
-        value = json.loads(stored)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, kind):
-        raise bad_row(table, run, column, stored, "a JSON object" if kind is dict else "a JSON list")
-    return value
+        return datetime.fromisoformat(stored.replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def metrics_to_text(metrics: Mapping[str, Any]) -> str:

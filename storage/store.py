@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,16 @@ from sqlalchemy.exc import IntegrityError
 from openrlhf_dbb.storage import prompt_ids, schema, write
 from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, source_of
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, from_json, storable, to_json
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
 from openrlhf_dbb.storage.run import Run, finished_text, ownership
 from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url, url_of_file
 
 _log = logging.getLogger(__package__)
+# What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
 _COLUMNS = [column for table in schema.metadata.tables.values() for column in table.columns]
 _TEXTS = {column.name for column in _COLUMNS if column.type.python_type is str}
 _NUMBERS = {column.name for column in _COLUMNS if column.type.python_type in (int, float)} - _TEXTS
+_OBJECTS = {"parameters", "config", "shared", "metrics", "detail"}
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -95,7 +96,7 @@ class PosteriorStore:
         with self.database.transaction() as connection:
             rows = list(connection.execute(text(sql), parameters))
         for row in rows:
-            _check_kinds(row, source_of(sql), parameters.get("run"))
+            _check_row(row, source_of(sql), parameters.get("run"))
         return rows
 
     @retried
@@ -362,41 +363,34 @@ def _is_held(row: Row[Any], holder: Owner) -> StoreError:
     )
 
 
-def _check_kinds(row: Row[Any], table: str, run: object) -> None:
-    """Raise BadRow for a value that cannot be of the column of its name; SQLite stores text in a column of numbers."""
+def _check_row(row: Row[Any], table: str, run: object) -> None:
+    """Raise BadRow for a value that cannot be of the column of its name."""
     for name, value in row._mapping.items():
-        if isinstance(value, bytes) and name in _TEXTS:
-            raise bad_row(table, run, name, value, "text")
-        if isinstance(value, (bytes, str)) and name in _NUMBERS:
-            raise bad_row(table, run, name, value, "a number")
+        wanted = ""
+        if isinstance(value, bytes if name in _TEXTS else (bytes, str)) and name in _TEXTS | _NUMBERS:
+            wanted = "text" if name in _TEXTS else "a number"
+        elif value is not None and name.endswith("_at") and not is_moment(str(value)):
+            wanted = "a time in UTC"
+        elif isinstance(value, str) and name in _OBJECTS and not isinstance(parsed(value), dict):
+            wanted = "a JSON object"
+        if wanted:
+            raise bad_row(table, run, name, value, wanted)
 
 
 def _record(row: Row[Any]) -> RunRecord:
-    """Return the record of a row. Raise BadRow if a value is not as it was written."""
-
-    def bad(column: str, wanted: str) -> BadRow:
-        return bad_row("dbb_run", row.name, column, row._mapping[column], wanted)
-
-    columns = row._asdict()
-    _check_kinds(row, "dbb_run", row.name)
-    for name in ("created_at", "heartbeat_at"):
-        try:
-            known = datetime.fromisoformat(columns[name].replace("Z", "+00:00")).tzinfo
-        except ValueError:
-            known = None
-        if known is None:
-            raise bad(name, "a time in UTC")
-    if row.status not in ("running", "stale", "finished"):
-        raise bad("status", "running, stale or finished")
+    """Return the record of a row; raise BadRow if the row was edited."""
+    _check_row(row, "dbb_run", row.name)
+    columns, fields = row._asdict(), parsed(row.state_fields)
     parent = {name: columns.pop(f"parent_{name}") for name in ("name", "uuid", "step", "weight", "database")}
-    for name, value in parent.items():
-        if row.parent_uuid is not None and value is None:
-            raise bad(f"parent_{name}", "known, and parent_uuid is")
-    for name, kind in (("parameters", dict), ("config", dict), ("state_fields", list)):
-        columns[name] = from_json("dbb_run", row.name, name, columns[name], kind)
+    for name, right, wanted in (
+        ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
+        ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
+        ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
+    ):
+        if not right:
+            raise bad_row("dbb_run", row.name, name, row._mapping[name], wanted)
     for secret_or_large in ("writer_token", "shared_start", "owner_host", "owner_pid", "owner_started"):
         del columns[secret_or_large]
-    if not all(isinstance(name, str) for name in columns["state_fields"]):
-        raise bad("state_fields", "a JSON list of names")
-    columns["state_fields"], columns["method"] = tuple(columns["state_fields"]), columns["method"] or ""
+    columns["parameters"], columns["config"] = parsed(row.parameters), parsed(row.config)
+    columns["state_fields"], columns["method"] = tuple(fields), columns["method"] or ""
     return RunRecord(**columns, parent=parent if parent["uuid"] else None, owner=_owner(row))

@@ -218,12 +218,9 @@ def _manifest(folder: Path, tag: str) -> dict[str, Any]:
 
 def _is_listing(files: Any) -> bool:
     """Return whether the files of a manifest are as :func:`complete` wrote them."""
-    if not isinstance(files, dict) or not files:
-        return False
-    return all(
-        isinstance(saved, dict) and isinstance(saved.get("bytes"), int) and isinstance(saved.get("digest"), str)
-        for saved in files.values()
-    )
+    saved = list(files.values()) if isinstance(files, dict) else []
+    kinds = [tuple(map(type, map(file.get, ("bytes", "digest")))) for file in saved if isinstance(file, dict)]
+    return kinds == [(int, str)] * max(len(saved), 1)
 
 
 def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:

@@ -127,9 +127,9 @@ class Rollouts:
         """
         keys, size = keys_of(prompts, labels), len(prompts)
 
-        def optional(name: str, lowest: float, highest: float = np.inf) -> Floats | None:
+        def optional(name: str, highest: float = np.inf) -> Floats | None:
             values = getattr(extras, name)
-            return None if values is None else _within(name, _column(name, values, size), lowest, highest)
+            return None if values is None else _column(name, values, size, (0, highest))
 
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
@@ -139,18 +139,17 @@ class Rollouts:
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        tokens_R = _column("tokens", np.zeros(size) if extras.tokens is None else extras.tokens, size)
-        trained_R = _column("trained", np.ones(size) if extras.trained is None else extras.trained, size)
+        tokens_R, trained_R = optional("tokens", 2**62), optional("trained", 1)
         return cls(
             prompts=keys,
             rewards=np.where(missing_R, np.nan, rewards_R),
             scores=np.where(missing_R, np.nan, scores_R),
-            tokens=_within("tokens", tokens_R, 0, 2**62).astype(np.int64),
-            trained=_within("trained", trained_R, 0, 1).astype(np.bool_),
-            policy_versions=optional("policy_versions", 0),
-            inclusion=optional("inclusion", 0, 1),
-            weights=optional("weights", 0),
-            drift=optional("drift", 0),
+            tokens=np.zeros(size, dtype=np.int64) if tokens_R is None else tokens_R.astype(np.int64),
+            trained=np.ones(size, dtype=np.bool_) if trained_R is None else trained_R.astype(np.bool_),
+            policy_versions=optional("policy_versions"),
+            inclusion=optional("inclusion", 1),
+            weights=optional("weights"),
+            drift=optional("drift"),
         )
 
 
@@ -171,12 +170,12 @@ def numbers(name: str, values: Any) -> Floats:
         array = np.asarray(values)
         if array.dtype.kind == "O" and all(value is None or isinstance(value, Real) for value in array.ravel()):
             array = array.astype(np.float64)
-        if array.dtype.kind in "biuf" and not np.isinf(array).any():
-            return array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        pass  # refused below, as other values are
-    found = " ".join(repr(values).split())
-    raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+        array = np.array(None)
+    if array.dtype.kind not in "biuf" or np.isinf(array).any():
+        found = " ".join(repr(values).split())
+        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+    return array.astype(np.float64)
 
 
 def whole(name: str, value: Any) -> int:
@@ -187,17 +186,14 @@ def whole(name: str, value: Any) -> int:
         raise ValueError(f"{name} is {value!r:.80}; give a whole number") from None
 
 
-def _column(name: str, values: ArrayLike, size: int) -> Floats:
+def _column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
+    """Return a column of numbers; those of an interval are never missing."""
     column = numbers(name, values)
     if column.shape != (size,):
         raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
-    return column
-
-
-def _within(name: str, column: Floats, lowest: float, highest: float) -> Floats:
-    wrong = ~((column >= lowest) & (column <= highest))
-    if wrong.any():
-        raise ValueError(f"{name} holds {column[wrong][0]:g}; give numbers from {lowest:g} to {highest:g}")
+    wrong = ~((column >= within[0]) & (column <= within[1])) if within else np.zeros(size, dtype=bool)
+    if within and wrong.any():
+        raise ValueError(f"{name} holds {column[wrong][0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return column
 
 

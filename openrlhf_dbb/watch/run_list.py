@@ -9,7 +9,7 @@ import numpy as np
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.storage.read import moments, number_in
+from openrlhf_dbb.storage.read import number_in
 from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import readable, safe, template_of
 
@@ -74,7 +74,7 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     logged = next((row.metrics for row in recent if row.metrics), "{}")
     planned = number_in("dbb_step", run, "metrics", logged, "plan/steps")
     # The median leaves out the pause between two sessions of a training.
-    ends = moments(run, [row.created_at for row in recent[::-1]])
+    ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
     # Only some estimators have a posterior.
