@@ -283,7 +283,8 @@ def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values:
         except (TypeError, ValueError, OverflowError) as error:
             cells = ((name, value) for row in rows for (name, _), value in zip(kind, row, strict=True))
             bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
-            raise bad_row(source_of(sql), values.get("run"), *next(bad, ("a value", error)), "a number") from None
+            name, value = next(bad, ("a value", error))
+            raise bad_row(source_of(sql), values.get("run"), name, value, "a number") from None
     return np.concatenate(parts)
 
 

@@ -218,9 +218,10 @@ def _manifest(folder: Path, tag: str) -> dict[str, Any]:
 
 def _is_listing(files: Any) -> bool:
     """Return whether the files of a manifest are as :func:`complete` wrote them."""
-    saved = list(files.values()) if isinstance(files, dict) else []
-    kinds = [tuple(map(type, map(file.get, ("bytes", "digest")))) for file in saved if isinstance(file, dict)]
-    return kinds == [(int, str)] * max(len(saved), 1)
+    return bool(files and isinstance(files, dict)) and all(
+        isinstance(saved, dict) and isinstance(saved.get("bytes"), int) and isinstance(saved.get("digest"), str)
+        for saved in files.values()
+    )
 
 
 def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
