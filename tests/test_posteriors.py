@@ -199,7 +199,7 @@ BAD = [
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [["x"]]), "the probes' scores = .* holds other"),
-            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "step 1 is refused: .* must be finite"),
+            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
         )
     ),
 ]
