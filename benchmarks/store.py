@@ -232,7 +232,7 @@ class Bench:
 
 def forget(store: PosteriorStore, run: Run) -> None:
     """Undo a warm start; VACUUM removes the dead rows, which would slow the next copy."""
-    run.discard()
+    store.delete_run(run.record)
     if not store.database.is_sqlite:
         with psycopg.connect(store.url, autocommit=True) as connection:
             connection.execute("VACUUM dbb_posterior")

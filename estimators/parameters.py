@@ -33,7 +33,7 @@ def check(owner: Any) -> None:
     """
     for field in dataclasses.fields(owner):
         value, within, choices = (getattr(owner, field.name), *map(field.metadata.get, ("within", "choices")))
-        if within and not _lies_within(value, within):
+        if within and not (isinstance(value, (int, float)) and _lies_within(value, within)):
             raise ValueError(f"{owner.name}.{field.name} = {value!r} is not in {within}")
         if choices and value not in choices:
             raise ValueError(f"{owner.name}.{field.name} = {value!r} is none of {', '.join(choices)}")

@@ -69,7 +69,7 @@ class Registry(Generic[_Base]):
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
         return known[name]
 
-    def build(self, name: str, **parameters: Any) -> _Base:
+    def build(self, name: str, /, **parameters: Any) -> _Base:
         """Return an object of the class by name, with its parameters.
 
         Raises:

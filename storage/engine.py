@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from openrlhf_dbb.storage.url import Address, StoreError
+from openrlhf_dbb.storage.url import Address, StoreError, bad_row
 
 BUSY_TIMEOUT_S = 30.0
 """How long a SQLite writer waits for another one, in seconds."""
@@ -61,6 +62,8 @@ _SQLITE_SETTINGS = (
 
 # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
 _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
+
+_RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
 _log = logging.getLogger(__package__)
 _cursor_numbers = itertools.count(1)
@@ -113,6 +116,7 @@ class Database:
         self._read_only = read_only
         self._pid = os.getpid()
         self._reached = False
+        self._file: tuple[int, ...] = ()  # of a SQLite file, since its first transaction
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
 
     @contextmanager
@@ -126,7 +130,7 @@ class Database:
 
         Raises:
             Interrupted: an outage that may pass; see :func:`retried`.
-            StoreError: any other error of the database or its driver.
+            StoreError: any other error of the database or its driver, or a SQLite file that was lost.
         """
         # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
@@ -136,6 +140,8 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 self._reached = True
+                if self.is_sqlite:
+                    self._check_files(connection, write)
                 if not self.is_sqlite and not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with self._durable(connection, durable), connection.begin():
@@ -143,8 +149,39 @@ class Database:
                         # Immediate: a reader that turns into a writer fails at once if another has written.
                         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
                     yield connection
+                if self.is_sqlite:
+                    self._note_files(connection, write)
         except self._errors as error:
             raise self._store_error(error) from None  # the driver's own exception may show statements and values
+
+    def _check_files(self, connection: Connection, write: bool) -> None:
+        """Raise StoreError if the file is not the one that was opened, or was damaged since the last write.
+
+        SQLite itself goes on with files that have been deleted, and with pages that it remembers.
+        """
+        for path, file in connection.info.get("files", {}).items():
+            if _stat(path)[:2] != file:
+                raise StoreError(f"{path} was deleted, moved or replaced while it was open; {_RESTORE}")
+        commits, written = connection.info.get("written", (None, None))
+        # Written by others who committed nothing: no checkpoint of SQLite, but perhaps a copy over the file.
+        if write and written not in (None, _stat(self.location)) and commits == _commits_of_others(connection):
+            with closing(sqlite3.connect(self.location, timeout=_READER_TIMEOUT_S)) as fresh:
+                # SQLite takes an empty file for a new one, and deletes its WAL. Else the WAL must not hide the damage.
+                checks = ("wal_checkpoint(TRUNCATE)", "integrity_check(1)") if os.path.getsize(self.location) else ()
+                if [fresh.execute(f"PRAGMA {check}").fetchone() for check in checks][1:] != [("ok",)]:
+                    raise StoreError(f"{self.location} was damaged while it was open; {_RESTORE}")
+                connection.invalidate()  # it remembers pages; a new one reads what the file holds
+
+    def _note_files(self, connection: Connection, write: bool) -> None:
+        """Remember the files after a transaction, which has opened all of them."""
+        self._file = self._file or _stat(self.location)[:2]
+        files = connection.info.setdefault("files", {self.location: self._file})
+        for side in ("-wal", "-shm"):
+            path = os.path.realpath(self.location) + side
+            if path not in files and (file := _stat(path)):
+                files[path] = file[:2]
+        if write:
+            connection.info["written"] = _commits_of_others(connection), _stat(self.location)
 
     @contextmanager
     def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
@@ -171,8 +208,12 @@ class Database:
         elif "database is locked" in message:
             waited = _READER_TIMEOUT_S if self._read_only else BUSY_TIMEOUT_S
             message = f"another process has held the write lock for {waited:g} s"
-        elif "disk is full" in message or "disk I/O error" in message or getattr(cause, "sqlstate", "") == "53100":
-            message += ": the disk is full, over quota or failing; the transaction was rolled back, make room"
+        elif "disk is full" in message or getattr(cause, "sqlstate", "") == "53100":
+            message += ": the disk is full or over quota; the transaction was rolled back, make room"
+        elif "disk I/O error" in message:
+            message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
+        elif "malformed" in message:
+            message += f": the file was damaged; {_RESTORE}"
         return kind(f"{self.location}: {message}")
 
     def _is_transient(self, cause: Any, message: str) -> bool:
@@ -205,6 +246,7 @@ class Database:
                 with self.engine.connect() as connection:
                     driver_connection: Any = connection.connection.dbapi_connection
                     driver_connection.execute("PRAGMA journal_mode = WAL")
+                    connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
                 return
             except self._errors as error:
                 refusal = self._store_error(error)
@@ -233,15 +275,44 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 
 def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
-    """Return the result as records with these names and types; NULL becomes NaN."""
-    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
-    return np.concatenate([np.empty(0, dtype=kind), *parts])
+    """Return the result as records with these names and types; NULL becomes NaN. Raise BadRow for another value."""
+    parts = [np.empty(0, dtype=kind)]
+    for rows in chunks(connection, sql, values):
+        try:
+            parts.append(np.array(rows, dtype=kind))
+        except (TypeError, ValueError, OverflowError) as error:
+            cells = ((name, value) for row in rows for (name, _), value in zip(kind, row, strict=True))
+            bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
+            name, value = next(bad, ("a value", error))
+            raise bad_row(source_of(sql), values.get("run"), name, value, "a number") from None
+    return np.concatenate(parts)
+
+
+def source_of(sql: str) -> str:
+    """Return the table or view that a query reads first, for an error."""
+    found = re.search(r"\bFROM\s+(\w+)", sql)
+    return found[1] if found else "?"
 
 
 @cache
 def _psycopg_sql(sql: str) -> str:
     """Return the statement with parameters in psycopg's style: %(name)s."""
     return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
+
+
+def _stat(path: str) -> tuple[int, ...]:
+    """Return device, inode, time of the last write and size of a file; nothing if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _commits_of_others(connection: Connection) -> int:
+    """Return a number that changes when another connection commits."""
+    driver_connection: Any = connection.connection.dbapi_connection
+    return int(driver_connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:

@@ -15,7 +15,8 @@ class Owner:
     Attributes:
         host: its host name.
         pid: its process id on that host.
-        started: when it started, which tells it from a later process with the same id; None if unknown.
+        started: when it started, which tells it from a later process with the same id, and in which boot and PID
+            namespace; None if unknown.
     """
 
     host: str
@@ -28,10 +29,16 @@ class Owner:
 
     @property
     def is_local(self) -> bool:
-        return self.host == socket.gethostname()
+        """Whether its process id means something here: the same host, boot and PID namespace."""
+        # Containers and machines may share a host name.
+        return self.host == socket.gethostname() and _system_of(self.started) == _system_of(_start_of(os.getpid()))
 
-    def is_alive(self) -> bool:
-        """Return whether the process is alive; only meaningful if ``is_local``."""
+    @property
+    def is_gone(self) -> bool:
+        """Whether the run has no owner, or one that is known to have ended."""
+        return not self.host or (self.is_local and not self._is_alive())
+
+    def _is_alive(self) -> bool:
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -49,26 +56,31 @@ NOBODY = Owner("", 0, None)
 """Owner of a released run: anyone may claim it at once."""
 
 SILENT_S = 3600.0
-"""How long an owner on another host may go without a write before it counts as ended, in seconds."""
+"""How long an owner that cannot be looked up may go without a write before it counts as ended, in seconds."""
 
 
 def has_ended(owner: Owner, silent_s: float) -> bool:
     """Return whether the owner of an unfinished run, which wrote ``silent_s`` seconds ago, seems to have ended.
 
-    A process of this host is looked up. A process of another host, and nobody, counts as ended after ``SILENT_S``.
+    A process that cannot be looked up from here counts as ended after ``SILENT_S``.
     """
-    return not owner.is_alive() if owner.is_local else silent_s > SILENT_S
+    return owner.is_gone or (not owner.is_local and silent_s > SILENT_S)
+
+
+def _system_of(started: str | None) -> str:
+    return (started or "").partition("@")[2]
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start of the process as clock ticks since boot, with the boot's id; "ended" for a zombie.
+    """Return the start of the process as clock ticks since boot @ the boot's id @ this PID namespace.
 
-    None where there is no /proc. Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime).
+    "ended" for a zombie, None where there is no /proc. Source: proc_pid_stat(5), fields 3 (state) and 22 (starttime).
     """
     try:
         # The second field, the command in parentheses, may itself contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
-    return "ended" if fields[0] in "ZX" else f"{fields[19]}@{boot}"
+    return "ended" if fields[0] in "ZX" else f"{fields[19]}@{boot}@{namespace}"

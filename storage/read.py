@@ -6,6 +6,7 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, shared_from_text
 from openrlhf_dbb.storage.store import PosteriorStore
-from openrlhf_dbb.storage.url import StoreError
+from openrlhf_dbb.storage.url import StoreError, bad_row
 from openrlhf_dbb.storage.warm_start import newest_shared
 
 Floats = NDArray[np.float64]
@@ -107,7 +108,7 @@ def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """Return all groups of rollouts of a run; empty columns if the run has no steps."""
     query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag, alpha, beta FROM posterior_history
                WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*_columns(store, query, integer=3, real=6, run=run.run_id))
+    return StepLog(*_columns(store, query, integer=3, run=run.run_id))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
@@ -115,21 +116,21 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     query = """SELECT p.step, p.prompt_id, p.samples, p.successes, p.squares, h.mean, h.variance FROM dbb_probe p
                LEFT JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
                WHERE p.run_id = :run ORDER BY p.step, p.prompt_id"""
-    return ProbeLog(*_columns(store, query, integer=3, real=4, run=run.run_id))
+    return ProbeLog(*_columns(store, query, integer=3, run=run.run_id))
 
 
 def current_means(store: PosteriorStore, run: RunRecord) -> tuple[Integers, Floats]:
     """Return the ids, ascending, and the posterior means of a run's prompts, both (V,); NaN if not estimated."""
     query = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-    prompt_id, mean = _columns(store, query, integer=1, real=1, run=run.run_id)
+    prompt_id, mean = _columns(store, query, integer=1, run=run.run_id)
     return prompt_id, mean
 
 
 @retried
-def _columns(store: PosteriorStore, query: str, *, integer: int, real: int, **parameters: Any) -> list[NDArray[Any]]:
-    """Return the query's columns: ``integer`` of int64, then ``real`` of float64, where NULL is NaN."""
-    types = ["<i8"] * integer + ["<f8"] * real
-    kind = [(f"column {place}", name) for place, name in enumerate(types)]
+def _columns(store: PosteriorStore, query: str, *, integer: int, **parameters: Any) -> list[NDArray[Any]]:
+    """Return the query's columns: ``integer`` of int64, the others of float64, where NULL is NaN."""
+    names = re.sub(r"\([^()]*\)", "", query.split("FROM")[0].removeprefix("SELECT")).split(",")
+    kind = [(name.strip(), "<i8" if place < integer else "<f8") for place, name in enumerate(names)]
     with store.database.transaction() as connection:
         found = table(connection, kind, query, parameters)
     return [np.ascontiguousarray(found[name]) for name, _ in kind]
@@ -143,7 +144,7 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     query = """SELECT step, count(*), CAST(sum(prompts) AS BIGINT), max(samples * repeats), avg(accuracy)
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    columns = _columns(store, query, integer=4, real=1, run=run.run_id, name=TRAINING)
+    columns = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
     step, benchmarks, prompts, samples, accuracy = columns
     if not len(step):
         return None
@@ -192,18 +193,28 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    unused = {"unused_rollouts": 0}
-    ends = "SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'"
-    for row in store.query(ends, run=run.run_id):
-        unused |= json.loads(row.detail)
-    return _rows(store, query, run=run.run_id)[0] | unused
+    return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
+
+
+def unused_rollouts(store: PosteriorStore, run: RunRecord) -> float:
+    """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
+    ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
+    return sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends)
+
+
+def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -> float | None:
+    """Return a number of this name in a JSON object; None if there is none. Raise BadRow for another value."""
+    value = json.loads(stored).get(name)
+    if value is not None and not isinstance(value, (int, float)):
+        raise bad_row(table, run.name, f"{name} in {column}", value, "a number")
+    return value
 
 
 @retried
 def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
-        return shared_from_text(newest_shared(connection, run.run_id))
+        return shared_from_text(run.name, newest_shared(connection, run.run_id))
 
 
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:

@@ -11,13 +11,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.url import StoreError
+from openrlhf_dbb.storage.url import StoreError, bad_row
 
 SharedState = dict[str, NDArray[np.float64]]
 """Run-wide vectors of an estimator, by name."""
@@ -237,7 +239,7 @@ class StepRows:
             state=_finite("state", sorted_column("state", table), ids),
             previous_state=sorted_column("previous_state", table),
             previous_step=sorted_column("previous_step", dtype=np.int64),
-            shared={name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)},
+            shared={name: _vector(name, self.shared[name]) for name in sorted(self.shared)},
             probes=None if self.probes is None else self.probes.checked(),
             usage=self.usage,
             kept=None if self.kept is None else self.kept.checked(),
@@ -336,17 +338,32 @@ class StateLayout:
 
 def shared_to_text(shared: SharedState) -> str | None:
     """Return JSON with the shortest decimals that read back as the same float64; None without run-wide state."""
-    for name, values in shared.items():
-        if values.ndim != 1 or not np.isfinite(values).all():
-            raise StoreError(f"the run-wide state {name!r} is {values.tolist()}; it must be a vector of finite numbers")
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
 
-def shared_from_text(stored: str | None) -> SharedState | None:
-    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None."""
-    if stored is None:
+def shared_from_text(run: str, stored: str | None) -> SharedState | None:
+    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
+    try:
+        vectors = None if stored is None else parsed(stored).items()
+        return None if vectors is None else {name: _vector(name, values) for name, values in vectors}
+    except (AttributeError, TypeError, ValueError, StoreError):
+        raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
+
+
+def parsed(stored: str) -> Any:
+    """Return what is stored as JSON; None if it is none."""
+    try:
+        return json.loads(stored)
+    except (ValueError, RecursionError):
         return None
-    return {name: np.array(values, dtype=np.float64) for name, values in json.loads(stored).items()}
+
+
+def is_moment(stored: str) -> bool:
+    """Return whether a text is a time with its zone, ISO 8601."""
+    try:
+        return datetime.fromisoformat(stored.replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def metrics_to_text(metrics: Mapping[str, Any]) -> str:
@@ -356,8 +373,12 @@ def metrics_to_text(metrics: Mapping[str, Any]) -> str:
         >>> metrics_to_text({"kl": 0.12345678, "loss": float("nan"), "note": "text"})
         '{"kl": 0.1234568, "loss": null}'
     """
-    numbers = {name: value for name, value in sorted(metrics.items()) if isinstance(value, (int, float, np.number))}
-    short = {name: float(f"{value:.{_METRIC_DIGITS}g}") for name, value in numbers.items()}
+    short = {}
+    for name in sorted(name for name, value in metrics.items() if isinstance(name, str) and isinstance(value, Real)):
+        try:
+            short[name] = float(f"{float(metrics[name]):.{_METRIC_DIGITS}g}")
+        except OverflowError:  # a whole number that no float can hold
+            short[name] = math.inf
     return json.dumps({name: value if math.isfinite(value) else None for name, value in short.items()})
 
 
@@ -371,6 +392,8 @@ def to_json(name: str, value: Any) -> str:
 
 def storable(string: str) -> str:
     """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
+    if not isinstance(string, str):
+        raise StoreError(f"{string!r:.80} is stored as text; pass a str")
     if string.isascii() and "\0" not in string:
         return string
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -393,6 +416,13 @@ def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.i
     if twice.size:
         raise StoreError(f"{name} holds prompt {twice[0]} more than once; merge its rows")
     return ids, order
+
+
+def _vector(name: str, values: Any) -> NDArray[np.float64]:
+    vector = np.array(values, dtype=np.float64)
+    if vector.ndim != 1 or not np.isfinite(vector).all():
+        raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be a vector of finite numbers")
+    return vector
 
 
 def _finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from openrlhf_dbb.storage.records import (
     WarmStart,
     metrics_to_text,
     shared_from_text,
+    storable,
 )
 from openrlhf_dbb.storage.url import StoreError
 
@@ -92,7 +93,7 @@ class Run:
         with self._database.transaction() as connection:
             stored = warm_start.newest_shared(connection, self.record.run_id)
             self._check_not_taken(connection)
-        return shared_from_text(stored)
+        return shared_from_text(self.record.name, stored)
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
@@ -166,7 +167,7 @@ class Run:
             if not self._database.is_sqlite:
                 connection.execute(text("SET LOCAL synchronous_commit TO on"))
             self._check_reached(self._hold(connection), step, f"record checkpoint {tag!r} of")
-            key = {"run": self.record.run_id, "step": step, "tag": tag, "now": write.utc_now()}
+            key = {"run": self.record.run_id, "step": step, "tag": storable(tag), "now": write.utc_now()}
             connection.execute(_CHECKPOINT, key)
 
     @retried
@@ -237,17 +238,7 @@ class Run:
         with self._database.transaction(write=True) as connection:
             self._hold(connection)
             mine = schema.run.update().where(schema.run.c.run_id == self.record.run_id)
-            connection.execute(mine.values(ownership(NOBODY)))
-
-    def discard(self) -> None:
-        """Delete the run, which must have no steps; its name is free again."""
-        with self._database.transaction(write=True) as connection:
-            last_step = self._hold(connection)
-            if last_step:
-                raise StoreError(f"run {self.record.name!r} is at step {last_step}; only a new run can be deleted")
-            write.delete_evaluations(connection, self.record.run_id)
-            for table in ("dbb_event", "dbb_checkpoint", "dbb_posterior", "dbb_run"):
-                connection.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": self.record.run_id})
+            connection.execute(mine.values(ownership(NOBODY) | {"status": "stale"}))
 
     @retried
     def finish(self, unused_rollouts: int = 0) -> None:
@@ -261,6 +252,12 @@ class Run:
         with self._database.transaction(write=True) as connection:
             connection.execute(_HOLD, key)
             stored = self._check_not_taken(connection)
+            steps = connection.scalar(text("SELECT count(*) FROM dbb_step WHERE run_id = :run"), key)
+            if steps != self.record.last_step:
+                raise StoreError(
+                    f"run {self.record.name!r} has {steps} of {self.record.last_step} recorded steps in "
+                    f"{self._database.location}; was an older copy put there? Restore a newer one, or resume from there"
+                )
             if stored.status == "running":
                 connection.execute(text("UPDATE dbb_run SET status = 'finished' WHERE run_id = :run"), key)
                 write.event(connection, stored.run_id, "finish", stored.last_step, stored.last_step, unused)
@@ -294,7 +291,7 @@ class Run:
             raise StoreError(f"run {name!r} is no longer in {self._database.location}; was the database replaced?")
         if stored.writer_token != self._token:
             owner = Owner(stored.owner_host, stored.owner_pid, stored.owner_started)
-            if owner == NOBODY:
+            if not owner.host:
                 raise StoreError(f"run {name!r} was released; claim it again to write to it")
             raise StoreError(
                 f"run {name!r} was taken over by {owner} (at step {stored.last_step}); nothing was written, "

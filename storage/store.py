@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Row, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import IntegrityError
 
 from openrlhf_dbb.storage import prompt_ids, schema, write
-from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried
-from openrlhf_dbb.storage.owner import NOBODY, Owner
-from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable, to_json
+from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, source_of
+from openrlhf_dbb.storage.owner import Owner
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
 from openrlhf_dbb.storage.run import Run, finished_text, ownership
-from openrlhf_dbb.storage.url import StoreError, choose_url, parse_url
+from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url, url_of_file
+
+_log = logging.getLogger(__package__)
+# What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
+_COLUMNS = [column for table in schema.metadata.tables.values() for column in table.columns]
+_TEXTS = {column.name for column in _COLUMNS if column.type.python_type is str}
+_NUMBERS = {column.name for column in _COLUMNS if column.type.python_type in (int, float)} - _TEXTS
+_OBJECTS = {"parameters", "config", "shared", "metrics", "detail"}
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -48,7 +55,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     except BaseException:
         database.close()
         raise
-    url = f"sqlite:///{database.location}" if address.kind == "sqlite" else text_url
+    url = url_of_file(address.path) if address.kind == "sqlite" else text_url
     return PosteriorStore(database, url)
 
 
@@ -67,6 +74,7 @@ class PosteriorStore:
         self.database = database
         self.location = database.location
         self.url = url
+        self._reported: set[str] = set()
 
     def __enter__(self) -> PosteriorStore:
         return self
@@ -80,9 +88,16 @@ class PosteriorStore:
 
     @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
-        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter."""
+        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter.
+
+        Raises:
+            BadRow: a value cannot be of the column of its name; SQLite stores text in a column of numbers.
+        """
         with self.database.transaction() as connection:
-            return list(connection.execute(text(sql), parameters))
+            rows = list(connection.execute(text(sql), parameters))
+        for row in rows:
+            _check_row(row, source_of(sql), parameters.get("run"))
+        return rows
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
@@ -125,16 +140,34 @@ class PosteriorStore:
         Raises:
             StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
-        trained = schema.run.select().where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
         with self.database.transaction(write=True) as connection:
-            stored = connection.execute(trained.with_for_update()).one_or_none()
-            if stored is None:
-                raise StoreError(f"run {run.name!r} is no longer in {self.location}; look it up again with find_run")
+            stored = self._locked(connection, run)
             if (step or 0) > stored.last_step:
                 raise StoreError(
                     f"run {run.name!r} is at step {stored.last_step} and cannot store an evaluation of step {step}"
                 )
             return write.evaluation(connection, run.run_id, step, name, rows, model, config, None)
+
+    def delete_run(self, run: RunRecord) -> None:
+        """Delete a run with all that belongs to it; its name is free again. Prompts stay.
+
+        Raises:
+            StoreError: there is no such run, or another process may be writing it.
+        """
+        with self.database.transaction(write=True) as connection:
+            stored = self._locked(connection, run)
+            holder = _holder(stored)
+            if stored.status != "finished" and holder is not None:
+                raise _is_held(stored, holder)
+            write.delete_run(connection, run.run_id)
+
+    def _locked(self, connection: Connection, run: RunRecord) -> Row[Any]:
+        """Return a run's row, which nobody else may change in this transaction."""
+        row = schema.run.select().where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
+        stored = connection.execute(row.with_for_update()).one_or_none()
+        if stored is None:
+            raise StoreError(f"run {run.name!r} is no longer in {self.location}; look it up again with find_run")
+        return stored
 
     def create_run(
         self,
@@ -151,7 +184,7 @@ class PosteriorStore:
         config: Mapping[str, Any],
         method: str = "",
     ) -> Run:
-        """Start a run, owned by this process.
+        """Start a run, owned by this process. A run of the name that never trained and has no owner is deleted.
 
         Args:
             name: unique in this database.
@@ -164,7 +197,7 @@ class PosteriorStore:
         Raises:
             StoreError: the name is taken or not printable, or a value cannot be stored as JSON.
         """
-        if not name or not name.isprintable() or name != name.strip():
+        if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
             raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
         now = write.utc_now()
         values = {
@@ -188,6 +221,9 @@ class PosteriorStore:
         }
         by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction(write=True) as connection:
+            former = connection.execute(by_name.with_for_update()).one_or_none()
+            if former is not None and _never_trained(connection, former):
+                write.delete_run(connection, former.run_id)
             with suppress(IntegrityError), connection.begin_nested():
                 connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()
@@ -196,24 +232,39 @@ class PosteriorStore:
         return Run(self.database, _record(row), row.writer_token)
 
     @retried
-    def runs(self) -> list[RunRecord]:
-        """Return all runs, oldest first."""
+    def _run_rows(self) -> Sequence[Row[Any]]:
         with self.database.transaction() as connection:
-            return [_record(row) for row in connection.execute(schema.run.select().order_by(schema.run.c.run_id))]
+            return connection.execute(schema.run.select().order_by(schema.run.c.run_id)).all()
+
+    def runs(self) -> list[RunRecord]:
+        """Return all runs, oldest first; a warning names a run whose row cannot be read."""
+        records = []
+        for row in self._run_rows():
+            try:
+                records.append(_record(row))
+            except BadRow as error:
+                self.report(error)
+        return records
+
+    def report(self, error: BadRow) -> None:
+        """Warn that a run is left out of a list, once."""
+        if str(error) not in self._reported:
+            self._reported.add(str(error))
+            _log.warning("%s", error)
 
     def find_run(self, ref: str) -> RunRecord:
         """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
-        runs = self.runs()
+        runs = self._run_rows()
         for key in ("name", "uuid", "run_id"):
             for run in runs:
                 if str(getattr(run, key)) == ref:
-                    return run
+                    return _record(run)
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
         """Return the newest run, or the newest unfinished run; None if there is none."""
-        runs = [run for run in self.runs() if run.status == "running" or not unfinished]
+        runs = [run for run in self.runs() if run.status != "finished" or not unfinished]
         return runs[-1] if runs else None
 
     def checkpoints(self, run: RunRecord) -> list[tuple[int, str]]:
@@ -260,7 +311,7 @@ class PosteriorStore:
             row = connection.execute(schema.run.select().where(schema.run.c.run_id == run_id)).one_or_none()
         if row is None:
             raise StoreError(f"there is no run with id {run_id} in {self.location}; look it up again with find_run")
-        if row.status != "running":
+        if row.status == "finished":
             raise StoreError(finished_text(row.name, row.last_step))
         return row
 
@@ -271,8 +322,8 @@ class PosteriorStore:
             changed = connection.execute(
                 schema.run.update()
                 .where(schema.run.c.run_id == row.run_id, schema.run.c.writer_token == row.writer_token)
-                .where(schema.run.c.status == "running")
-                .values(heartbeat_at=write.utc_now(), **ownership(claimant))
+                .where(schema.run.c.status != "finished")
+                .values(status="running", heartbeat_at=write.utc_now(), **ownership(claimant))
             )
             if changed.rowcount != 1:
                 return None
@@ -283,19 +334,28 @@ class PosteriorStore:
         return Run(self.database, _record(now), now.writer_token)
 
 
+def _owner(row: Row[Any]) -> Owner:
+    return Owner(row.owner_host, row.owner_pid, row.owner_started)
+
+
 def _holder(row: Row[Any]) -> Owner | None:
     """Return the owner of a run that this process may not claim; None if it may."""
-    owner = Owner(row.owner_host, row.owner_pid, row.owner_started)
-    if owner in (Owner.of_this_process(), NOBODY) or (owner.is_local and not owner.is_alive()):
-        return None
-    return owner
+    owner = _owner(row)
+    return None if owner.is_gone or owner == Owner.of_this_process() else owner
+
+
+def _never_trained(connection: Connection, row: Row[Any]) -> bool:
+    """Return whether a run has ended before its first step and evaluation."""
+    evaluated = text("SELECT 1 FROM dbb_evaluation WHERE run_id = :run LIMIT 1")
+    unused = row.status != "finished" and not row.last_step and _owner(row).is_gone
+    return unused and connection.scalar(evaluated, {"run": row.run_id}) is None
 
 
 def _is_held(row: Row[Any], holder: Owner) -> StoreError:
     if not holder.is_local:
         return StoreError(
             f"run {row.name!r} is owned by {holder}, last heard of at {row.heartbeat_at}, which cannot be checked from "
-            "here; if that process has ended, take the run over (take_over)"
+            "here (another host, boot or container); if that process has ended, take the run over (take_over)"
         )
     return StoreError(
         f"run {row.name!r} is still being written by {holder} (step {row.last_step}, last heard of at "
@@ -303,13 +363,34 @@ def _is_held(row: Row[Any], holder: Owner) -> StoreError:
     )
 
 
+def _check_row(row: Row[Any], table: str, run: object) -> None:
+    """Raise BadRow for a value that cannot be of the column of its name."""
+    for name, value in row._mapping.items():
+        wanted = ""
+        if isinstance(value, bytes if name in _TEXTS else (bytes, str)) and name in _TEXTS | _NUMBERS:
+            wanted = "text" if name in _TEXTS else "a number"
+        elif value is not None and name.endswith("_at") and not is_moment(str(value)):
+            wanted = "a time in UTC"
+        elif isinstance(value, str) and name in _OBJECTS and not isinstance(parsed(value), dict):
+            wanted = "a JSON object"
+        if wanted:
+            raise bad_row(table, run, name, value, wanted)
+
+
 def _record(row: Row[Any]) -> RunRecord:
-    columns = row._asdict()
+    """Return the record of a row; raise BadRow if the row was edited."""
+    _check_row(row, "dbb_run", row.name)
+    columns, fields = row._asdict(), parsed(row.state_fields)
     parent = {name: columns.pop(f"parent_{name}") for name in ("name", "uuid", "step", "weight", "database")}
-    owner = Owner(columns.pop("owner_host"), columns.pop("owner_pid"), columns.pop("owner_started"))
-    for secret_or_large in ("writer_token", "shared_start"):
+    for name, right, wanted in (
+        ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
+        ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
+        ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
+    ):
+        if not right:
+            raise bad_row("dbb_run", row.name, name, row._mapping[name], wanted)
+    for secret_or_large in ("writer_token", "shared_start", "owner_host", "owner_pid", "owner_started"):
         del columns[secret_or_large]
-    columns["parameters"], columns["config"] = json.loads(columns["parameters"]), json.loads(columns["config"])
-    columns["state_fields"] = tuple(json.loads(columns["state_fields"]))
-    columns["method"] = columns["method"] or ""
-    return RunRecord(**columns, parent=parent if parent["uuid"] else None, owner=owner)
+    columns["parameters"], columns["config"] = parsed(row.parameters), parsed(row.config)
+    columns["state_fields"], columns["method"] = tuple(fields), columns["method"] or ""
+    return RunRecord(**columns, parent=parent if parent["uuid"] else None, owner=_owner(row))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -21,6 +22,15 @@ FORMS = "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolut
 
 class StoreError(Exception):
     """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
+
+
+class BadRow(StoreError):
+    """Somebody has edited a row, and it cannot be read."""
+
+
+def bad_row(table: str, run: object, column: str, value: object, wanted: str) -> BadRow:
+    """Return the error for a value that no release has written."""
+    return BadRow(f"table {table}, run {run!r}: {column} is {value!r:.80}, not {wanted}; correct the row with SQL")
 
 
 @dataclass(frozen=True)
@@ -52,30 +62,43 @@ def parse_url(text: str) -> Address:
         StoreError: the text is neither, the database is not supported, SQLite is in memory, or the password holds
             characters that must be encoded.
     """
-    # A mistyped address may hold a password, so that only texts with a known end are taken for file names.
+    # A mistyped address may hold a password, so that only these texts are taken for file names.
     is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
-    url = URL.create("sqlite", database=text) if is_file_name else _make_url(text)
+    if is_file_name or re.match("/(?!/)", text):
+        return _file(text)
+    if match := re.match(r"sqlite(\+pysqlite)?:///", text):
+        if "?" in text:
+            raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
+        return _file(unquote(text[match.end() :]))
+    url = _make_url(text)
     if url is None:
         raise StoreError(
             f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
         )
     kind, _, driver = url.drivername.partition("+")
-    if kind == "sqlite" and driver in ("", "pysqlite"):
-        if url.database in (None, "", ":memory:") or url.query or str(url.database).startswith("file:"):
-            raise StoreError(
-                "a SQLite store is one file, given by its path alone (sqlite:///posteriors.db); memory, "
-                "file: names and ?options are not supported"
-            )
-        # Absolute, so that a later change of the working directory does not open a second, empty file.
-        path = os.path.abspath(str(url.database))
-        return Address("sqlite", path, path=path)
     if kind in ("postgresql", "postgres") and driver in ("", "psycopg"):
         host = url.host or url.query.get("host", "")
         where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
         location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
         return Address("postgresql", location, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
+
+
+def _file(name: str) -> Address:
+    if not name or name.startswith((":memory:", "file:")) or "\0" in name:
+        raise StoreError(
+            f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
+            "file: names are not supported"
+        )
+    # Absolute, so that a later change of the working directory does not open a second, empty file.
+    path = os.path.abspath(name)
+    return Address("sqlite", path, path=path)
+
+
+def url_of_file(path: str) -> str:
+    """Return the URL of a SQLite file that :func:`parse_url` reads back as this absolute path."""
+    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
 
 
 def _make_url(text: str) -> URL | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
             f"run {source.name!r} was written by version {source.estimator_version} of estimator "
             f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
         )
-    if not 0 < weight <= 1:
+    if not isinstance(weight, Real) or not 0 < weight <= 1:
         raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
     if weight != 1 and set(own.state_fields) != {"alpha", "beta"}:
         raise StoreError(

@@ -188,6 +188,14 @@ def delete_evaluations(connection: Connection, run_id: int, after_step: int = -1
     return connection.execute(text(f"DELETE FROM dbb_evaluation {of_run}"), key).rowcount
 
 
+def delete_run(connection: Connection, run_id: int) -> None:
+    """Delete a run with all that belongs to it; prompts stay."""
+    delete_evaluations(connection, run_id)
+    for table in reversed(schema.metadata.sorted_tables):  # those that point to the run before the run
+        if "run_id" in table.c:
+            connection.execute(table.delete().where(table.c.run_id == run_id))
+
+
 def event(connection: Connection, run_id: int, kind: str, from_step: int, to_step: int, detail: dict[str, Any]) -> None:
     """Record what happened to a run besides steps and checkpoints."""
     values = {"run_id": run_id, "created_at": utc_now(), "kind": kind, "from_step": from_step, "to_step": to_step}

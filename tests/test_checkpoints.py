@@ -28,6 +28,36 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
 
+MANIFESTS = [
+    "null", "[]", "{", "[" * 100_000, "\xff", '{"run": "mine", "step": 6}',
+    *(f'{{"run": "mine", "step": 6, "files": {files}}}'
+      for files in ("[]", "null", "{}", '{"a": null}', '{"a": {"bytes": 1}}', '{"a": {"bytes": "1", "digest": ""}}',
+                    f'{{"{"a" * 300}": {{"bytes": 1, "digest": ""}}}}')),
+    '{"run": "mine", "step": "6", "files": {"a": {"bytes": 1, "digest": ""}}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
+def test_a_manifest_that_was_changed_is_a_damaged_checkpoint(tmp_path, text):
+    for step in (4, 6):
+        save(tmp_path, step)
+    (tmp_path / "_actor/global_step6" / checkpoints.MANIFEST).write_bytes(text.encode("latin-1"))
+    tag, (line,) = newest_whole(tmp_path, "mine", 7)
+    assert tag == "global_step4" and line.startswith("checkpoint global_step6 is damaged: ") and "\n" not in line
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(tmp_path):
+    save(tmp_path, 4)
+    save(tmp_path, 6)
+    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
+    linked.rename(target)
+    linked.symlink_to(target)
+    assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"
+    checkpoints.delete_after(tmp_path, "mine", 4)
+    assert checkpoints.tags(tmp_path) == ["global_step4"] and not linked.is_symlink()
+    assert sorted(path.name for path in target.iterdir()) == sorted([*SHARDS, checkpoints.MANIFEST])
+
+
 FAULTS = {
     "truncated": lambda path, older: path.write_bytes(path.read_bytes()[:-1]),
     "deleted": lambda path, older: path.unlink(),

@@ -27,7 +27,10 @@ MODEL = ["--actor.model_name_or_path", "m"]
     ("argv", "line"),
     [
         (["--preset", "none"], "--actor.model_name_or_path is missing"),
-        (["--run_name", "a/b"], "--run_name 'a/b'"),
+        *(
+            ([f"--run_name={name}"], "names folders: use letters, digits and . _ + - only, not only dots")
+            for name in ("a/b", ".", "..", "...", "-x", "a b", "a\n", "x" * 201, "\u6f22" * 67)
+        ),
         (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1 does not work: OpenRLHF deletes an old checkpoint"),
         (["--ckpt.save_adapter"], "--ckpt.save_adapter needs adapters; give --ds.lora.rank"),

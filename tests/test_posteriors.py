@@ -10,7 +10,7 @@ import pytest
 from store_invariants import check
 
 from openrlhf_dbb import Posteriors, estimators
-from openrlhf_dbb.core.step import StepExtras
+from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.storage import StoreError, open_store
 
@@ -179,17 +179,74 @@ BAD = [
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
+    (("1", *group(0, [1])), "step is '1'; give a whole number"),
+    ((1, [None], ["2"], [1]), "prompts hold None, which is no text"),
+    ((1, ["1+1="], [2], [1]), "labels hold 2, which is no text"),
+    *(
+        ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
+        for values in (["1", "0"], [1j, 0], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
+    ),
+    *(
+        ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
+        for name, values, message in (
+            ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
+            ("tokens", ["a", 2], "tokens = .* holds other"),
+            ("trained", [2, 1], "trained holds 2; give numbers from 0 to 1"),
+            ("inclusion", [1, 1.5], "inclusion holds 1.5"),
+            ("weights", [math.nan, 1], "weights holds nan"),
+            ("skipped", "1", "skipped is '1'"),
+            ("replayed", ("a", 1), "replayed is 'a'"),
+            ("responses", Responses(["a", 1]), "response texts hold 1"),
+            ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
+            ("probes", Probes([("1+1=", "2")], [["x"]]), "the probes' scores = .* holds other"),
+            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD, ids=[case[1][:30] for case in BAD])
 def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message):
     url = new_url("sqlite")
+    options = arguments[4] if len(arguments) > 4 else {}
     with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
         with pytest.raises(ValueError, match=message):
-            posteriors.observe(*arguments)
+            posteriors.observe(*arguments[:4], **options)
         assert posteriors.observe(1, *group(0, [1, 1, 1, 1])).mean.tolist() == [0.9] * 4
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
+
+
+@pytest.mark.parametrize("estimator", ["gaussian", "point"])
+def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
+    with Posteriors.create(url, "demo", *DATA, estimator=estimator) as posteriors:
+        with pytest.raises(ValueError, match=r"step 1 is refused: .* prompt 1 is .*inf.* must be finite"):
+            posteriors.observe(1, *group(0, [1e308] * 4))
+        again = posteriors.observe(1, *group(0, [1, 2]))
+    with Posteriors.create(url, "other", *DATA, estimator=estimator) as other:
+        assert other.observe(1, *group(0, [1, 2])).advantages.tolist() == again.advantages.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": [], "labels": []}, "there are no prompts"),
+        ({"labels": [2, 4, 6]}, "labels hold 2, which is no text"),
+        ({"labels": ["2"]}, "there are 3 prompts and 1 labels"),
+        ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
+        ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
+        ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
+        ({"run_name": 5}, "the run's name 5 is empty, not printable"),
+        ({"model": None}, "None is stored as text"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "demo", *DATA) as demo:
+        demo.observe(1, *group(0, [1]))
+    with pytest.raises((ValueError, StoreError), match=message):
+        Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
+    with open_store(url) as store:
+        assert [run.name for run in store.runs()] == ["demo"]
 
 
 def test_a_run_of_another_version_is_not_resumed(store):

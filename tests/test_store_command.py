@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.watch.api import Api
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
@@ -252,7 +253,7 @@ def test_compare_of_runs_without_evaluations(store, fill, capsys):
 def _owner(store, host, pid, heartbeat):
     with store.database.transaction(write=True) as connection:
         connection.execute(
-            text("UPDATE dbb_run SET owner_host = :host, owner_pid = :pid, owner_started = NULL, heartbeat_at = :at"),
+            text("UPDATE dbb_run SET owner_host = :host, owner_pid = :pid, heartbeat_at = :at"),
             {"host": host, "pid": pid, "at": heartbeat},
         )
 
@@ -347,6 +348,44 @@ def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
     missing = tmp_path / "missing.db"
     assert f"there is no store at {missing};" in refused(capsys, "runs", "--store.url", f"sqlite:///{missing}")
     assert not missing.exists()
+
+
+EDITS = {
+    **{f"dbb_run {name}": value for name, value in (("parameters", "{"), ("config", "null"), ("state_fields", "[1]"),
+                                                    ("created_at", "yesterday"), ("heartbeat_at", ""), ("status", "x"),
+                                                    ("last_step", "two"), ("parent_uuid", "x"))},
+    **{f"dbb_step {name}": value for name, value in (("shared", '{"c": "x"}'), ("created_at", "x"), ("metrics", "["),
+                                                     ("zero_variance", "x"))},
+    **{f"dbb_history {name}": "x" for name in ("alpha", "mean", "rollouts")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_row_edited_by_hand_is_named_and_hides_no_other_run(open_new, fill, capsys, caplog, tmp_path, edit):
+    store = open_new("sqlite")
+    for name in ("good", "bad"):
+        evaluated(store, fill, name, {2: [1, 2, 3, 4, 0, 0]})
+    table, column = edit.split()
+    with store.database.transaction(write=True) as connection:
+        connection.execute(text(f"UPDATE {table} SET {column} = :value WHERE run_id = 2"), {"value": EDITS[edit]})
+    assert "good" in printed(capsys, store, "runs")[0]
+    api = Api(store, live=True)
+    api.refresh()
+    assert "good" in [run.record.name for run in api.runs]
+    told = [] if table == "dbb_history" else [record.getMessage() for record in caplog.records]
+    for command in (
+        "show bad",
+        "history",
+        "compare good bad",
+        f"report bad -o {tmp_path}/report.html",
+        "lab replay bad",
+    ):
+        words = ["history", "prompt 1", "bad"] if command == "history" else command.split()
+        code, output = main([*words, "--store.url", store.url]), capsys.readouterr()
+        assert code == 0 or output.err.count("\n") == 1
+        told += [output.err] * (code != 0)
+    names = {"dbb_history": "posterior", "dbb_step": "dbb_step", "dbb_run": "dbb_run"}
+    assert any(names[table] in line and column in line and ("'bad'" in line or "run 2" in line) for line in told)
 
 
 def test_a_closed_pipe_ends_a_command_quietly(open_new, fill):

@@ -1,8 +1,12 @@
 """An outage that passes loses nothing; a reader never sees half a step."""
 
+import contextlib
 import logging
+import os
+import shutil
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
@@ -101,6 +105,63 @@ def test_the_connection_killed_before_each_statement_of_a_step(open_new, fill):
     assert step > 5
     countdown[0] = 0
     fill.check_trained(store, run, ids, step)
+
+
+def _rename_folder(path):
+    path.parent.rename(path.parent.with_name("renamed"))
+
+
+LOSSES = {
+    "deleted": lambda path: [Path(f"{path}{end}").unlink() for end in ("", "-wal", "-shm")],
+    "WAL deleted": lambda path: Path(f"{path}-wal").unlink(),
+    "index deleted": lambda path: Path(f"{path}-shm").unlink(),
+    "moved": lambda path: path.rename(path.with_name("b.db")),
+    "folder renamed": _rename_folder,
+    "replaced": lambda path: shutil.copy(path, path.with_name("b.db")).replace(path),
+    "emptied": lambda path: os.truncate(path, 0),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "an older copy over it": lambda path: shutil.copyfile(path.with_name("older.db"), path),
+    "another store over it": lambda path: shutil.copyfile(path.with_name("other.db"), path),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_sqlite_file_ends_the_run_in_one_line(tmp_path, fill, loss):
+    path = tmp_path / "runs" / "a.db"
+    path.parent.mkdir()
+    with open_store(f"{path.parent}/other.db") as other:
+        fill.train(fill.run(other), fill.prompts(other, 50), range(1, 10))
+    with open_store(str(path)) as store, open_store(str(path)) as reader:
+        run, ids = fill.run(store), fill.prompts(store, 20)
+        for steps, copy in (([1, 2], "older.db"), ([3, 4], "newer.db")):
+            fill.train(run, ids, steps)
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            shutil.copy(path, path.with_name(copy))
+        run.record_checkpoint(4, "tag")
+        assert reader.query("SELECT last_step FROM runs") == [(4,)]
+        rows = fill.rows(run, ids, fill.successes(5, 20))
+        LOSSES[loss](path)
+        for call in (lambda: run.record_step(5, rows), run.finish):
+            with pytest.raises(StoreError, match=r"resume|load the posteriors again") as refusal:
+                call()
+            assert "\n" not in str(refusal.value)
+        if not loss.endswith(("it", "emptied", "truncated")):
+            with pytest.raises(StoreError, match="was deleted, moved or replaced while it was open"):
+                reader.query("SELECT last_step FROM runs")
+
+
+def test_other_writers_of_a_sqlite_file_are_no_damage(tmp_path, fill):
+    with open_store(f"{tmp_path}/a.db") as one, open_store(f"{tmp_path}/a.db") as two:
+        runs = [fill.run(store, name) for store, name in ((one, "one"), (two, "two"))]
+        ids = fill.prompts(one, 100)
+        for step in range(1, 60):  # beyond a checkpoint of the WAL, which is due after 1,000 pages
+            for run in runs:
+                fill.train(run, ids, [step])
+        os.utime(tmp_path / "a.db")
+        for run, store in zip(runs, (one, two), strict=True):
+            run.finish()
+            fill.check_trained(store, run, ids, 59)
 
 
 def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, caplog, monkeypatch):

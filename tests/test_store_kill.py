@@ -171,7 +171,7 @@ def states_at_every_boundary(template, new_url, kind, action, fill, look):
         (take_step, 1, "sqlite", 10),
         (take_step, 1, "postgresql", 15),
         (resume, 2, "sqlite", 20),
-        (resume, 1, "postgresql", 30),
+        (resume, 2, "postgresql", 30),
         (warm_start, 1, "sqlite", 8),
         (warm_start, 1, "postgresql", 8),
         (warm_start_from_another_database, 1, "sqlite", 8),

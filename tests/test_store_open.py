@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import inspect
@@ -116,9 +117,26 @@ def test_the_name_of_a_file_is_enough_for_sqlite(tmp_path, monkeypatch):
         assert store.location == str(tmp_path / "runs.db")
 
 
+@pytest.mark.parametrize("folder", ["what?", "per%20cent", "a#b", "a b", "\u00fc\u6f22", "%3F", "mode?a=b&c", "x@y:z"])
+def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monkeypatch, folder):
+    inside = tmp_path / folder
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    for name in ("sqlite:///a.db", "a.db", f"{inside}/a.db", f"sqlite:///{quote(str(inside))}/a.db"):
+        with open_store(name) as store:
+            assert store.location == str(inside / "a.db")
+        with open_store(store.url, create=False) as again:
+            assert again.location == store.location
+    assert {path.name for path in tmp_path.rglob("*")} == {folder, "a.db"}
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
+        ("sqlite:////tmp/what?/a.db", "holds a [?]: write %3F for one in a file's path"),
+        ("sqlite:///a.db?mode=ro", "holds a [?]: write %3F"),
+        ("sqlite:///a%00.db", "a SQLite store is one file"),
+        ("sqlite://host/a.db", "not a supported database"),
         ("runs", "the store URL cannot be parsed; it is not shown, .*; write the name of a file"),
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),

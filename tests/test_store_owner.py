@@ -1,6 +1,7 @@
 """Who may write a run: fence, take-over, release, finish; how runs are found."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -98,30 +99,41 @@ def _pretend(store, **columns):
         connection.execute(text(f"UPDATE dbb_run SET {assignments}"), columns)
 
 
-def test_an_owner_on_another_host_must_be_taken_over(store, fill):
-    run_id = fill.run(store).record.run_id
-    _pretend(store, owner_host="elsewhere", owner_pid=42)
-    with pytest.raises(StoreError, match=r"owned by process 42 on elsewhere, last heard of at 20.*take the run over"):
-        store.claim_run(run_id)
-    store.claim_run(run_id, take_over=True)
+@pytest.mark.parametrize(
+    ("host", "replaced"), [("elsewhere", 0), (socket.gethostname(), 1), (socket.gethostname(), 2)],
+    ids=["host", "boot", "PID namespace"],
+)  # fmt: skip
+def test_an_owner_in_another_place_must_be_taken_over(store, fill, host, replaced):
+    """Two machines may share a host name, and so may two containers; neither knows the other's processes."""
+    record = fill.run(store).record
+    place = record.owner.started.split("@")
+    place[replaced] = "another"
+    _pretend(store, owner_host=host, owner_pid=2**22 + 1, owner_started="@".join(place))
+    message = rf"owned by process {2**22 + 1} on {host}, last .* \(another host, boot or container\).*take_over"
+    for claim in (lambda: store.claim_run(record.run_id), lambda: store.delete_run(record)):
+        with pytest.raises(StoreError, match=message):
+            claim()
+    store.claim_run(record.run_id, take_over=True)
     [(kind, detail)] = store.query("SELECT kind, detail FROM dbb_event")
     assert kind == "take_over"
-    assert '"from": {"host": "elsewhere", "pid": 42}' in detail
+    assert f'"from": {{"host": "{host}", "pid": {2**22 + 1}}}' in detail
 
 
 def test_a_process_id_given_out_again_is_not_the_owner(store, fill):
     run_id = fill.run(store).record.run_id
-    parent = os.getppid()  # lives, but started at another time
-    _pretend(store, owner_pid=parent, owner_started="1@another-boot")
+    started = store.runs()[0].owner.started.partition("@")[2]
+    _pretend(store, owner_pid=os.getppid(), owner_started=f"1@{started}")  # lives, but started at another time
     store.claim_run(run_id, wait_s=0)
 
 
 def test_a_released_run_is_free_for_every_host(store, fill):
     run = fill.run(store)
     run.release()
+    assert store.query("SELECT status FROM runs") == [("stale",)]
     with pytest.raises(StoreError, match="'run' was released; claim it again"):
         fill.step(run, 1, fill.prompts(store, 1), [1])
     again = store.claim_run(run.record.run_id, wait_s=0)
+    assert store.query("SELECT status FROM runs") == [("running",)]
     fill.step(again, 1, fill.prompts(store, 1), [1])
 
 
@@ -187,17 +199,36 @@ def test_a_store_belongs_to_its_process(store):
         assert f"was opened in process {os.getpid()}; open it again in this process" in pipe.read()
 
 
-@pytest.mark.parametrize("elsewhere", [owner.Owner("another-host", 1, None), owner.NOBODY])
-def test_an_owner_that_cannot_be_looked_up_is_judged_by_its_silence(elsewhere):
+def test_an_owner_that_cannot_be_looked_up_is_judged_by_its_silence():
+    elsewhere = owner.Owner("another-host", 1, None)
     assert not owner.has_ended(elsewhere, silent_s=3_599)
     assert owner.has_ended(elsewhere, silent_s=3_601)
+    assert owner.has_ended(owner.NOBODY, silent_s=0)
 
 
-def test_a_run_without_steps_can_be_discarded_and_its_name_used_again(store, fill):
-    fill.run(store, "again").discard()
-    assert store.runs() == []
+def test_a_run_that_never_trained_leaves_its_name_to_the_next(store, fill):
+    ids = fill.prompts(store, 1)
+    fill.run(store, "again").release()  # its start failed
     run = fill.run(store, "again")
-    fill.step(run, 1, fill.prompts(store, 1), [4])
-    with pytest.raises(StoreError, match="is at step 1; only a new run can be deleted"):
-        run.discard()
-    assert [kept.name for kept in store.runs()] == ["again"]
+    run.record_evaluation(0, "training", [fill.evaluation(ids, [4])], model="", config={})
+    run.release()
+    with pytest.raises(StoreError, match="there is a run named 'again'"):
+        fill.run(store, "again")
+    assert [kept.uuid for kept in store.runs()] == [run.record.uuid]
+
+
+def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill, dump):
+    source = fill.run(store, "source")
+    ids = fill.prompts(store, 2)
+    fill.step(source, 1, ids, [4, 1])
+    before = dump(store)
+    run = fill.run(store)
+    run.warm_start(store, source.record, ids)
+    fill.step(run, 1, ids, [1, 2], kept=fill.rollouts(ids, [1, 2]), probes=fill.probes(ids, [8, 8], [1, 2]))
+    run.record_checkpoint(1, "tag")
+    run.record_evaluation(1, "training", [fill.evaluation(ids, [4, 4])], model="", config={})
+    run.finish()
+    store.delete_run(run.record)
+    assert dump(store) == before
+    with pytest.raises(StoreError, match="'run' is no longer in"):
+        store.delete_run(run.record)

@@ -12,13 +12,12 @@ stays on disk until a checkpoint at or after the step of its successor is whole.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError
@@ -49,10 +48,11 @@ class Best:
 
 def read(folder: Path) -> Best | None:
     """Return the ``best.json`` of a folder; None if there is no whole model."""
-    try:
-        return Best(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    values = checkpoints.read_json(folder / FILE)
+    kinds: dict[str, Any] = {"run": str, "step": int, "measure": str, "value": (int, float), "evaluated": list}
+    if values.keys() != kinds.keys() or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
         return None
+    return Best(**values)
 
 
 class BestModel:
@@ -81,7 +81,7 @@ class BestModel:
 
     def begin(self) -> Path:
         """Return an empty folder to save the model into."""
-        shutil.rmtree(self.unfinished, ignore_errors=True)
+        checkpoints.remove(self.unfinished, FILE)
         self.unfinished.mkdir(parents=True)
         return self.unfinished
 
@@ -99,7 +99,7 @@ class BestModel:
                 os.fsync(file.fileno())
         checkpoints.write_json(self.unfinished / FILE, asdict(best))
         target = self._folder_of(best)
-        shutil.rmtree(target, ignore_errors=True)
+        checkpoints.remove(target, FILE)
         self.unfinished.rename(target)
         checkpoints.flush_folders([target, self.folder])
         self._link_to(best)
@@ -125,8 +125,8 @@ class BestModel:
         for path in self.folder.glob("step*"):
             undone = read(path)
             if undone is not None and undone.run == self.run and undone.step > step:
-                _delete(path)
-        shutil.rmtree(self.unfinished, ignore_errors=True)
+                checkpoints.remove(path, FILE)
+        checkpoints.remove(self.unfinished, FILE)
 
     def _folder_of(self, best: Best) -> Path:
         return self.folder / f"step{best.step}-{best.run[:8]}"
@@ -146,16 +146,11 @@ class BestModel:
         elif read(self.link) is None:
             raise RunError(f"{self.link} is in the way of the link to the run's best model; move it elsewhere")
         else:
-            _delete(self.link)  # a copy of the run's folder that has followed the link
+            checkpoints.remove(self.link, FILE)  # a copy of the run's folder that has followed the link
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""
         kept = {self._folder_of(best) for best in (self.newest(), self.newest(self._resumable)) if best is not None}
         for path in self.folder.glob("step*"):
             if kept and path not in kept:
-                _delete(path)
-
-
-def _delete(folder: Path) -> None:
-    (folder / FILE).unlink(missing_ok=True)  # first, so that a part of a model never counts as one
-    shutil.rmtree(folder)
+                checkpoints.remove(path, FILE)

@@ -190,20 +190,38 @@ def delete_stale(folder: Path) -> None:
 
 def delete(folder: Path, tag: str) -> None:
     """Delete a checkpoint, or what a kill has left of it."""
-    checkpoint = actor_folder(folder, tag)
-    if checkpoint.is_dir():
-        # Without its manifest a checkpoint does not count, even if a kill leaves half of the other files.
-        (checkpoint / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(checkpoint)
+    remove(actor_folder(folder, tag), MANIFEST)
+
+
+def remove(folder: Path, written_last: str) -> None:
+    """Delete a folder, or a link to a folder but nothing in there; nothing is done if there is none."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        # Without this file the folder does not count, even if a kill leaves half of the other files.
+        (folder / written_last).unlink(missing_ok=True)
+        shutil.rmtree(folder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty if it cannot be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def _manifest(folder: Path, tag: str) -> dict[str, Any]:
-    """Return the manifest; empty if it cannot be read."""
-    try:
-        manifest = json.loads((actor_folder(folder, tag) / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return manifest if isinstance(manifest, dict) else {}
+    return read_json(actor_folder(folder, tag) / MANIFEST)
+
+
+def _is_listing(files: Any) -> bool:
+    """Return whether the files of a manifest are as :func:`complete` wrote them."""
+    return bool(files and isinstance(files, dict)) and all(
+        isinstance(saved, dict) and isinstance(saved.get("bytes"), int) and isinstance(saved.get("digest"), str)
+        for saved in files.values()
+    )
 
 
 def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
@@ -211,7 +229,8 @@ def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
     if not is_finished(folder, tag):
         return f"was not finished ({MANIFEST} is missing)"
     manifest = _manifest(folder, tag)
-    if manifest.keys() != {"run", "step", "files"} or manifest["step"] != step_of(tag):
+    written = manifest.keys() == {"run", "step", "files"} and _is_listing(manifest["files"])
+    if not written or manifest["step"] != step_of(tag):
         return f"is damaged: its {MANIFEST} is not what was written"
     if manifest["run"] != run:
         return f"belongs to another run ({manifest['run']})"
@@ -235,7 +254,7 @@ def _file_fault(path: Path, saved: Mapping[str, Any]) -> str | None:
 
 
 def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
+    return path.stat().st_size if os.path.isfile(path) else None  # False for any name, unlike path.is_file()
 
 
 def _digest(file: BinaryIO) -> str:

@@ -83,6 +83,7 @@ class Posteriors:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
         self._state_lock = threading.Lock()  # generation ahead of the training reads the state in another thread
+        self._state: State = {}
         self._load()
 
     @classmethod
@@ -125,15 +126,15 @@ class Posteriors:
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        name = estimator if isinstance(estimator, str) else _registered_name(estimator)
-        estimator = as_estimator(estimator, parameters)
+        _check_data(prompts, labels)
+        name, estimator = estimator, as_estimator(estimator, parameters)
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
             run = opened.create_run(
                 _free_name(opened, run_name) if if_exists == "new" else run_name,
-                estimator=name,
+                estimator=name if isinstance(name, str) else _registered_name(estimator),
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
@@ -144,7 +145,7 @@ class Posteriors:
                 config=config or {},
                 method=method,
             )
-            undo.callback(run.discard)  # a later resume must not find a run that never began
+            undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:
@@ -176,10 +177,12 @@ class Posteriors:
             take_over: continue a run whose owner is on another machine and known to be dead.
 
         Raises:
-            ValueError: the run's estimator is not installed, or its stored state is of another version.
+            ValueError: the run's estimator is not installed, its stored state is of another version, or there are no
+                prompts.
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
+        _check_data(prompts, labels)
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -193,7 +196,7 @@ class Posteriors:
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
             if step is not None:
-                run.roll_back(step)
+                run.roll_back(steps.whole("step", step))
             posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
             undo.pop_all()
         return posteriors
@@ -204,6 +207,7 @@ class Posteriors:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @np.errstate(over="ignore", invalid="ignore")  # refused at the end
     def observe(
         self,
         step: int,
@@ -233,32 +237,41 @@ class Posteriors:
             extras: token counts, generated texts and other things that only some trainers have.
 
         Raises:
-            ValueError: the step is not the next one, the columns have different lengths, a prompt or the form is
-                unknown, the estimator cannot serve the form or a score, or no rollout was verified. Nothing has
-                changed then.
+            ValueError: the step is not the next one, the columns have different lengths, a value is no number or no
+                text, a sum is not finite, a prompt or the form is unknown, the estimator cannot serve the form or a
+                score, or no rollout was verified. Nothing has changed then.
         """
         self.settle()
+        step = steps.whole("step", step)
         self._check_step(step)
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
         advantage_form = self._form(form)
 
-        estimate, rows = self._update(step, rollouts, groups, advantage_form)
-        try:
-            scored = steps.score(rollouts, groups, estimate, advantage_form)
-        except ValueError:
-            self._load()  # the form refuses what the estimator has taken
-            raise
-        scored.metrics.update({"rollout/skipped": float(extras.skipped)} | self._run_wide() | _lags(step, rollouts))
-
+        # The estimator changes a copy, since whatever is refused below must change nothing.
+        state = self._state | {field: self._state[field].copy() for field in self.estimator.state_fields}
+        estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
+        scored = steps.score(rollouts, groups, estimate, advantage_form)
         ids_P = self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
+        skipped = {"rollout/skipped": float(rows.usage.skipped)}
+        scored.metrics.update(skipped | self._run_wide(state) | _lags(step, rollouts))
         if extras.probes is not None and probed_Q is not None:
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
         if extras.responses is not None:
             rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
+        try:
+            rows = rows.checked(len(self.estimator.state_fields))
+        except storage.StoreError as error:
+            raise ValueError(f"step {step} is refused: {error}") from None
+        if not np.isfinite(scored.advantages).all():
+            raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
+        with self._state_lock:
+            self._state = state
+        at_V = groups.prompts_V
+        self._known[at_V], self._visited_at[at_V], self.step = True, step, step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         return scored
 
@@ -280,7 +293,7 @@ class Posteriors:
                 that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
         """
         self.settle()
-        self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
+        self._writing = self._writer.submit(self.run.record_metrics, steps.whole("step", step), dict(metrics))
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -291,12 +304,12 @@ class Posteriors:
     def checkpoint(self, step: int, tag: str) -> None:
         """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved."""
         self.settle()
-        self.run.record_checkpoint(step, tag)
+        self.run.record_checkpoint(steps.whole("step", step), tag)
 
     def roll_back(self, step: int) -> None:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step."""
         self.settle()
-        self.run.roll_back(step)
+        self.run.roll_back(steps.whole("step", step))
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
@@ -306,7 +319,7 @@ class Posteriors:
             unused_rollouts: rollouts that were generated after the last step and belong to no step.
         """
         self.settle()
-        self.run.finish(unused_rollouts)
+        self.run.finish(steps.whole("unused_rollouts", unused_rollouts))
 
     def close(self) -> None:
         """Wait for the last step and close the store if this object opened it. The run can be resumed."""
@@ -324,7 +337,7 @@ class Posteriors:
         shared = initial | (self.run.load_shared() or {})
         self._known, self._visited_at = table.step >= 0, table.step.copy()
         self.step = self.run.record.last_step
-        self._state: State = {
+        self._state = {
             field: np.where(self._known, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
@@ -348,7 +361,7 @@ class Posteriors:
             ) from None
 
     def _form(self, name: str) -> Form:
-        form = FORMS.build(name)
+        form = FORMS.build(str(name))
         if form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
                 f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
@@ -357,11 +370,11 @@ class Posteriors:
         return form
 
     def _update(
-        self, step: int, rollouts: Rollouts, groups: Groups, form: Form
+        self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
     ) -> tuple[estimators.Estimate, storage.StepRows]:
-        """Update the state; return the estimates of the step's V prompts and the rows that store the change."""
+        """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
         at_V = groups.prompts_V
-        previous_state = self._columns(at_V)
+        previous_state = self._columns(state, at_V)
         previous_state[~self._known[at_V]] = np.nan  # undoing a first visit deletes the posterior
         previous_step = self._visited_at[at_V]
         scores_V_G = groups.matrix(rollouts.scores)
@@ -375,37 +388,34 @@ class Posteriors:
             for values_R in (rollouts.drift, rollouts.inclusion)
         )
         try:
-            with self._state_lock:
-                estimate = self.estimator.observe_at(
-                    self._state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
-                )
+            estimate = self.estimator.observe_at(
+                state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
+            )
         except RewardSupportError as error:
             raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
-        # Only now, since a score that the estimator refuses must change nothing.
-        self._known[at_V], self._visited_at[at_V], self.step = True, step, step
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
             successes=np.nansum(scores_V_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._columns(at_V),
+            state=self._columns(state, at_V),
             previous_state=previous_state,
             previous_step=previous_step,
-            shared={field: self._state[field] for field in self.estimator.shared_fields},
+            shared={field: state[field] for field in self.estimator.shared_fields},
             policy_version=None if versions_R is None else step - 1 - lag_V,
             inclusion=inclusion_V,
         )
         return estimate, rows
 
-    def _columns(self, at_V: Positions) -> Floats:
+    def _columns(self, state: State, at_V: Positions) -> Floats:
         """Return the state of some prompts as the store keeps it, a column for each state field."""
         fields = self.estimator.state_fields
-        return np.column_stack([self._state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
+        return np.column_stack([state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
 
-    def _run_wide(self) -> dict[str, float]:
+    def _run_wide(self, state: State) -> dict[str, float]:
         """Return the estimator's run-wide numbers for the log."""
-        shared = {field: self._state[field] for field in self.estimator.shared_fields}
+        shared = {field: state[field] for field in self.estimator.shared_fields}
         return {f"estimator/{field}": float(values[0]) for field, values in shared.items() if len(values) == 1}
 
     def _explain(self, error: RewardSupportError, text: str) -> str:
@@ -419,9 +429,16 @@ def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any]
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
         return estimators.build(estimator, **(parameters or {}))
+    if not isinstance(estimator, RewardEstimator):
+        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:
         raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
     return estimator
+
+
+def _check_data(prompts: Sequence[str], labels: Sequence[str]) -> None:
+    if not steps.keys_of(prompts, labels):
+        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:

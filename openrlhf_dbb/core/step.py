@@ -7,8 +7,10 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -120,40 +122,78 @@ class Rollouts:
         """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays.
 
         Raises:
-            ValueError: the columns have different lengths, or no rollout was verified.
+            ValueError: the columns have different lengths or other values than numbers and texts, or no rollout was
+                verified.
         """
-        size = len(prompts)
+        keys, size = keys_of(prompts, labels), len(prompts)
 
-        def optional(name: str) -> Floats | None:
+        def optional(name: str, highest: float = np.inf) -> Floats | None:
             values = getattr(extras, name)
-            return None if values is None else _column(name, values, size)
+            return None if values is None else _column(name, values, size, (0, highest))
 
-        _column("labels", labels, size, object)
         if extras.responses is not None and not callable(extras.responses.texts):
-            _column("response texts", extras.responses.texts, size, object)
+            keys_of(prompts, extras.responses.texts, "response texts")
         rewards_R = _column("rewards", rewards, size)
         scores_R = rewards_R if scores is None else _column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
+        tokens_R, trained_R = optional("tokens", 2**62), optional("trained", 1)
         return cls(
-            prompts=list(zip(prompts, labels, strict=True)),
+            prompts=keys,
             rewards=np.where(missing_R, np.nan, rewards_R),
             scores=np.where(missing_R, np.nan, scores_R),
-            tokens=_column("tokens", np.zeros(size) if extras.tokens is None else extras.tokens, size, np.int64),
-            trained=_column("trained", np.ones(size) if extras.trained is None else extras.trained, size, np.bool_),
+            tokens=np.zeros(size, dtype=np.int64) if tokens_R is None else tokens_R.astype(np.int64),
+            trained=np.ones(size, dtype=np.bool_) if trained_R is None else trained_R.astype(np.bool_),
             policy_versions=optional("policy_versions"),
-            inclusion=optional("inclusion"),
+            inclusion=optional("inclusion", 1),
             weights=optional("weights"),
             drift=optional("drift"),
         )
 
 
-def _column(name: str, values: ArrayLike, size: int, dtype: type = np.float64) -> NDArray[Any]:
-    column: NDArray[Any] = np.asarray(values, dtype=dtype)  # None becomes NaN
+def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
+    """Return prompts with their labels; raise ValueError if their numbers differ, or one is no text."""
+    if len(prompts) != len(labels):
+        raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
+    for of, texts in (("prompts", prompts), (name, labels)):
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"{of} hold {text!r:.80}, which is no text; pass a str")
+    return list(zip(prompts, labels, strict=True))
+
+
+def numbers(name: str, values: Any) -> Floats:
+    """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and all(value is None or isinstance(value, Real) for value in array.ravel()):
+            array = array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        array = np.array(None)
+    if array.dtype.kind not in "biuf" or np.isinf(array).any():
+        found = " ".join(repr(values).split())
+        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+    return array.astype(np.float64)
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number as an int; raise ValueError for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r:.80}; give a whole number") from None
+
+
+def _column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
+    """Return a column of numbers; those of an interval are never missing."""
+    column = numbers(name, values)
     if column.shape != (size,):
         raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
+    wrong = ~((column >= within[0]) & (column <= within[1])) if within else np.zeros(size, dtype=bool)
+    if within and wrong.any():
+        raise ValueError(f"{name} holds {column[wrong][0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return column
 
 
@@ -278,6 +318,7 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
+    replayed, replayed_tokens = extras.replayed
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
@@ -286,9 +327,9 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        replayed=extras.replayed[0],
-        replayed_tokens=extras.replayed[1],
-        skipped=extras.skipped,
+        replayed=whole("replayed", replayed),
+        replayed_tokens=whole("replayed", replayed_tokens),
+        skipped=whole("skipped", extras.skipped),
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),
     )
@@ -335,7 +376,7 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
         >>> rows_to_keep([("a", ""), ("b", ""), ("a", ""), ("b", "")], 1, 3).tolist()
         [0, 1, 3]
     """
-    if keep is None or keep >= len(prompts):
+    if keep is None or whole("keep", keep) >= len(prompts):
         return np.arange(len(prompts))
     # Hashes, not random numbers: a resume and another database must choose the same rows.
     rows_of: dict[Key, list[int]] = {}
@@ -374,14 +415,19 @@ def measure(
     Returns:
         The probes to store: those with a score and an estimate; and the mean squared errors for the log.
     """
-    usable_Q = np.isin(positions_Q, groups.prompts_V) & ~np.isnan(probes.scores_Q_M).all(axis=1)
-    at_Q, scores_Q_M = np.searchsorted(groups.prompts_V, positions_Q[usable_Q]), probes.scores_Q_M[usable_Q]
+    scores_Q_M = numbers("the probes' scores", probes.scores_Q_M)
+    if scores_Q_M.ndim != 2 or len(scores_Q_M) != len(positions_Q):
+        raise ValueError(f"the probes' scores have shape {scores_Q_M.shape}; pass a row for each probed prompt")
+    usable_Q = np.isin(positions_Q, groups.prompts_V) & ~np.isnan(scores_Q_M).all(axis=1)
+    at_Q, scores_Q_M = np.searchsorted(groups.prompts_V, positions_Q[usable_Q]), scores_Q_M[usable_Q]
     measured = storage.ProbeRows(
         prompt_ids=rows.prompt_ids[at_Q],
         samples=np.sum(~np.isnan(scores_Q_M), axis=1),
         successes=np.nansum(scores_Q_M, axis=1),
-        squares=np.nansum(scores_Q_M**2, axis=1),
+        squares=np.nansum(np.square(scores_Q_M), axis=1),
     )
+    if not np.isfinite(measured.squares).all():
+        raise ValueError("the sum of a probe's squared scores is not finite; use smaller scores")
     metrics = {"probe/groups": float(len(at_Q))}
     if (measured.samples >= 2).any():  # the noise of a single sample is unknown
         for name, estimates_V in (("probe/mse", rows.mean), ("probe/mse_point", rows.successes / rows.rollouts)):

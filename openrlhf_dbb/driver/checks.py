@@ -19,6 +19,7 @@ from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda
 
 _FORM = "algo.advantage.estimator"
+_LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
 
 
 def check(settings: Settings) -> None:
@@ -53,8 +54,12 @@ def _check_run(settings: Settings) -> None:
     for flag in ("actor.model_name_or_path", "data.prompt_dataset"):
         if not attrgetter(flag)(args):
             raise UsageError(f"--{flag} is missing; name one, or leave out --preset none to start from a preset")
-    if not re.fullmatch(r"[\w.+-]+", settings.run_name):
-        raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")
+    name = settings.run_name
+    if not re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]*", name) or len(name.encode(errors="replace")) > _LONGEST_NAME:
+        raise UsageError(
+            f"--run_name {name!r:.300} names folders: use letters, digits and . _ + - only, not only dots, no - at the "
+            f"start, and at most {_LONGEST_NAME} bytes"
+        )
     if args.resume is not None and args.warm_start is not None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
     for flag, used, why in (

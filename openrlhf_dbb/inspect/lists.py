@@ -9,6 +9,7 @@ from typing import Any
 from openrlhf_dbb.inspect.overview import age, method, overview, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import Styled, json_text, print_table, shown
 
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
@@ -20,8 +21,13 @@ def add_commands(add: Any) -> None:
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs = store.runs()[::-1]
-    numbers = [overview(store, run) for run in runs]
+    runs, numbers = [], []
+    for run in store.runs()[::-1]:
+        try:
+            numbers.append(overview(store, run))
+            runs.append(run)
+        except BadRow as error:
+            store.report(error)
     if arguments.json:
         print(json_text(numbers))
     elif not runs:

@@ -493,14 +493,14 @@ def _step_of(folder: Path, posteriors: Posteriors) -> int:
     """Return the step of a checkpoint; refuse one that is not whole, or not of this run as it now is."""
     try:  # transformers writes this file after the model, the optimizer and the random state
         saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    except (OSError, ValueError, TypeError) as error:
+        ours = saved.stateful_callbacks.get(PosteriorState.__name__)
+        run, step = (ours["args"]["run"], int(ours["args"]["step"])) if ours is not None else ("", 0)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one") from None
-    ours = saved.stateful_callbacks.get(PosteriorState.__name__)
     if ours is None:
         raise ValueError(
             f"checkpoint {folder} was not saved by PosteriorGRPOTrainer; pass it as model, to begin with new posteriors"
         )
-    run, step = ours["args"]["run"], int(ours["args"]["step"])
     shared.check_checkpoint(posteriors, folder, run, step, _tag(saved.global_step))
     return step
 

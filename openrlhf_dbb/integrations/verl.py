@@ -320,7 +320,7 @@ class WithPosteriors(PPOTrainer):
         try:
             saved = json.loads((folder / _SAVED).read_text())
             run, step = str(saved["run"]), int(saved["step"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"checkpoint {folder} was not saved with posteriors ({error}): choose another "
                 f"+algorithm.{NAME}.run_name, and +algorithm.{NAME}.warm_start={posteriors.run.record.name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +9,8 @@ import numpy as np
 
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage.read import number_in
+from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import readable, safe, template_of
 
 _RECENT = 20  # steps, for the success rate and the time per step of the list
@@ -18,7 +19,7 @@ _SAMPLED_PROMPTS = 200
 
 # One row per run; only tables that are small or keyed by run and step are read.
 _MARKS = f"""
-    SELECT r.run_id, r.status, r.last_step, e.event, v.evaluations, v.evaluated_at,
+    SELECT r.run_id, r.status, r.last_step AS until, e.event, v.evaluations, v.evaluated_at,
            (SELECT count(s.metrics) FROM dbb_step s
             WHERE s.run_id = r.run_id AND s.step > r.last_step - {_LATE}) AS measured,
            (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
@@ -51,7 +52,11 @@ def listed(store: PosteriorStore, cached: Callable[..., Any]) -> list[Listed]:
         if run.run_id not in marks:  # begun since
             continue
         version = "-".join([run.uuid[:8], *map(str, marks[run.run_id])])
-        numbers = cached(("run", run.uuid), version, lambda run=run: _describe(store, run))
+        try:
+            numbers = cached(("run", run.uuid), version, lambda run=run: _describe(store, run))
+        except BadRow as error:
+            store.report(error)
+            continue
         written = {
             "state": state(run),
             "last_write": run.heartbeat_at,
@@ -66,7 +71,8 @@ def listed(store: PosteriorStore, cached: Callable[..., Any]) -> list[Listed]:
 def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent[:_RECENT])
-    planned = next((json.loads(row.metrics).get("plan/steps") for row in recent if row.metrics), None)
+    logged = next((row.metrics for row in recent if row.metrics), "{}")
+    planned = number_in("dbb_step", run, "metrics", logged, "plan/steps")
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
