@@ -13,7 +13,8 @@ cpu.prepare_driver()
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from openrlhf_dbb.actors.vllm_actor import RewardError, StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.errors import RunError  # noqa: E402
 
 
 class Letters:
@@ -77,6 +78,7 @@ def execute(tmp_path, source):
     [
         'return {"rewards": torch.tensor([1.0]), "scores": torch.tensor([1.0]), "extra_logs": {}}',
         'return {"rewards": [1], "scores": [True]}',
+        'return {"rewards": [torch.tensor(1.0)], "scores": None, "extra_logs": None}',
         'return {"rewards": float(queries[0] == "6*7=0")}',
     ],
 )
@@ -95,14 +97,16 @@ def test_none_means_missing_and_never_0(tmp_path, source):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("raise KeyError('gold')", "KeyError: 'gold'"),
-        ('return {"rewards": [float("nan")]}', "returned nan for prompt '6[*]7='"),
-        ('return {"rewards": ["yes"]}', "returned 'yes'"),
-        ("return None", "returned None; a dict with"),
+        (
+            "raise KeyError('gold')",
+            r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py:3\); on prompt '6[*]7='$",
+        ),
+        ("raise SystemExit", r"failed: SystemExit \(reward.py:3\); on prompt"),
+        ("return None", "^reward_func of reward.py returned None; return .*; on prompt '6[*]7='$"),
     ],
 )
 def test_anything_else_stops_the_run(tmp_path, source, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RunError, match=message):
         execute(tmp_path, source)
 
 

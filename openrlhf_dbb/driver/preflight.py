@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import presets, storage, tiny, upstream
+from openrlhf_dbb import estimators, presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
@@ -76,8 +76,10 @@ def prepare(
             for_loaders.data.apply_chat_template = True
         with upstream.quiet():
             prompts = choose(rows, for_loaders, backend, tokenizer, held_out)
-        url = (args.reward.remote_url or [""])[0]
-        warning = reward_file.check(url, prompts.texts, prompts.labels) if url.endswith(".py") else None
+        url, estimator = (args.reward.remote_url or [""])[0], None
+        if settings.estimator != NO_ESTIMATOR:
+            estimator = estimators.build(settings.estimator, **settings.parameters)
+        warning = reward_file.check(url, prompts.texts, prompts.labels, estimator) if url.endswith(".py") else None
         evaluated = _benchmarks(settings, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
