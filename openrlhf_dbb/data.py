@@ -6,15 +6,19 @@ A row that cannot be used is an error that names its file and line. Prompts that
 from __future__ import annotations
 
 import codecs
+import csv
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.errors import UsageError
@@ -22,6 +26,9 @@ from openrlhf_dbb.rewards import MATH_FILE
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _SHOWN = 5  # bad rows that an error names
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_FILES = (".json", ".jsonl", ".csv")
+"""Suffixes of the files that :func:`records` reads."""
 Places = list[tuple[str, str | None]]
 """Of each row the place in its file, such as "line 4", and why it is broken or None."""
 
@@ -98,27 +105,27 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         problems = tasks.problems(name, data.task_instruction)
         return Dataset.from_list([{data.input_key: each["prompt"], data.label_key: each["label"]} for each in problems])
     keys = [key for key in (data.input_key, data.label_key) if key is not None]
-    if Path(name).suffix in (".json", ".jsonl"):
-        # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
-        found = list(islice(_records(Path(name), source), data.max_samples))
+    rows, kinds = None, {}
+    if Path(name).suffix in TEXT_FILES:
+        found = list(islice(records(Path(name), source), data.max_samples))
         places: Places = [(place, fault) for place, _, fault in found]
-        records = [record for _, record, _ in found]
-        names = {column for record in records for column in record}
-        rows = None
+        read = [record for _, record, _ in found]
+        names = {column for record in read for column in record}
     else:
         blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
         rows = blend(name, None, backend, args.train.seed, max_count=data.max_samples, dataset_split=split)
         places = [(f"row {number}", None) for number in range(1, len(rows) + 1)]
-        names = set(rows.column_names)
+        names, kinds = set(rows.column_names), rows.features
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
-        records = rows.select_columns(sorted(tops)).to_list()
-    columns = {key: [_value(record, key) for record in records] for key in keys}
+        read = rows.select_columns(sorted(tops)).to_list()
+    columns = {key: [_value(record, key) for record in read] for key in keys}
     _check(columns, places, names, args, source)
     if data.label_key is not None:
-        columns[data.label_key] = [_label_text(label) for label in columns[data.label_key]]
+        kind = getattr(kinds.get(data.label_key), "dtype", None)
+        columns[data.label_key] = [label_text(label, kind) for label in columns[data.label_key]]
     if rows is None:
         for extra in names & {data.image_key, "datasource"}:
-            columns[extra] = [record.get(extra) for record in records]
+            columns[extra] = [record.get(extra) for record in read]
         return Dataset.from_dict(columns)
     for key in keys:
         if key not in names or key == data.label_key:
@@ -142,24 +149,38 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
     _refuse(bad, len(places), source)
 
 
-def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
-    """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
+def records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
+    """Yield the rows of a JSON lines, JSON or CSV file, with numbers as they are written there.
+
+    Yields:
+        The place ("line 4", or "row 4" of a list or a CSV file), the record, and why it is broken or None.
+
+    Raises:
+        UsageError: a list is broken, or the file is no CSV file in UTF-8.
+    """
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            try:
+                for number, record in enumerate(csv.DictReader(text, strict=True), 1):
+                    yield f"row {number}", record, "it has more fields than the header" if None in record else None
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise UsageError(f"{source} is no CSV file in UTF-8: {error}") from error
+        return
+    # A number stays as it is written: 2.50 and 1e-5 are answers, and 23 digits are too many for a column of numbers.
+    load = functools.partial(json.loads, parse_float=str, parse_int=str)
     with path.open("rb") as file:
         is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
         file.seek(0)
         if is_list:
             try:
-                rows = json.load(file)
+                yield from ((f"row {number}", *_record(row)) for number, row in enumerate(load(file.read()), 1))
             except ValueError as error:
                 raise UsageError(f"{source} is one JSON list, which is broken: {error}") from error
-            for number, row in enumerate(rows, 1):
-                yield f"row {number}", *_record(row)
             return
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
             try:
-                yield f"line {number}", *_record(json.loads(line))
+                if line.strip():
+                    yield f"line {number}", *_record(load(line))
             except ValueError as error:
                 yield f"line {number}", {}, f"broken JSON: {error}"
 
@@ -185,14 +206,55 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
         return f"its prompt is a {type(prompt).__name__}; all have to be texts, or all lists of messages"
     if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
         return "no label"
+    if isinstance(prompt, list) and (fault := _messages_fault(prompt)):
+        return fault
     if isinstance(label, (bool, list, dict)):
         return f"its label is a {type(label).__name__}; write it as text, or name a field of it, as in label.answer"
     return None
 
 
-def _label_text(label: Any) -> str:
-    """Return a label as text. A whole number has no ".0": a column of integers with gaps is one of floats."""
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+def _messages_fault(messages: list[Any]) -> str | None:
+    """Return why messages cannot be answered: all need a role and a text, and the user's come last."""
+    for number, message in enumerate(messages, 1):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in _ROLES:
+            return f"its message {number} has the role {role!r}; allowed: {', '.join(_ROLES)}"
+        text = message.get("content")
+        if not isinstance(text, str) or (role == "user" and not text.strip()):
+            return f"its message {number} has no text as content (an image is <image> in the text)"
+    if messages[-1]["role"] not in ("user", "tool"):
+        return f"its last message is of role {messages[-1]['role']}; end with the user's, which the model is to answer"
+    return None if any(message["role"] == "user" for message in messages) else "it has no message of the user"
+
+
+def label_text(label: Any, kind: str | None = None) -> str:
+    """Return a label as text; a float as the shortest decimal, without exponent, and without ".0".
+
+    Args:
+        kind: the type of its column, such as "float32"; None: unknown.
+    """
+    if isinstance(label, float):  # a column of integers with gaps is one of floats
+        number = np.float32(label) if kind == "float32" else label
+        return f"{Decimal(str(number)):f}".removesuffix(".0")
+    return str(label)
+
+
+def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:
+    """Return a warning if questions of a data set contain control tokens of the model, such as an end of turn.
+
+    Without a chat template (``applied``) a token that all prompts have is the data's own template.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    texts = [p if isinstance(p, str) else "\n".join(message["content"] for message in p) for p in prompts]
+    first: dict[int, str] = {}
+    for token in (str(token) for token in added if token.special):
+        rows = [row for row, text in enumerate(texts, 1) if token in text]
+        first |= dict.fromkeys(rows, token) if applied or len(rows) < len(texts) else {}
+    return [
+        f"{source}: {len(first)} of {len(texts)} prompts contain a control token of the model, first row {row} "
+        f"{first[row]!r}: the model does not read it as text; take it out"
+        for row in sorted(first)[:1]
+    ]
 
 
 def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:

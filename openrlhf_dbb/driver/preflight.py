@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import estimators, presets, storage, tiny, upstream
-from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
+from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -20,6 +20,7 @@ from openrlhf_dbb.evaluation import benchmarks, loading, prompting
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
+from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -56,14 +57,17 @@ def prepare(
         The complete settings, and the start; None for ``--estimator none``, which trains without a run.
     """
     args = settings.args
-    for made in (tiny, smollm2):
-        if args.actor.model_name_or_path.startswith(str(made.default_folder())):
-            made.prepare(made.default_folder())
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
-    # The rows are read before torch is imported, which takes longer.
-    rows = _loaded(TRAINING, args.data.prompt_dataset, for_loaders, backend)
-    held_out = _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend) if args.eval.dataset else None
+    # The rows are read before torch is imported, and files of one's own before a preset's model is made.
+    names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset or ""}
+    loaded = {}
+    for flag in sorted(names, key=lambda flag: str(cache("")) in names[flag]):
+        _make(names[flag])
+        loaded[flag] = _loaded(flag, names[flag], for_loaders, backend) if names[flag] else None
+    _make(args.actor.model_name_or_path)
+    rows, held_out = loaded[TRAINING], loaded[HELD_OUT]
+    asked = [] if held_out is None else held_out[args.data.input_key][:]
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
@@ -80,6 +84,13 @@ def prepare(
         if settings.estimator != NO_ESTIMATOR:
             estimator = estimators.build(settings.estimator, **settings.parameters)
         warning = reward_file.check(url, prompts.texts, prompts.labels, estimator) if url.endswith(".py") else None
+        warnings = [
+            *([warning] if warning else []),
+            *control_tokens(
+                f"--{TRAINING}", rows[args.data.input_key][:], tokenizer, for_loaders.data.apply_chat_template
+            ),
+            *control_tokens(f"--{HELD_OUT}", asked, tokenizer, for_loaders.data.apply_chat_template),
+        ]
         evaluated = _benchmarks(settings, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
@@ -95,8 +106,7 @@ def prepare(
     if resumed is not None:
         before_the_run(settings)
     notes = [*begun.notes, *(capacity.checkpoint_warnings(shape, settings.args) if shape else [])]
-    notes += [f"warning: {warning}"] if warning else []
-    asked = [] if held_out is None else held_out[args.data.input_key][:]
+    notes += [f"warning: {warning}" for warning in warnings]
     return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked)
 
 
@@ -132,6 +142,13 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     return settings
 
 
+def _make(files: str) -> None:
+    """Make the model and the data of the preset whose folder ``files`` names."""
+    for made in (tiny, smollm2):
+        if str(made.default_folder()) in files:
+            made.prepare(made.default_folder())
+
+
 def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
     """Return the model's configuration and tokenizer. Raise UsageError if there is no such model."""
     from openrlhf.utils import get_tokenizer
@@ -161,7 +178,7 @@ def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) 
     try:
         with upstream.quiet():
             return load(args, backend, flag)
-    except (DatasetsError, FileNotFoundError, ConnectionError) as error:
+    except (DatasetsError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
 
