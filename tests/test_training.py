@@ -167,7 +167,9 @@ def test_a_broken_reward_function_stops_the_run_with_one_line(train, tmp_path):
     result = train(tmp_path, "--estimator", "dbb", *SMALL, "--reward.remote_url", str(tmp_path / "broken.py"))
     assert result.returncode == 1
     [line] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: reward_func of broken.py failed: ZeroDivisionError: ") and "(broken.py:3)" in line
+    assert (
+        line.startswith("error: reward_func of broken.py failed: ZeroDivisionError: ") and "(broken.py, line 3)" in line
+    )
     assert "has not finished, it has no checkpoint yet; continue it with --resume dbb-tiny-" in result.stderr
     assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
 

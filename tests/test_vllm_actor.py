@@ -73,18 +73,10 @@ def execute(tmp_path, source):
     return groups(rewarded(tmp_path, source), Engine().generate, 1, prompts=PROMPTS[:1])[0][0]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        'return {"rewards": torch.tensor([1.0]), "scores": torch.tensor([1.0]), "extra_logs": {}}',
-        'return {"rewards": [1], "scores": [True]}',
-        'return {"rewards": [torch.tensor(1.0)], "scores": None, "extra_logs": None}',
-        'return {"rewards": float(queries[0] == "6*7=0")}',
-    ],
-)
-def test_rewards_in_the_shapes_people_return_them(tmp_path, source):
-    output = execute(tmp_path, source)
-    assert (output["reward"], output["scores"], output["extra_logs"]["missing"]) == (1.0, 1.0, 0.0)
+def test_a_reward_is_also_the_score_unless_there_is_another(tmp_path):
+    output = execute(tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}')
+    assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2, "missing": 0.0})
+    assert execute(tmp_path, 'return {"rewards": float(queries[0] == "6*7=0")}')["scores"] == 1.0
 
 
 @pytest.mark.parametrize("source", ['return {"rewards": None}', 'return {"rewards": [None], "scores": [None]}'])
@@ -99,9 +91,9 @@ def test_none_means_missing_and_never_0(tmp_path, source):
     [
         (
             "raise KeyError('gold')",
-            r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py:3\); on prompt '6[*]7='$",
+            r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$",
         ),
-        ("raise SystemExit", r"failed: SystemExit \(reward.py:3\); on prompt"),
+        ("raise SystemExit", r"failed: SystemExit \(reward.py, line 3\); on prompt"),
         ("return None", "^reward_func of reward.py returned None; return .*; on prompt '6[*]7='$"),
     ],
 )

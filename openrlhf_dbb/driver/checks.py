@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 
 from openrlhf_dbb import estimators, presets, upstream
@@ -17,6 +18,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.presets.made import cache
 
 _FORM = "algo.advantage.estimator"
 
@@ -53,6 +55,17 @@ def _check_run(settings: Settings) -> None:
     for flag in ("actor.model_name_or_path", "data.prompt_dataset"):
         if not attrgetter(flag)(args):
             raise UsageError(f"--{flag} is missing; name one, or leave out --preset none to start from a preset")
+    model = args.actor.model_name_or_path
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir():
+        raise UsageError(f"--actor.model_name_or_path {model}: there is no such folder")
+    used = settings.estimator, args.rollout.strategy
+    unread = {*estimators.available(), *strategies.available()} - {*used}
+    for flag in filter(settings.given, settings.values):
+        if flag.partition(".")[0] in unread:
+            raise UsageError(
+                "--{} is read neither by --estimator {} nor by --rollout.strategy {}; leave it out".format(flag, *used)
+            )
     if not re.fullmatch(r"[\w.+-]+", settings.run_name):
         raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")
     if args.resume is not None and args.warm_start is not None:
@@ -178,7 +191,10 @@ def _check_reward(settings: Settings, estimator: RewardEstimator) -> None:
     args = settings.args
     model, url = args.reward.model_name_or_path, args.reward.remote_url
     if not (model or url):
-        raise UsageError("--reward.remote_url is missing; name a reward, or with --preset none a reward model")
+        raise UsageError(
+            "--reward.remote_url is missing; give math_answer, exact_match, reasoning_gym, a FILE.py of yours, or a "
+            "server's http://...; or --preset none and --reward.model_name_or_path"
+        )
     if model and url:
         raise UsageError(
             f"--reward.model_name_or_path {model} is not asked where --reward.remote_url {','.join(url)} gives the "

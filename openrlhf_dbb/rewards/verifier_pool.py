@@ -175,20 +175,21 @@ def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
         return {failed: repr(error)}
 
 
-def serve(seconds: float, library: str, reply_to: Callable[..., dict[str, Any]]) -> None:
+def serve(
+    seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
+) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
     # Nobody handles the alarm, so it ends the process even within a computation in C, also after the parent's death.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.set_int_max_str_digits(0)  # the time limit bounds long numbers
     # Only replies may go into the pipe. What a library prints goes to stderr.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     importlib.import_module(library)  # before the first request, whose time it would take
     logging.disable(logging.WARNING)  # Math-Verify warns that it has no time limit
-    signal.setitimer(signal.ITIMER_REAL, 0)
     print("{}", file=replies, flush=True)
     serving = os.getpid()
     for line in sys.stdin:
